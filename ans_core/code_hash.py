@@ -1,4 +1,5 @@
-"""Code of this package -> a hash: a module and what that imports of it, without comments, docstrings and layout.
+"""Code of this package -> a hash: a module and what that imports of it, without comments, docstrings and
+layout.
 
 The hash is of tokens, which another version of Python may cut differently.
 """
@@ -19,7 +20,8 @@ from typing import Any
 
 CACHE = Path(".ans/code.json")
 """Tokens' hash and imports of every file, valid while its size and time of last change are the same."""
-# The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing until params.yaml has it.
+# The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing
+# until params.yaml has it.
 SETTINGS = Path("ans_core/config")
 LAYOUT = frozenset((tokenize.NL, tokenize.COMMENT, tokenize.ENCODING))
 MADE_BY = [sys.version, hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
@@ -45,8 +47,8 @@ class CodeHashes:
         return whole.hexdigest()[:16]
 
     def files(self, module: str) -> list[Path]:
-        """Return the files of the package that importing `module` reads, relative to the checkout, sorted; includes parents' __init__.py
-        and the package data that these modules name."""
+        """Return the files of the package that importing `module` reads, relative to the checkout, sorted;
+        includes parents' __init__.py and the package data that these modules name."""
         todo, files = [module], set[Path]()
         while todo:
             parts = todo.pop().split(".")
@@ -58,7 +60,11 @@ class CodeHashes:
                     files.add(file)
                     todo += self._facts(file)["imports"]
         files |= {file.parent / name for file in files for name in self._facts(file)["data"]}
-        return sorted(file for file in files if not file.is_relative_to(SETTINGS) and (self._root / file).stat().st_size > 0)
+        return sorted(
+            file
+            for file in files
+            if not file.is_relative_to(SETTINGS) and (self._root / file).stat().st_size > 0
+        )
 
     def _module_file(self, parts: tuple[str, ...]) -> Path | None:
         """Return the file of a dotted name, or None if the name is no module (a function, say)."""
@@ -69,7 +75,8 @@ class CodeHashes:
         return self._modules[parts]
 
     def _facts(self, file: Path) -> dict[str, Any]:
-        """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package data, `data`, that it names."""
+        """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package
+        data, `data`, that it names."""
         path, stat = self._root / file, (self._root / file).stat()
         known = self._cache.get(file.as_posix(), {})
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
@@ -84,7 +91,8 @@ class CodeHashes:
     def _save(self) -> None:
         path = self._root / CACHE
         if self._changed and path.parent.is_dir():
-            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may do the same now
+            # other processes may do the same now
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
             partial.write_text(json.dumps({"made_by": MADE_BY, "files": self._cache}), encoding="utf-8")
             partial.replace(path)
             self._changed = False
@@ -110,8 +118,8 @@ def facts(path: Path, *, package: tuple[str, ...]) -> dict[str, Any]:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the tokens of a module without comments, line breaks inside statements, and statements that are a string alone
-    (docstrings)."""
+    """Return the tokens of a module without comments, line breaks inside statements, and statements that are
+    a string alone (docstrings)."""
     kept: list[tokenize.TokenInfo] = []
     statement: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -127,7 +135,8 @@ def tokens(text: str) -> list[str]:
 
 
 def imported_names(text: str, package: tuple[str, ...]) -> set[str]:
-    """Return dotted names that a module of `package` may import, also inside functions. `from a import b` gives `a` and `a.b`."""
+    """Return dotted names that a module of `package` may import, also inside functions. `from a import b`
+    gives `a` and `a.b`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -141,7 +150,8 @@ def imported_names(text: str, package: tuple[str, ...]) -> set[str]:
 
 @functools.cache
 def package_data(folder: Path) -> frozenset[str]:
-    """Return a package's files that are not Python (word lists, templates), also in sub-folders without modules, relative to it."""
+    """Return a package's files that are not Python (word lists, templates), also in sub-folders without
+    modules, relative to it."""
     found = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
     for child in folder.iterdir():
         if child.is_dir() and child.name != "__pycache__" and not any(child.rglob("*.py")):

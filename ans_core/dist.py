@@ -28,8 +28,8 @@ LONGEST_WAIT = timedelta(days=7)
 
 
 def seed_of(*parts: object) -> int:
-    """Return a seed for anything random, a function of (run seed, step, sample, ...) alone: rank count and resuming don't change
-    results."""
+    """Return a seed for anything random, a function of (run seed, step, sample, ...) alone: rank count and
+    resuming don't change results."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
 
 
@@ -54,8 +54,9 @@ def world_size() -> int:
 
 
 def shared_sum(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Sum over all processes; each gets the same result, and a single process gets its values back. All processes must call it. `device`:
-    the model's, which NCCL needs; the result is on the device of `values`."""
+    """Sum over all processes; each gets the same result, and a single process gets its values back. All
+    processes must call it. `device`: the model's, which NCCL needs; the result is on the device of
+    `values`."""
     if world_size() == 1:
         return values
     total = values.to(device, copy=True)
@@ -78,8 +79,8 @@ def shared_mean(value: float, device: torch.device) -> float:
 
 
 def shared_means(values: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
-    """Average every name over those mappings of all processes that have it; each process gets the same result. Tensors of one value are
-    read from their device together. All processes must call it."""
+    """Average every name over those mappings of all processes that have it; each process gets the same
+    result. Tensors of one value are read from their device together. All processes must call it."""
     values = read_together(values)
     found = [values] * world_size()
     if world_size() > 1:
@@ -93,13 +94,20 @@ def shared_means(values: Sequence[Mapping[str, float | Tensor]]) -> dict[str, fl
 
 
 def read_together(values: Sequence[Mapping[str, float | Tensor]]) -> list[dict[str, float]]:
-    """Return the mappings with numbers in place of tensors of one value: however many, the host waits once for each device and dtype."""
+    """Return the mappings with numbers in place of tensors of one value: however many, the host waits once
+    for each device and dtype."""
     alike: dict[Any, list[Tensor]] = defaultdict(list)
     for value in chain.from_iterable(mapping.values() for mapping in values):
         if isinstance(value, Tensor):
             alike[value.device, value.dtype].append(value)
     numbers = {kind: iter(torch.stack(tensors).tolist()) for kind, tensors in alike.items()}
-    return [{name: next(numbers[v.device, v.dtype]) if isinstance(v, Tensor) else v for name, v in mapping.items()} for mapping in values]
+    return [
+        {
+            name: next(numbers[v.device, v.dtype]) if isinstance(v, Tensor) else v
+            for name, v in mapping.items()
+        }
+        for mapping in values
+    ]
 
 
 def own_share(items: Sequence[S], *, micro: int, micros: int) -> Sequence[S]:
@@ -115,10 +123,13 @@ def union(values: Mapping[int, T]) -> dict[int, T]:
     return {key: value for own in found for key, value in own.items()}
 
 
-def by_turns(items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Iterable[T]], *, desc: str | None = None) -> list[T]:
-    """Return what `make` makes of each item, in their order. It is called on `batch` items at a time; this process calls it on every n-th
-    batch and gets the rest from the others. Which items share a batch does not depend on the number of processes. All processes must call
-    it with the same items; each gets the same results, which must pickle. desc: of the first process's progress bar; None shows none."""
+def by_turns(
+    items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Iterable[T]], *, desc: str | None = None
+) -> list[T]:
+    """Return what `make` makes of each item, in their order. It is called on `batch` items at a time; this
+    process calls it on every n-th batch and gets the rest from the others. Which items share a batch does not
+    depend on the number of processes. All processes must call it with the same items; each gets the same
+    results, which must pickle. desc: of the first process's progress bar; None shows none."""
     own: dict[int, T] = {}
     turns = range(rank() * batch, len(items), world_size() * batch)
     for start in tqdm(turns, desc=desc, disable=desc is None or rank() > 0, mininterval=bar_interval_s()):
@@ -130,7 +141,8 @@ def by_turns(items: Sequence[S], batch: int, make: Callable[[Sequence[S]], Itera
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Let processes that only wait for each other and exchange objects talk: gloo, for GPUs too. Does nothing for a single one."""
+    """Let processes that only wait for each other and exchange objects talk: gloo, for GPUs too. Does nothing
+    for a single one."""
     if world_size() == 1:
         yield
         return
@@ -141,7 +153,16 @@ def process_group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-OF_MANY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+OF_MANY = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 """Variables that tell a process, accelerate and DeepSpeed that there are others."""
 
 
@@ -162,16 +183,20 @@ def wait_for_all() -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device; auto = this process's GPU if there is one. Raises RuntimeError if a GPU is required and there is none."""
+    """Return the device; auto = this process's GPU if there is one. Raises RuntimeError if a GPU is required
+    and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("launch.device is cuda but torch sees no GPU; set launch.device=auto or cpu, or see `ans doctor`")
+        raise RuntimeError(
+            "launch.device is cuda but torch sees no GPU; set launch.device=auto or cpu, or see `ans doctor`"
+        )
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def deterministic(on: bool) -> None:
-    """Make torch deterministic: the same bits on the same machine. A CPU gives them anyway; on a GPU this costs speed."""
+    """Make torch deterministic: the same bits on the same machine. A CPU gives them anyway; on a GPU this
+    costs speed."""
     if on and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

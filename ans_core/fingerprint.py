@@ -10,14 +10,16 @@ BY_TIME = {
     ".mp4", ".mov", ".mkv", ".avi", ".webm", ".arrow", ".parquet", ".zip", ".tar",
     ".safetensors", ".pt", ".pth", ".bin",
 }  # fmt: skip
-"""Suffixes of files that are told by their size and time of last change: pictures, videos, tables or archives of them, and weights."""
+"""Suffixes of files that are told by their size and time of last change: pictures, videos, tables or archives
+of them, and weights."""
 
 
 def fingerprint(path: Path, *, leave_out: Path | None = None) -> str:
-    """Hash a folder (or file): names, sizes and bytes of everything in it but the folder `leave_out`; for BY_TIME the time of last change
-    instead of the bytes.
+    """Hash a folder (or file): names, sizes and bytes of everything in it but the folder `leave_out`; for
+    BY_TIME the time of last change instead of the bytes.
 
-    Empty if it is missing. A million pictures, or a table that holds them, are too much to read before every run.
+    Empty if it is missing. A million pictures, or a table that holds them, are too much to read before every
+    run.
     """
     if not path.exists():
         return ""  # the stage reports the error
@@ -26,7 +28,9 @@ def fingerprint(path: Path, *, leave_out: Path | None = None) -> str:
         if leave_out is not None and file.is_relative_to(leave_out):
             continue
         known, by_time = file.stat(), file.suffix.lower() in BY_TIME
-        whole.update(f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if by_time else ''}\n".encode())
+        whole.update(
+            f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if by_time else ''}\n".encode()
+        )
         if not by_time:
             with file.open("rb") as opened:
                 whole.update(hashlib.file_digest(opened, "sha256").digest())

@@ -31,7 +31,8 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 
 
 def hint(*paths: Path) -> str:
-    """Return the end of an error about files that don't exist: `; <file> is there, ...`, or "" where no name is like any of theirs."""
+    """Return the end of an error about files that don't exist: `; <file> is there, ...`, or "" where no name
+    is like any of theirs."""
     found = [alike for path in paths for alike in _like(path)]
     if not found:
         return ""
@@ -40,7 +41,8 @@ def hint(*paths: Path) -> str:
 
 
 def _like(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield files of a like name in the nearest folder that exists, also without the folders of the name, and the differences."""
+    """Yield files of a like name in the nearest folder that exists, also without the folders of the name, and
+    the differences."""
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
     if folder is None:
         return
@@ -58,13 +60,18 @@ def _alike(folder: Path, parts: list[str]) -> Iterator[str]:
         path = folder / name
         if rest and path.is_dir() and _key(name) == _key(first):
             yield from (f"{name}/{inner}" for inner in _alike(path, rest))
-        elif not rest and path.is_file() and (_key(path.suffix) == _key(Path(first).suffix) or path.suffix.lower() in SUFFIXES):
+        elif (
+            not rest
+            and path.is_file()
+            and (_key(path.suffix) == _key(Path(first).suffix) or path.suffix.lower() in SUFFIXES)
+        ):
             yield name
 
 
 @lru_cache(maxsize=16)
 def _listing(folder: Path, _changed: int) -> dict[str, list[str]]:
-    """Return the names in a folder by the key of their stem. Thousands of pictures may be missing, so a folder is read once."""
+    """Return the names in a folder by the key of their stem. Thousands of pictures may be missing, so a
+    folder is read once."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         found[_key(path.stem)].append(path.name)

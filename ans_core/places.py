@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def root() -> Path:
-    """Return the checkout around the working directory, else the one that this package lies in, else the working directory."""
+    """Return the checkout around the working directory, else the one that this package lies in, else the
+    working directory."""
     here, source = Path.cwd(), Path(__file__).resolve().parents[1]
     return next((folder for folder in (here, *here.parents, source) if is_checkout(folder)), here)
 

@@ -1,10 +1,12 @@
 """The precision of forward passes: fp32, or bf16 by autocast, whichever this machine computes faster.
 
-A CPU without bf16 instructions (avx512_bf16, amx) emulates them: a matrix product takes some hundred times as long, a convolution forty.
+A CPU without bf16 instructions (avx512_bf16, amx) emulates them: a matrix product takes some hundred times as
+long, a convolution forty.
 
-On a CPU that has them, autocast computes attention in its own way here. PyTorch's takes its fused kernel to bf16, where that costs two to
-three times as much, backward pass included, while matrix products cost a quarter (`python perf/precision.py`). So attention is two matrix
-products in bf16 with a softmax between them, as long as its scores are few, and the fused kernel in fp32 beyond.
+On a CPU that has them, autocast computes attention in its own way here. PyTorch's takes its fused kernel to
+bf16, where that costs two to three times as much, backward pass included, while matrix products cost a
+quarter (`python perf/precision.py`). So attention is two matrix products in bf16 with a softmax between them,
+as long as its scores are few, and the fused kernel in fp32 beyond.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ FUSED = torch.float32
 SMALL, LARGE = (256, 32), (4096, 64)
 """(rows of a matrix, side of a picture) to measure with."""
 EMULATED = 4.0
-"""bf16 that takes this many times as long as fp32 on small matrices is emulated: where it is not, it took 0.2 to 1.3 times as long (a Xeon
-with amx, 1 to 16 threads), on a processor with AVX2 alone 57 times."""
+"""bf16 that takes this many times as long as fp32 on small matrices is emulated: where it is not, it took 0.2
+to 1.3 times as long (a Xeon with amx, 1 to 16 threads), on a processor with AVX2 alone 57 times."""
 
 
 def resolved(dtype: str, device: torch.device) -> str:
-    """Return fp32 or bf16 for `auto`, as is faster on the device; the others stay. bf16 where it is emulated gives one warning."""
+    """Return fp32 or bf16 for `auto`, as is faster on the device; the others stay. bf16 where it is emulated
+    gives one warning."""
     if dtype == "auto":
         return "bf16" if bf16_is_faster(device) else "fp32"
     if dtype == "bf16":
@@ -48,7 +51,8 @@ def resolved(dtype: str, device: torch.device) -> str:
 
 
 def inference_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype to load weights in for inference: None keeps the stored one; float32 where the device emulates half precision."""
+    """Return the dtype to load weights in for inference: None keeps the stored one; float32 where the device
+    emulates half precision."""
     return None if bf16_is_faster(device) else torch.float32
 
 
@@ -70,15 +74,20 @@ def described(device: torch.device) -> str:
 def warn_if_emulated(device: torch.device) -> None:
     """Warn, once, where half precision is slower than fp32."""
     if not bf16_is_faster(device):
-        logging.warning('%s computes bf16 without instructions for it: dtype "auto" is faster here: %s', device, described(device))
+        logging.warning(
+            '%s computes bf16 without instructions for it: dtype "auto" is faster here: %s',
+            device,
+            described(device),
+        )
 
 
 @functools.cache
 def cpu_times() -> dict[str, float]:
-    """Return the milliseconds of a matrix product and a 3x3 convolution on the CPU in fp32 and bf16, best of five.
+    """Return the milliseconds of a matrix product and a 3x3 convolution on the CPU in fp32 and bf16, best of
+    five.
 
-    They are measured once for a processor and a torch, and then read from the user's cache folder, so that all stages and processes of a
-    run choose alike: what the first one has written counts."""
+    They are measured once for a processor and a torch, and then read from the user's cache folder, so that
+    all stages and processes of a run choose alike: what the first one has written counts."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ans")
     # The two variables hide instructions from torch and oneDNN.
     hidden = [os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
@@ -86,10 +95,14 @@ def cpu_times() -> dict[str, float]:
     file = folder / f"precision-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if file.is_file():
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    # Small ones first, since emulation takes seconds for large ones; of these, starting threads and kernels hides nothing.
+    # Small ones first, since emulation takes seconds for large ones; of these, starting threads and kernels
+    # hides nothing.
     fp32 = fp32_ms()
     ratio = _milliseconds(torch.bfloat16, *SMALL) / _milliseconds(torch.float32, *SMALL)
-    times = {"fp32": fp32, "bf16": ratio * fp32 if ratio > EMULATED else _milliseconds(torch.bfloat16, *LARGE)}
+    times = {
+        "fp32": fp32,
+        "bf16": ratio * fp32 if ratio > EMULATED else _milliseconds(torch.bfloat16, *LARGE),
+    }
     own = file.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +112,9 @@ def cpu_times() -> dict[str, float]:
         own.unlink()
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        logging.info("what bf16 costs is measured anew by every process, since %s can't be written: %s", file, error)
+        logging.info(
+            "what bf16 costs is measured anew by every process, since %s can't be written: %s", file, error
+        )
     return times
 
 
@@ -112,7 +127,9 @@ def fp32_ms() -> float:
 def _milliseconds(dtype: torch.dtype, rows: int, side: int) -> float:
     left, right = torch.ones(rows, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
     pictures, kernels = torch.ones(4, 32, side, side, dtype=dtype), torch.ones(32, 32, 3, 3, dtype=dtype)
-    return sum(_best_of_five(work) for work in (lambda: left @ right, lambda: F.conv2d(pictures, kernels, padding=1)))
+    return sum(
+        _best_of_five(work) for work in (lambda: left @ right, lambda: F.conv2d(pictures, kernels, padding=1))
+    )
 
 
 def _best_of_five(work: Callable[[], Any]) -> float:
@@ -149,12 +166,14 @@ def _attention(
         query, key, value = (x.to(FUSED) for x in (query, key, value))
         if attn_mask is not None and attn_mask.dtype != torch.bool:
             attn_mask = attn_mask.to(FUSED)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
 
 
 def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Compute (B, H, Q, D) of queries (B, H, Q, D), and keys and values (B, K, L, D) that H / K heads share. A query that may read nothing
-    gets the mean of all values."""
+    """Compute (B, H, Q, D) of queries (B, H, Q, D), and keys and values (B, K, L, D) that H / K heads share.
+    A query that may read nothing gets the mean of all values."""
     batch, heads, length, width = query.shape
     scaled = query * (width**-0.5 if scale is None else scale)
     scores = (scaled.reshape(batch, key.shape[1], -1, width) @ key.mT).view(batch, heads, length, -1)
@@ -162,7 +181,9 @@ def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
         if mask.dtype == torch.bool:  # filling scores costs twice as much as adding to them
             mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, -torch.inf)
         scores = scores + mask.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
-    return (scores.softmax(-1).view(batch, key.shape[1], -1, scores.shape[-1]) @ value).view(batch, heads, length, -1)
+    return (scores.softmax(-1).view(batch, key.shape[1], -1, scores.shape[-1]) @ value).view(
+        batch, heads, length, -1
+    )
 
 
 _KERNELS = torch.library.Library("aten", "IMPL", "AutocastCPU")

@@ -15,11 +15,12 @@ def shared_words(processes: int) -> list[str]:
 
 
 def thread_variables(threads: int, *, processes: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that set threads (0: the processes share the cores), as far as the user has not. They must be there before torch
-    is imported, and before torchrun, which would give each of several processes one thread.
+    """Return the variables that set threads (0: the processes share the cores), as far as the user has not.
+    They must be there before torch is imported, and before torchrun, which would give each of several
+    processes one thread.
 
-    Idle threads spin for some microseconds, because small operations follow one another, and then sleep: the default's longer spinning
-    slows down any second program, and is slowed down by it (LOG)."""
+    Idle threads spin for some microseconds, because small operations follow one another, and then sleep: the
+    default's longer spinning slows down any second program, and is slowed down by it (LOG)."""
     found = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys() else {"GOMP_SPINCOUNT": SPINS}
     if threads:
         return found | {"OMP_NUM_THREADS": str(threads)}

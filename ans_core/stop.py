@@ -1,4 +1,5 @@
-"""A signal that asks a process to end: at once, or, inside a training loop, after the step at work and a state of it."""
+"""A signal that asks a process to end: at once, or, inside a training loop, after the step at work and a
+state of it."""
 
 from __future__ import annotations
 
@@ -8,15 +9,16 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""TERM: a launcher, a scheduler or a person ends the process. USR1: a scheduler says that it soon will (`--signal`)."""
+"""TERM: a launcher, a scheduler or a person ends the process. USR1: a scheduler says that it soon will
+(`--signal`)."""
 LONGEST_S = 300
-"""Most that the step at work and its state may take after a signal. A process that waits for one that is gone ends then. (A state of 26
-billion parameters takes 98 to 290 s.)"""
+"""Most that the step at work and its state may take after a signal. A process that waits for one that is gone
+ends then. (A state of 26 billion parameters takes 98 to 290 s.)"""
 
 
 class Stopped(SystemExit):
-    """Ends the process because of a signal, in a training loop after the state of `step` has been written. Its exit status is 128 + the
-    signal's number."""
+    """Ends the process because of a signal, in a training loop after the state of `step` has been written.
+    Its exit status is 128 + the signal's number."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
@@ -35,8 +37,8 @@ class _Request:
 
 
 def exit_on_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> None:
-    """Make each of these signals end the process as an exception does, so that the run is closed; inside `deferred` it is only noted. Later
-    ones are ignored: a group and a parent send one each."""
+    """Make each of these signals end the process as an exception does, so that the run is closed; inside
+    `deferred` it is only noted. Later ones are ignored: a group and a parent send one each."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         for other in numbers:
@@ -51,7 +53,8 @@ def exit_on_signals(numbers: Sequence[signal.Signals] = SIGNALS) -> None:
 
 
 def ignore_signals(_worker: int = 0) -> None:
-    """Leave the end of this process to the one that started it: a loader that is gone would end the step at work."""
+    """Leave the end of this process to the one that started it: a loader that is gone would end the step at
+    work."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,7 +1,7 @@
 """The shared data types: what travels from an annotation file to a model and back to a report.
 
-Dimension letters, everywhere: B samples, F frames, N objects, H W pixels, h w feature grid, L text tokens, D hidden, V vocabulary, G
-rollouts.
+Dimension letters, everywhere: B samples, F frames, N objects, H W pixels, h w feature grid, L text tokens, D
+hidden, V vocabulary, G rollouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Masklet = tuple[RLE | None, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePart:
-    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on, perhaps as text `data:...,<base64>`."""
+    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on, perhaps as
+    text `data:...,<base64>`."""
 
     file: Path
     start: int
@@ -43,12 +44,14 @@ class VideoFrame:
 
 
 ImageRef = Path | bytes | FilePart | VideoFrame
-"""Where a frame's pixels are: a file, the encoded image itself, or a place in a larger file or a video file."""
+"""Where a frame's pixels are: a file, the encoded image itself, or a place in a larger file or a video
+file."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFrames(Sequence[VideoFrame]):
-    """Some frames of a video file, in order. It holds no list of them, so that a long video costs no memory."""
+    """Some frames of a video file, in order. It holds no list of them, so that a long video costs no
+    memory."""
 
     file: Path
     indices: range
@@ -85,30 +88,34 @@ class Sample:
     width: int
     task: Task
     text: str
-    """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the plain caption.
-    conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS, MOSE, SA-V). phrase: words for one thing of
-    the picture whose mask is not known."""
+    """referring: the expression as the annotator wrote it. region_caption: the caption. grounded_caption: the
+    plain caption. conversation: the answer. tracking: empty; clicks, boxes or masks name the objects (DAVIS,
+    MOSE, SA-V). phrase: words for one thing of the picture whose mask is not known."""
     masks: tuple[Masklet, ...] = ()
-    """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression); region_caption: the regions asked
-    about (visual prompts); tracking: all objects of the clip; grounded_caption: all the objects of phrase i together, so N = number of
-    phrases."""
+    """N masklets of F entries. referring: the objects meant (0 = nothing fits the expression);
+    region_caption: the regions asked about (visual prompts); tracking: all objects of the clip;
+    grounded_caption: all the objects of phrase i together, so N = number of phrases."""
     phrases: tuple[tuple[int, int], ...] = ()
-    """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not overlapping."""
+    """grounded_caption: [start, end) character spans of `text`, one per masklet, in order, not
+    overlapping."""
     question: str | None = None
     """conversation: the user's words. Otherwise None and a template asks."""
     past: tuple[tuple[str, str], ...] = ()
-    """conversation: the turns before the question, (question, answer), about the same pictures and regions."""
+    """conversation: the turns before the question, (question, answer), about the same pictures and
+    regions."""
     detail: bool = False
-    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for details. referring: whether the
-    expression describes its object at length, in sentences."""
+    """region_caption, grounded_caption: whether the caption is a long one; the question then asks for
+    details. referring: whether the expression describes its object at length, in sentences."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """Keys by which a report may split (`kind`, `category`, ...), never read by training, and `joined`: the places in `masks` of masklets
-    that are no single object (a crowd; all of a category whose annotation has no identities). The stage `memory` follows none of these."""
+    """Keys by which a report may split (`kind`, `category`, ...), never read by training, and `joined`: the
+    places in `masks` of masklets that are no single object (a crowd; all of a category whose annotation has
+    no identities). The stage `memory` follows none of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames' place."""
+    """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames'
+    place."""
 
     frames: Frames
     text: str
@@ -117,7 +124,8 @@ class Request:
     past: tuple[tuple[str, str], ...] = ()
     """Turns before this one: (question, answer). The first question then holds `<image>`."""
     clip: bool = False
-    """Whether a single frame is a clip of one frame, which is not tiled as a picture is. Several frames are always a clip."""
+    """Whether a single frame is a clip of one frame, which is not tiled as a picture is. Several frames are
+    always a clip."""
 
     @property
     def is_clip(self) -> bool:

@@ -11,15 +11,19 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path, *, size: int = 0) -> Iterator[Path]:
-    """Yield the folder `.<name>.partial` beside `path` to write into. On exit its files are synced and it replaces `path`, whatever that
-    holds. After an error `path` is as before, and nothing else is left.
+    """Yield the folder `.<name>.partial` beside `path` to write into. On exit its files are synced and it
+    replaces `path`, whatever that holds. After an error `path` is as before, and nothing else is left.
 
-    Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small files) left.
+    Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small
+    files) left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < size * 1.01:
-        raise OSError(f"{path} needs {size / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left; free some or write elsewhere")
+        raise OSError(
+            f"{path} needs {size / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left; free some or write "
+            "elsewhere"
+        )
     partial = path.with_name(f".{path.name}.partial")  # hidden: a name that no folder of the user's has
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

@@ -1,6 +1,8 @@
-"""Secrets (files of /run/secrets) in, the environment of the command that follows out: `entrypoint.py COMMAND...` becomes it.
+"""Secrets (files of /run/secrets) in, the environment of the command that follows out: `entrypoint.py
+COMMAND...` becomes it.
 
-A service gets the variables of the secrets that it was given. Passwords may hold any letter: in addresses they are escaped.
+A service gets the variables of the secrets that it was given. Passwords may hold any letter: in addresses
+they are escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def variables(secrets: dict[str, str]) -> dict[str, str]:
     if password := secrets.get("minio_password"):
         found |= {"AWS_ACCESS_KEY_ID": "ans", "AWS_SECRET_ACCESS_KEY": password}
     if password := secrets.get("prefect_password"):
-        found |= dict.fromkeys(("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"), f"ans:{password}")
+        found |= dict.fromkeys(
+            ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"), f"ans:{password}"
+        )
     if password := secrets.get("mlflow_password"):
         found |= {"MLFLOW_TRACKING_USERNAME": "ans", "MLFLOW_TRACKING_PASSWORD": password}
         found |= {"MLFLOW_AUTH_CONFIG_PATH": str(MLFLOW_AUTH), "MLFLOW_FLASK_SERVER_SECRET_KEY": password}
@@ -35,7 +39,8 @@ def variables(secrets: dict[str, str]) -> dict[str, str]:
 
 
 def mlflow_auth(database: str, password: str) -> configparser.ConfigParser:
-    """Of `mlflow server --app-name basic-auth`: who is not `ans` sees nothing. MLflow reads a `%` as the start of a reference."""
+    """Of `mlflow server --app-name basic-auth`: who is not `ans` sees nothing. MLflow reads a `%` as the
+    start of a reference."""
     config = configparser.ConfigParser()
     values = {
         "default_permission": "NO_PERMISSIONS",
@@ -55,7 +60,9 @@ def main(command: list[str]) -> None:
     found = variables(secrets)
     os.environ.update(found)
     if {"postgres_password", "mlflow_password"} <= secrets.keys():
-        with MLFLOW_AUTH.open("w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        with MLFLOW_AUTH.open(
+            "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)
+        ) as file:
             mlflow_auth(found["MLFLOW_BACKEND_STORE_URI"], secrets["mlflow_password"]).write(file)
     os.execvp(command[0], command)
 

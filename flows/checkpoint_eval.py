@@ -1,5 +1,5 @@
-"""Evaluate any checkpoint on the benchmarks of params.yaml, outside the pipeline. Results are kept by checkpoint, settings, data and
-code."""
+"""Evaluate any checkpoint on the benchmarks of params.yaml, outside the pipeline. Results are kept by
+checkpoint, settings, data and code."""
 
 from __future__ import annotations
 
@@ -35,17 +35,20 @@ METRICS = "metrics.json"
 
 
 def settings(here: Path, changes: dict[str, Any]) -> Config:
-    """Return params.yaml with changes to the section `evaluate`. Raises ConfigError for one that is not possible."""
+    """Return params.yaml with changes to the section `evaluate`. Raises ConfigError for one that is not
+    possible."""
     values = load(here / "params.yaml").model_dump(mode="json")
     try:
         return Config.model_validate(values | {"evaluate": values["evaluate"] | changes})
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())) from None
+        raise ConfigError(
+            "\n".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        ) from None
 
 
 def with_fingerprints(config: Config, here: Path) -> Config:
-    """Return the settings with fingerprints of evaluate.sources and evaluate.public as their files are now. params.yaml has those that
-    `ans run` saw last."""
+    """Return the settings with fingerprints of evaluate.sources and evaluate.public as their files are now.
+    params.yaml has those that `ans run` saw last."""
     values = config.model_dump(mode="json")
     for source in (*values["evaluate"]["sources"], *values["evaluate"]["public"]):
         source["files"] = fingerprint(here / source["path"])
@@ -64,12 +67,17 @@ def result_folder(checkpoint: Path, content: str, here: Path, config: Config) ->
     stage = stage_named(STAGE)
     data = inputs_md5(stage, config, here, leave_out="model")
     asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
-    return here / ".ans/eval" / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {Code(here).version_of(stage)}'.encode()).hexdigest()[:12]}"
+    return (
+        here
+        / ".ans/eval"
+        / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {Code(here).version_of(stage)}'.encode()).hexdigest()[:12]}"
+    )
 
 
 def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
-    """Evaluate and return the folder with metrics.json, predictions and overlays. What an earlier night computed is kept, and a killed
-    evaluation goes on where it stopped. Raises ValueError without the run's data sets and, for the loops, its SFT model."""
+    """Evaluate and return the folder with metrics.json, predictions and overlays. What an earlier night
+    computed is kept, and a killed evaluation goes on where it stopped. Raises ValueError without the run's
+    data sets and, for the loops, its SFT model."""
     out = result_folder(checkpoint, content, here, config)
     if (out / METRICS).exists():
         return out
@@ -88,15 +96,17 @@ def check_inputs(checkpoint: Path, here: Path, config: Config) -> None:
 
 
 def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> dict[str, float]:
-    """Evaluate a checkpoint and return the metrics. `out` appears whole or not at all; what it held before is replaced. A killed evaluation
-    goes on from the answers it had, if `out` has the same name again."""
+    """Evaluate a checkpoint and return the metrics. `out` appears whole or not at all; what it held before is
+    replaced. A killed evaluation goes on from the answers it had, if `out` has the same name again."""
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config, here) | {"model": checkpoint}
     scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
 
     def metrics(into: Path) -> dict[str, float]:
         scratch.mkdir(parents=True, exist_ok=True)
-        return stage_function(stage)(config, inputs=inputs, out=into, scratch=scratch, log=lambda metrics, step: None, row=stage.row)
+        return stage_function(stage)(
+            config, inputs=inputs, out=into, scratch=scratch, log=lambda metrics, step: None, row=stage.row
+        )
 
     if os.environ.get("RANK", "0") != "0":  # it only answers its share
         return metrics(out)
@@ -108,7 +118,8 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
-    """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for this node."""
+    """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for
+    this node."""
     config = with_fingerprints(settings(here, changes), here)
     out = result_folder(checkpoint, content, here, config)
     if not (out / METRICS).exists():
@@ -125,12 +136,19 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
     launch = config.launch.of(stage.task)
     there = {**os.environ, IN_JOB: "1", "PET_NNODES": "1"} if submitted else os.environ
     command = [*one_node_words(launch, there), *words]
-    variables = thread_variables(launch.threads, processes=inference_processes_here(launch, there), environment=os.environ)
+    variables = thread_variables(
+        launch.threads, processes=inference_processes_here(launch, there), environment=os.environ
+    )
     if submitted:
         command, variables = submit_words(f"ans-eval-{out.name}", stage.task, command), {}
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
-        status = run_once(command, root=here, timeout_s=stage.timeout_s, extra_environment={**variables, "ANS_NOTE": str(note)})
+        status = run_once(
+            command,
+            root=here,
+            timeout_s=stage.timeout_s,
+            extra_environment={**variables, "ANS_NOTE": str(note)},
+        )
         if status:
             told = read_note(note).get("message", "its message is above")
             raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {told}")

@@ -1,4 +1,5 @@
-"""Run `dvc repro --single-item` for a stage as a process group of its own, which a watchdog ends, and which ends with its parent."""
+"""Run `dvc repro --single-item` for a stage as a process group of its own, which a watchdog ends, and which
+ends with its parent."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ BAR_EVERY_S = 30.0
 LOG_TAIL_LINES = 20
 
 # Set in the child before it becomes dvc: a pre-exec function in this (threaded) process could deadlock.
-LAUNCH = "from tasks.process import die_with_parent; import os, sys; die_with_parent(); os.execv(sys.executable, sys.argv[1:])"
+LAUNCH = (
+    "from tasks.process import die_with_parent; import os, sys; die_with_parent(); os.execv(sys.executable, "
+    "sys.argv[1:])"
+)
 
 
 Say = Callable[[str], object]
@@ -49,8 +53,8 @@ class SettingsError(StageFailedError):
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """Send TERM to the whole group (and CONT: a stopped process answers nothing else), and KILL after a grace period. Does nothing if the
-    command has ended by itself."""
+    """Send TERM to the whole group (and CONT: a stopped process answers nothing else), and KILL after a grace
+    period. Does nothing if the command has ended by itself."""
     if process.poll() is not None and process.returncode >= 0:
         return
     deadline = time.monotonic() + GRACE_S
@@ -65,8 +69,8 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 def statuses(group: int) -> set[str]:
-    """Return psutil's statuses of the group's processes. A stopped one (SIGSTOP, a debugger) holds GPU and workspace until somebody
-    notices."""
+    """Return psutil's statuses of the group's processes. A stopped one (SIGSTOP, a debugger) holds GPU and
+    workspace until somebody notices."""
     found = set()
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -76,14 +80,21 @@ def statuses(group: int) -> set[str]:
 
 
 class BarThinner:
-    """Turn output bytes into lines for a file; of a bar's states (they end with a carriage return) keep one every BAR_EVERY_S."""
+    """Turn output bytes into lines for a file; of a bar's states (they end with a carriage return) keep one
+    every BAR_EVERY_S."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._shown_s = time.monotonic()
 
     def feed(self, data: bytes) -> str:
-        *pieces, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\r\0").replace(b"\n", b"\n\0").split(b"\0")
+        *pieces, self._rest = (
+            (self._rest + data)
+            .replace(b"\r\n", b"\n")
+            .replace(b"\r", b"\r\0")
+            .replace(b"\n", b"\n\0")
+            .split(b"\0")
+        )
         shown = ""
         for piece in pieces:
             line = piece[:-1].decode(errors="replace")
@@ -112,9 +123,16 @@ def relay(pipe: int, say: Say) -> None:
         say(shown)
 
 
-def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environment: dict[str, str], say: Say = write_error) -> int:
-    """Run a command and return its exit status. A terminal gets its output unchanged, `say` elsewhere. Raises TimeoutError, after ending
-    the group, for a command that takes too long or is stopped."""
+def run_once(
+    command: list[str],
+    *,
+    root: Path,
+    timeout_s: float,
+    extra_environment: dict[str, str],
+    say: Say = write_error,
+) -> int:
+    """Run a command and return its exit status. A terminal gets its output unchanged, `say` elsewhere. Raises
+    TimeoutError, after ending the group, for a command that takes too long or is stopped."""
     environ = {
         **environment(),
         **extra_environment,
@@ -124,8 +142,10 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     }
     terminal = sys.stderr.isatty()
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, sys.executable, *command], cwd=root, env=environ, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=sys.stderr if terminal else subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-c", LAUNCH, sys.executable, *command], cwd=root, env=environ,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=sys.stderr if terminal else subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )  # fmt: skip
     reader = None
     if process.stdout is not None:
@@ -133,7 +153,11 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
         reader.start()
     note = extra_environment.get("ANS_NOTE")
     try:
-        watch(process, timeout_s, queued_s=lambda: float(read_note(Path(note)).get("queued_s", 0.0)) if note else 0.0)
+        watch(
+            process,
+            timeout_s,
+            queued_s=lambda: float(read_note(Path(note)).get("queued_s", 0.0)) if note else 0.0,
+        )
     finally:
         end_group(process)
         if reader:
@@ -141,9 +165,11 @@ def run_once(command: list[str], *, root: Path, timeout_s: float, extra_environm
     return process.returncode
 
 
-def watch(process: subprocess.Popen[Any], timeout_s: float, queued_s: Callable[[], float] = lambda: 0.0) -> None:
-    """Wait for a command's end. Raises TimeoutError if it takes too long or is stopped. queued_s: its time in a cluster's queue, which does
-    not count."""
+def watch(
+    process: subprocess.Popen[Any], timeout_s: float, queued_s: Callable[[], float] = lambda: 0.0
+) -> None:
+    """Wait for a command's end. Raises TimeoutError if it takes too long or is stopped. queued_s: its time in
+    a cluster's queue, which does not count."""
     deadline = time.monotonic() + timeout_s
     went_on_s = next_look_s = time.monotonic()
     while process.poll() is None:
@@ -160,16 +186,24 @@ def watch(process: subprocess.Popen[Any], timeout_s: float, queued_s: Callable[[
 
 
 def repro(
-    name: str, *, root: Path, timeout_s: float, extra_environment: dict[str, str], force: bool = False, say: Say = write_error
+    name: str,
+    *,
+    root: Path,
+    timeout_s: float,
+    extra_environment: dict[str, str],
+    force: bool = False,
+    say: Say = write_error,
 ) -> dict[str, float] | None:
-    """Run one stage, with `force` also if it is up to date, and return its metrics; None if its result came from DVC's run cache. Wait
-    while another dvc command is at work."""
+    """Run one stage, with `force` also if it is up to date, and return its metrics; None if its result came
+    from DVC's run cache. Wait while another dvc command is at work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
         environ = {**extra_environment, "ANS_NOTE": str(note)}
         waited_s = 0
         command = ["-m", "flows.dvc_state", name, *(["--force"] if force else [])]
-        while (status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ, say=say)) == BUSY:
+        while (
+            status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ, say=say)
+        ) == BUSY:
             if waited_s == 0:
                 say(f"{name} waits: another dvc command is at work in {root}\n")
             time.sleep(BUSY_RETRY_S)

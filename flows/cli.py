@@ -25,38 +25,68 @@ def add_commands(command: Command) -> None:
         metavar="PATH",
         help="folder with annotations.json, or of another format: trained on and evaluated too",
     )
-    it.add_argument("--format", help="format of --add-data where the folder does not tell (see `ans data --help`)")
+    it.add_argument(
+        "--format", help="format of --add-data where the folder does not tell (see `ans data --help`)"
+    )
     others = it.add_mutually_exclusive_group()
     told = "cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)"
-    others.add_argument("--agent", dest="group", action="store_const", const="agent", default="main", help=told)
+    others.add_argument(
+        "--agent", dest="group", action="store_const", const="agent", default="main", help=told
+    )
     told = "the stage online: what the agent after rft learns from a simulated stream"
-    others.add_argument("--online", dest="group", action="store_const", const="online", default="main", help=told)
+    others.add_argument(
+        "--online", dest="group", action="store_const", const="online", default="main", help=told
+    )
     it = command("stage", commands.stage)
-    it.add_argument("name", help="as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report, cota, agent_sft@tools ...")
+    it.add_argument(
+        "name",
+        help=(
+            "as in `dvc stage list`: prepare, base, sft, rl, convert, evaluate@sft, report, cota, "
+            "agent_sft@tools ..."
+        ),
+    )
     it.add_argument("--force", action="store_true", help="also if nothing changed")
     it.add_argument(
         "--accept-code",
         action="store_true",
-        help="don't run: record that the changed code gives the same result (settings and inputs as they were)",
+        help=(
+            "don't run: record that the changed code gives the same result (settings and inputs as they were)"
+        ),
     )
     command("nightly", commands.nightly)
     it = command("sweep", commands.sweep)
-    it.add_argument("settings", nargs="+", metavar="KEY=VALUE,VALUE", help="every combination is run, as in rl.kl=0.01,0.05 seed=0,1")
+    it.add_argument(
+        "settings",
+        nargs="+",
+        metavar="KEY=VALUE,VALUE",
+        help="every combination is run, as in rl.kl=0.01,0.05 seed=0,1",
+    )
     it.add_argument("--name", help="of the experiments, NAME-1, NAME-2 ... (default: with the time)")
     it = command("profile", commands.profile)
     it.add_argument("name", help="a file of profiles/, without .yaml")
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.steps=200")
     it.add_argument("--show", action="store_true", help="print the settings, write nothing")
     it.add_argument("--force", action="store_true", help="drop edits made by hand")
-    it.add_argument("--if-needed", action="store_true", help="leave a params.yaml of this profile alone if it has own settings")
+    it.add_argument(
+        "--if-needed",
+        action="store_true",
+        help="leave a params.yaml of this profile alone if it has own settings",
+    )
     it = command("finetune", commands.finetune)
     it.add_argument("folder", help="of annotations.json, or of another format (docs/your-data.md)")
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.lr=1e-4")
     it.add_argument("--model", required=True, help="checkpoint folder or hub id to start from")
     it.add_argument("--format", help="where the folder does not tell (see `ans data --help`)")
-    it.add_argument("--steps", type=positive, metavar="N", help="of training (default: every picture about 10 times)")
-    it.add_argument("--profile", help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b)")
-    it.add_argument("--out", metavar="FOLDER", help="(default: runs/finetune-<folder>); the same one resumes a killed run")
+    it.add_argument(
+        "--steps", type=positive, metavar="N", help="of training (default: every picture about 10 times)"
+    )
+    it.add_argument(
+        "--profile",
+        help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b)",
+    )
+    it.add_argument(
+        "--out", metavar="FOLDER", help="(default: runs/finetune-<folder>); the same one resumes a killed run"
+    )
     it.add_argument("--estimate", action="store_true", help="only measure time and memory")
     it = command("rl", commands.rl)
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in rl.kl=0.05")
@@ -68,15 +98,37 @@ def add_commands(command: Command) -> None:
         metavar="PATH",
         help="regions with captions (docs/your-data.md); several: --data A --data B",
     )
-    it.add_argument("--format", help="of all data sets, where their folders do not tell (see `ans data --help`)")
-    it.add_argument("--judge", metavar="URL", help="OpenAI-compatible endpoint that judges captions; judge.model=NAME where it has several")
-    it.add_argument("--steps", type=positive, metavar="N", help="of training (default: the profile's, or 3 epochs if fewer)")
-    it.add_argument("--profile", help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b-rl)")
-    it.add_argument("--out", metavar="FOLDER", help="(default: runs/rl-<data>); the same one resumes a killed run")
+    it.add_argument(
+        "--format", help="of all data sets, where their folders do not tell (see `ans data --help`)"
+    )
+    it.add_argument(
+        "--judge",
+        metavar="URL",
+        help="OpenAI-compatible endpoint that judges captions; judge.model=NAME where it has several",
+    )
+    it.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="of training (default: the profile's, or 3 epochs if fewer)",
+    )
+    it.add_argument(
+        "--profile",
+        help=(
+            "whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b-rl)"
+        ),
+    )
+    it.add_argument(
+        "--out", metavar="FOLDER", help="(default: runs/rl-<data>); the same one resumes a killed run"
+    )
     it.add_argument("--estimate", action="store_true", help="only measure time and memory")
     it = command("doctor", commands.doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
-    it.add_argument("--deep", action="store_true", help="read every object of DVC's cache, too, and compare it with its hash")
+    it.add_argument(
+        "--deep",
+        action="store_true",
+        help="read every object of DVC's cache, too, and compare it with its hash",
+    )
     it = command("compare", commands.compare)
     it.add_argument(
         "names",
@@ -85,12 +137,18 @@ def add_commands(command: Command) -> None:
         help="a folder (runs/<profile>, one evaluation, or a checkpoint, which is evaluated first), a git revision, a DVC experiment, "
         "an MLflow run id, or a summary.json",
     )
-    it.add_argument("--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)")
+    it.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)"
+    )
     it = command("server", commands.server)
     it.add_argument("--port", type=int, default=4200)
     it = command("up", commands.up)
-    it.add_argument("--port", type=int, default=4200, help="of Prefect; another one if it is taken (default: 4200)")
-    it.add_argument("--ui-port", type=int, default=5000, help="of MLflow; another one if it is taken (default: 5000)")
+    it.add_argument(
+        "--port", type=int, default=4200, help="of Prefect; another one if it is taken (default: 4200)"
+    )
+    it.add_argument(
+        "--ui-port", type=int, default=5000, help="of MLflow; another one if it is taken (default: 5000)"
+    )
     command("status", commands.status)
     command("down", commands.down)
 

@@ -1,4 +1,5 @@
-"""What each `ans` command does: parsed arguments in, an exit status out. Each imports what it needs when it runs."""
+"""What each `ans` command does: parsed arguments in, an exit status out. Each imports what it needs when it
+runs."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from flows.paths import environment, root
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent the pixel-space agent's stages,
-    with --online its learning online, and all that they need. Settings are for this run: params.yaml is as before afterwards."""
+    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent
+    the pixel-space agent's stages, with --online its learning online, and all that they need. Settings are
+    for this run: params.yaml is as before afterwards."""
     from ans_core.config import setting
     from flows.kept import settle
     from flows.launch import run_pipeline
@@ -23,7 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = dict(setting(word) for word in arguments.settings)
     if arguments.add_data:
         settle(here)
-    for line in add_sources([Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here):
+    for line in add_sources(
+        [Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here
+    ):
         print(line)
     return run_pipeline(here, group=arguments.group, overrides=overrides)
 
@@ -44,12 +48,22 @@ def stage(arguments: argparse.Namespace) -> int:
 
         print(accept_code(target, root()))
         return 0
-    command = [sys.executable, "-m", "dvc", "repro", "--single-item", code.NAME, target, *(["--force"] if arguments.force else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "dvc",
+        "repro",
+        "--single-item",
+        code.NAME,
+        target,
+        *(["--force"] if arguments.force else []),
+    ]
     return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
 
 
 def nightly(arguments: argparse.Namespace) -> int:
-    """Champion against challenger: evaluates the newest registered checkpoint and the best so far, and promotes the better one."""
+    """Champion against challenger: evaluates the newest registered checkpoint and the best so far, and
+    promotes the better one."""
     from flows.launch import exit_if_a_stage_fails, prefect_api
 
     with exit_if_a_stage_fails(), prefect_api(root()):
@@ -102,7 +116,8 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def finetune(arguments: argparse.Namespace) -> int:
-    """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out, with an estimate first."""
+    """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out,
+    with an estimate first."""
     from flows.finetune import finetune as run_it
 
     return run_it(arguments)
@@ -114,7 +129,9 @@ def of_checkpoint(arguments: argparse.Namespace) -> int:
     from flows.checkpoint_eval import METRICS, content_of, evaluated, with_fingerprints
 
     here, checkpoint = root(), Path(arguments.what).resolve()
-    out = evaluated(checkpoint, content_of(checkpoint), here, with_fingerprints(load(here / "params.yaml"), here))
+    out = evaluated(
+        checkpoint, content_of(checkpoint), here, with_fingerprints(load(here / "params.yaml"), here)
+    )
     for name, value in sorted(json.loads((out / METRICS).read_text(encoding="utf-8")).items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)
@@ -122,21 +139,24 @@ def of_checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def rl(arguments: argparse.Namespace) -> int:
-    """A Sa2VA and regions with captions in; the model after RL in two loops and a report out, with an estimate first."""
+    """A Sa2VA and regions with captions in; the model after RL in two loops and a report out, with an
+    estimate first."""
     from flows.rl_command import rl as run_it
 
     return run_it(arguments)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """What is wrong with this installation and workspace, and whether this machine can do what params.yaml asks for."""
+    """What is wrong with this installation and workspace, and whether this machine can do what params.yaml
+    asks for."""
     from flows.doctor import report
 
     return report(root(), repair=not arguments.look_only, deep=arguments.deep)
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Two results or more, the first as baseline: settings, metrics with intervals, and a page with the same samples side by side."""
+    """Two results or more, the first as baseline: settings, metrics with intervals, and a page with the same
+    samples side by side."""
     from flows.compare import compare
 
     compare(arguments, root())
@@ -151,7 +171,8 @@ def server(arguments: argparse.Namespace) -> int:
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Prefect server with a worker, and MLflow's page, in the background on this machine; prints their addresses."""
+    """Prefect server with a worker, and MLflow's page, in the background on this machine; prints their
+    addresses."""
     from flows import services
 
     here = root()

@@ -1,4 +1,5 @@
-"""Compare results (flows/results.py): settings that differ, changes with intervals, a table of all metrics, and the page."""
+"""Compare results (flows/results.py): settings that differ, changes with intervals, a table of all metrics,
+and the page."""
 
 from __future__ import annotations
 
@@ -18,20 +19,27 @@ Metrics = Mapping[str, float]
 
 
 def compare(arguments: argparse.Namespace, root: Path) -> None:
-    """Print settings that differ, changes with intervals and all metrics, and write the page. Two folders of `ans eval BENCHMARK` get the
-    page of that benchmark."""
+    """Print settings that differ, changes with intervals and all metrics, and write the page. Two folders of
+    `ans eval BENCHMARK` get the page of that benchmark."""
     from ans_core.evaluation import compare as eval_compare
 
     names = arguments.names
     if len(names) < 2:
-        raise ValueError(f"ans compare takes two results or more, not {len(names)}; the first is what the others are compared with")
+        raise ValueError(
+            f"ans compare takes two results or more, not {len(names)}; the first is what the others are "
+            "compared with"
+        )
     if all((Path(name) / "metrics.samples.jsonl").exists() for name in names):
         eval_compare.compare(names, arguments.out)
         return
     runs = results(names, root)
     with_answers = not any(Path(name).is_file() for name in names)  # a summary.json has nothing but metrics
     if with_answers:
-        print("\n".join([*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs), ""]))
+        print(
+            "\n".join(
+                [*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs), ""]
+            )
+        )
     print("\n\n".join(table(runs[0], other) for other in runs[1:]))
     if with_answers:
         print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
@@ -43,14 +51,22 @@ def page_name(runs: Sequence[Run]) -> str:
 
 
 def write_page(runs: Sequence[Run], out: Path, root: Path) -> Path:
-    """Write the page. Pictures come from the data set of a run that has one in its folder, else of the checkout's own."""
+    """Write the page. Pictures come from the data set of a run that has one in its folder, else of the
+    checkout's own."""
     from ans_core.config import load
     from ans_core.report.runs import write
 
     config = load(root / "params.yaml")
     places = [folder / "data" for run in runs for folder in (run.folder, *run.folder.parents[:2])]
-    prepared = [place for place in (*places, root / "runs" / config.profile / "data") if (place / "datasets.json").exists()]
-    split = next((run.settings["evaluate.split"] for run in runs if "evaluate.split" in run.settings), config.evaluate.split)
+    prepared = [
+        place
+        for place in (*places, root / "runs" / config.profile / "data")
+        if (place / "datasets.json").exists()
+    ]
+    split = next(
+        (run.settings["evaluate.split"] for run in runs if "evaluate.split" in run.settings),
+        config.evaluate.split,
+    )
     return write(out, runs, data=next(iter(prepared), None), split=split, sources=config.evaluate.sources)
 
 
@@ -58,7 +74,11 @@ def settings_lines(runs: Sequence[Run]) -> list[str]:
     from ans_core.report.runs import differing
 
     found = differing(runs)
-    return ["", "settings that differ:", *(f"  {key}: {' | '.join(values)}" for key, values in found.items())] if found else []
+    return (
+        ["", "settings that differ:", *(f"  {key}: {' | '.join(values)}" for key, values in found.items())]
+        if found
+        else []
+    )
 
 
 def change_lines(runs: Sequence[Run]) -> list[str]:
@@ -73,11 +93,14 @@ def change_lines(runs: Sequence[Run]) -> list[str]:
 
 
 def table(one: Run, other: Run) -> str:
-    """Return one line per metric that differs in its four digits, with `-` where one result lacks it, and how many do not. Raises
-    ValueError if they have none in common, and FileNotFoundError for a result without any."""
+    """Return one line per metric that differs in its four digits, with `-` where one result lacks it, and how
+    many do not. Raises ValueError if they have none in common, and FileNotFoundError for a result without
+    any."""
     for run in (one, other):
         if not run.metrics:
-            raise FileNotFoundError(f"{run.told} has no metrics: no evaluate/<{'|'.join(ROWS)}>/metrics.json, and no metrics.json")
+            raise FileNotFoundError(
+                f"{run.told} has no metrics: no evaluate/<{'|'.join(ROWS)}>/metrics.json, and no metrics.json"
+            )
     left, right = in_common(one.metrics, other.metrics)
     if not left.keys() & right.keys():
         some, others = (", ".join(sorted(metrics)[:3]) for metrics in (left, right))
@@ -89,24 +112,32 @@ def table(one: Run, other: Run) -> str:
         values = ["-" if value is None else f"{value:.4f}" for value in (a, b)]
         if values[0] != values[1]:
             cells[name] = (*values, "-" if a is None or b is None else f"{b - a:+.4f}")
-    same = [f"{len(names) - len(cells)} of {len(names)} metrics are the same to four digits"] if len(cells) < len(names) else []
+    same = (
+        [f"{len(names) - len(cells)} of {len(names)} metrics are the same to four digits"]
+        if len(cells) < len(names)
+        else []
+    )
     if not cells:
         return same[0]
     width, wide = max(map(len, cells)), max(12, *map(len, heads))
     rows = {"metric": (*heads, "difference"), **cells}
-    return "\n".join([*(f"{n:<{width}}  {a:>{wide}}  {b:>{wide}}  {d:>12}" for n, (a, b, d) in rows.items()), *same])
+    return "\n".join(
+        [*(f"{n:<{width}}  {a:>{wide}}  {b:>{wide}}  {d:>12}" for n, (a, b, d) in rows.items()), *same]
+    )
 
 
 def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
-    """Return both results under the same names: with one spelling (MLflow's J_F is J&F). For different splits, or a headline and a summary,
-    drop the split from the names and keep only what both have."""
+    """Return both results under the same names: with one spelling (MLflow's J_F is J&F). For different
+    splits, or a headline and a summary, drop the split from the names and keep only what both have."""
     spelt = {metric_name(name): name for name in (*left, *right) if metric_name(name) != name}
     left, right = ({spelt.get(name, name): value for name, value in found.items()} for found in (left, right))
     if left.keys() & right.keys():
         return left, right
     left, right = without_splits(left), without_splits(right)
     both = left.keys() & right.keys()
-    return ({name: left[name] for name in both}, {name: right[name] for name in both}) if both else (left, right)
+    return (
+        ({name: left[name] for name in both}, {name: right[name] for name in both}) if both else (left, right)
+    )
 
 
 def without_splits(found: Metrics) -> Metrics:
@@ -114,4 +145,6 @@ def without_splits(found: Metrics) -> Metrics:
     for name, value in found.items():
         row, _, rest = name.partition("/")
         by_row[row][rest] = value
-    return {f"{row}/{name}": value for row, metrics in by_row.items() for name, value in short(metrics).items()}
+    return {
+        f"{row}/{name}": value for row, metrics in by_row.items() for name, value in short(metrics).items()
+    }

@@ -39,20 +39,36 @@ def versions() -> list[Finding]:
         ok = release(version) < broken
         bound = ".".join(map(str, broken))
         found.append(
-            Finding(ok=ok, what=f"{package} {version}" + ("" if ok else f": {consequence}"), remedy=f'pip install "{package}<{bound}"')
+            Finding(
+                ok=ok,
+                what=f"{package} {version}" + ("" if ok else f": {consequence}"),
+                remedy=f'pip install "{package}<{bound}"',
+            )
         )
     return found
 
 
 def locked(root: Path) -> Finding:
-    """Compare installed versions with constraints.txt; an extra (requirements/) may have pinned another one."""
+    """Compare installed versions with constraints.txt; an extra (requirements/) may have pinned another
+    one."""
     pins: dict[str, list[str]] = {}
     for file in (root / "constraints.txt", *sorted((root / "requirements").glob("*.txt"))):
         for name, pin in re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), flags=re.MULTILINE):
             pins.setdefault(name.lower().replace("_", "-"), []).append(pin)
-    installed = {(item.name or "").lower().replace("_", "-"): item.version.split("+")[0] for item in metadata.distributions()}
-    other = [f"{name} {installed[name]} (lock: {pin[0]})" for name, pin in pins.items() if name in installed and installed[name] not in pin]
-    what = f"{len(pins)} packages as locked" if not other else f"not as in constraints.txt: {', '.join(other[:5])}"
+    installed = {
+        (item.name or "").lower().replace("_", "-"): item.version.split("+")[0]
+        for item in metadata.distributions()
+    }
+    other = [
+        f"{name} {installed[name]} (lock: {pin[0]})"
+        for name, pin in pins.items()
+        if name in installed and installed[name] not in pin
+    ]
+    what = (
+        f"{len(pins)} packages as locked"
+        if not other
+        else f"not as in constraints.txt: {', '.join(other[:5])}"
+    )
     return Finding(ok=not other, what=what, remedy="rm .venv/.stamp && make setup")
 
 
@@ -72,7 +88,10 @@ def computes() -> Finding:
     device = dist.pick_device("auto")
     what = f"dtype auto: {precision.described(device)}"
     if device.type == "cpu":
-        what += f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up aside"
+        what += (
+            f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up "
+            "aside"
+        )
     return Finding(ok=True, what=what)
 
 
@@ -83,7 +102,9 @@ def settings(root: Path) -> list[Finding]:
     try:
         config = load(root / "params.yaml")
     except ConfigError as error:
-        return [Finding(ok=False, what=str(error), remedy="`ans profile NAME --force` writes params.yaml anew")]
+        return [
+            Finding(ok=False, what=str(error), remedy="`ans profile NAME --force` writes params.yaml anew")
+        ]
     return [Finding(ok=True, what=f"params.yaml: profile {config.profile}"), *preflight(config, root)]
 
 
@@ -101,7 +122,11 @@ def lock_file(root: Path) -> Finding:
 
 def writable(root: Path) -> Finding:
     """Report folders in which this user can't write: the workspace is another user's."""
-    closed = [str(path) for path in (root, root / ".ans", root / ".dvc", root / "runs") if path.exists() and not os.access(path, os.W_OK)]
+    closed = [
+        str(path)
+        for path in (root, root / ".ans", root / ".dvc", root / "runs")
+        if path.exists() and not os.access(path, os.W_OK)
+    ]
     if not closed:
         return Finding(ok=True, what="this user can write in the workspace")
     return Finding(ok=False, what=f"this user can't write in {', '.join(closed)}", remedy=CLONE)
@@ -115,7 +140,8 @@ def repository(root: Path) -> Finding:
 
 
 def locks(root: Path) -> list[Finding]:
-    """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody holds is harmless."""
+    """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody
+    holds is harmless."""
     found = []
     for path in sorted((root / ".ans").glob("*.lock")):
         with path.open() as file:  # to read alone: it may be another user's
@@ -130,7 +156,11 @@ def locks(root: Path) -> list[Finding]:
 def at_work(lock: str, holder: str) -> Finding:
     """Report a lock's holder; a stopped one holds it until somebody acts."""
     pid = re.search(r"pid (\d+)", holder)
-    stopped = pid and psutil.pid_exists(int(pid[1])) and psutil.Process(int(pid[1])).status() == psutil.STATUS_STOPPED
+    stopped = (
+        pid
+        and psutil.pid_exists(int(pid[1]))
+        and psutil.Process(int(pid[1])).status() == psutil.STATUS_STOPPED
+    )
     if pid and stopped:
         remedy = f"`kill -CONT {pid[1]}` lets it go on, `kill -9 {pid[1]}` ends it; the same command resumes"
         return Finding(ok=False, what=f"{lock}: held by a stopped process: {holder}", remedy=remedy)
@@ -138,7 +168,8 @@ def at_work(lock: str, holder: str) -> Finding:
 
 
 def cache(root: Path) -> list[Finding]:
-    """Read every object of DVC's cache and compare it with its hash: `dvc checkout` would deliver a damaged one as it is."""
+    """Read every object of DVC's cache and compare it with its hash: `dvc checkout` would deliver a damaged
+    one as it is."""
     from flows.dvc_state import damaged_objects
 
     found = [
@@ -182,7 +213,8 @@ def scratch(root: Path) -> Finding:
 
 
 def resumes(folder: Path, root: Path) -> bool:
-    """Tell whether a stage that runs now would go on from this state. One of `ans eval` is taken to be: its settings are not known."""
+    """Tell whether a stage that runs now would go on from this state. One of `ans eval` is taken to be: its
+    settings are not known."""
     from ans_core.config import ConfigError, load
     from tasks.runner import state_key
     from tasks.stages import TABLE
@@ -199,15 +231,26 @@ def resumes(folder: Path, root: Path) -> bool:
 
 
 def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
-    """Return a check's findings. An error in it becomes one too, so that the others are still made; ANS_TRACEBACK=1 shows where it was."""
+    """Return a check's findings. An error in it becomes one too, so that the others are still made;
+    ANS_TRACEBACK=1 shows where it was."""
     try:
         found = check()
     except Exception as error:  # whatever is wrong with the machine: to find it is what this command is for
         if os.environ.get("ANS_TRACEBACK"):
             raise
-        what, _, remedy = str(error).partition(": ") if isinstance(error, ValueError) else (f"{type(error).__name__}: {error}", "", "")
+        what, _, remedy = (
+            str(error).partition(": ")
+            if isinstance(error, ValueError)
+            else (f"{type(error).__name__}: {error}", "", "")
+        )
         remedy = CLONE if isinstance(error, PermissionError) else remedy
-        return [Finding(ok=False, what=what.partition("\n")[0], remedy=remedy or "`ANS_TRACEBACK=1 ans doctor` shows where")]
+        return [
+            Finding(
+                ok=False,
+                what=what.partition("\n")[0],
+                remedy=remedy or "`ANS_TRACEBACK=1 ans doctor` shows where",
+            )
+        ]
     return found if isinstance(found, list) else [found]
 
 

@@ -16,13 +16,17 @@ USUAL_PRODUCT_MS = 7.5
 
 
 def left_s(profile: str, done: Mapping[str, float], names: list[str]) -> float | None:
-    """Return the seconds that stages `names` will take here, from what stages took that are done in this run; None where nothing is
-    known."""
+    """Return the seconds that stages `names` will take here, from what stages took that are done in this run;
+    None where nothing is known."""
     usual = USUAL_S.get(profile, {})
     expected = sum(usual.get(name, 0.0) for name in done)
     if not expected or not usual.keys() >= set(names):
         return None
-    return sum(usual[name] for name in names) * sum(seconds for name, seconds in done.items() if name in usual) / expected
+    return (
+        sum(usual[name] for name in names)
+        * sum(seconds for name, seconds in done.items() if name in usual)
+        / expected
+    )
 
 
 def minutes_here(profile: str, product_ms: float) -> float:

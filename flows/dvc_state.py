@@ -1,4 +1,5 @@
-"""Tell whether DVC would run a stage; as a program, run `dvc repro --single-item TARGET` with exit codes that tell what happened.
+"""Tell whether DVC would run a stage; as a program, run `dvc repro --single-item TARGET` with exit codes that
+tell what happened.
 
 The only module that uses DVC's internals.
 """
@@ -29,7 +30,8 @@ BUSY = 75
 
 
 def check_git(root: Path) -> None:
-    """Raise ValueError for a checkout without .git (a zip from GitHub, an image) whose DVC was not told to go without."""
+    """Raise ValueError for a checkout without .git (a zip from GitHub, an image) whose DVC was not told to go
+    without."""
     from dvc.repo import Repo
     from dvc.scm import SCMError
 
@@ -41,17 +43,21 @@ def check_git(root: Path) -> None:
 
 
 def no_git(root: Path) -> ValueError:
-    return ValueError(f"DVC finds no git repository in {root}: `dvc config core.no_scm true` goes on without git; or `git init`")
+    return ValueError(
+        f"DVC finds no git repository in {root}: `dvc config core.no_scm true` goes on without git; or `git "
+        "init`"
+    )
 
 
 def is_up_to_date(target: str, root: Path) -> bool:
-    """Tell what `dvc status TARGET` tells, 20 times as fast. Call it after everything upstream ran. Raises BlockingIOError while DVC is
-    busy."""
+    """Tell what `dvc status TARGET` tells, 20 times as fast. Call it after everything upstream ran. Raises
+    BlockingIOError while DVC is busy."""
     return are_up_to_date([target], root)
 
 
 def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
-    """Tell whether running all of these would do nothing. Raises ValueError if dvc.lock or dvc.yaml can't be read."""
+    """Tell whether running all of these would do nothing. Raises ValueError if dvc.lock or dvc.yaml can't be
+    read."""
     parsed = [(path or "dvc.yaml", name) for path, _, name in (target.rpartition(":") for target in targets)]
     for file in dict.fromkeys(path for path, _ in parsed):
         check_lock_file(root, file.replace(".yaml", ".lock"))
@@ -67,7 +73,9 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
         if is_stale:
             hash_code(root)
         with Repo(str(root)) as repo, repo.lock:
-            return not any(repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed)
+            return not any(
+                repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed
+            )
     except LockError as error:
         raise BlockingIOError(f"another dvc command is at work in {root}") from error
     except SCMError as error:
@@ -77,11 +85,17 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
 
 
 def hash_code(root: Path) -> None:
-    """Run the stage that hashes the code, in a process of its own, which finds this interpreter as `python`. Raises BlockingIOError while
-    DVC is busy, and ValueError if the stage fails."""
+    """Run the stage that hashes the code, in a process of its own, which finds this interpreter as `python`.
+    Raises BlockingIOError while DVC is busy, and ValueError if the stage fails."""
     from flows.child import run_once  # it starts this module
 
-    status = run_once(["-m", "flows.dvc_state", code.NAME], root=root, timeout_s=600, extra_environment={}, say=sys.stderr.write)
+    status = run_once(
+        ["-m", "flows.dvc_state", code.NAME],
+        root=root,
+        timeout_s=600,
+        extra_environment={},
+        say=sys.stderr.write,
+    )
     if status == BUSY:
         raise BlockingIOError(f"another dvc command is at work in {root}")
     if status:
@@ -89,8 +103,9 @@ def hash_code(root: Path) -> None:
 
 
 def accept_code(target: str, root: Path) -> str:
-    """Record in dvc.lock that the present code of a stage gives the result that is there; return a line that says so. Raises ValueError if
-    anything else changed: an input, a setting, the output, the stage's version."""
+    """Record in dvc.lock that the present code of a stage gives the result that is there; return a line that
+    says so. Raises ValueError if anything else changed: an input, a setting, the output, the stage's
+    version."""
     from dvc.repo import Repo
 
     quiet_dvc()
@@ -101,15 +116,23 @@ def accept_code(target: str, root: Path) -> str:
         stage = repo.stage.load_one(path=str(root / (path or "dvc.yaml")), name=name)
         of_code = next(dep for dep in stage.deps if dep.fs_path == str((root / code.FILE).resolve()))
         recorded, present = ((hash_info.value or {}) for hash_info in (of_code.hash_info, of_code.get_hash()))
-        others = {str(entry) for entry in (*stage.deps, *stage.outs) if entry is not of_code and entry.status()}
+        others = {
+            str(entry) for entry in (*stage.deps, *stage.outs) if entry is not of_code and entry.status()
+        }
         if versions(recorded) != versions(present):
             others.add("its version")
         if others:
-            raise ValueError(f"{target}: not its code alone is another than dvc.lock says, but {', '.join(sorted(others))}: it must run")
+            raise ValueError(
+                f"{target}: not its code alone is another than dvc.lock says, but "
+                f"{', '.join(sorted(others))}: it must run"
+            )
         if recorded == present:
             return f"{target}: its code is that of dvc.lock"
         repo.commit(target, force=True)
-    return f"{target}: dvc.lock says that its present code gives the result that is there; commit it with the reason"
+    return (
+        f"{target}: dvc.lock says that its present code gives the result that is there; commit it with the "
+        "reason"
+    )
 
 
 def versions(codes: dict[str, str]) -> list[str]:
@@ -122,12 +145,15 @@ def output_hash(path: str, root: Path) -> str | None:
     lock = root / "dvc.lock"
     check_lock_file(root)
     stages = lock_file.parse(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
-    return next((out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path), None)
+    return next(
+        (out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path),
+        None,
+    )
 
 
 def check_out(md5: str, folder: Path, root: Path) -> None:
-    """Write the folder that has this hash from DVC's cache, or from the default remote where the cache lacks it. Raises ValueError if
-    neither has all of it."""
+    """Write the folder that has this hash from DVC's cache, or from the default remote where the cache lacks
+    it. Raises ValueError if neither has all of it."""
     from dvc.exceptions import DvcException
     from dvc.fs import LocalFileSystem
     from dvc.repo import Repo
@@ -142,16 +168,20 @@ def check_out(md5: str, folder: Path, root: Path) -> None:
         try:
             if not repo.cache.local.exists(md5) and repo.config["core"].get("remote"):
                 repo.cloud.pull([wanted])
-            checkout(str(partial), LocalFileSystem(), load(repo.cache.local, wanted), repo.cache.local, force=True)
+            checkout(
+                str(partial), LocalFileSystem(), load(repo.cache.local, wanted), repo.cache.local, force=True
+            )
         except (FileNotFoundError, CheckoutError, DvcException) as error:
             raise ValueError(
-                f"DVC's cache and remote lack {md5} ({error}): `dvc pull` from where it was made, or run the pipeline"
+                f"DVC's cache and remote lack {md5} ({error}): `dvc pull` from where it was made, or run "
+                "the pipeline"
             ) from error
     partial.rename(folder)
 
 
 def damaged_objects(root: Path) -> list[tuple[Path, list[str]]]:
-    """Return the objects of DVC's cache whose bytes are not those of their name, each with the outputs of dvc.lock that hold it."""
+    """Return the objects of DVC's cache whose bytes are not those of their name, each with the outputs of
+    dvc.lock that hold it."""
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
@@ -159,7 +189,9 @@ def damaged_objects(root: Path) -> list[tuple[Path, list[str]]]:
     damaged = []
     for path in sorted(folder.glob("??/*")):
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "md5").hexdigest() != path.parent.name + path.name.removesuffix(".dir"):
+            if hashlib.file_digest(file, "md5").hexdigest() != path.parent.name + path.name.removesuffix(
+                ".dir"
+            ):
                 damaged.append(path)
     return [(path, outputs_with(path, folder, root)) for path in damaged]
 
@@ -168,13 +200,23 @@ def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
     """Return the files (or folders) that the recorded outputs have of this object."""
     md5, found = wanted.parent.name + wanted.name, []
     locks = [path for path in lock_files(root) if path.exists()]
-    stages = [stage for path in locks for stage in lock_file.parse(path.read_text(encoding="utf-8"))["stages"].values()]
+    stages = [
+        stage
+        for path in locks
+        for stage in lock_file.parse(path.read_text(encoding="utf-8"))["stages"].values()
+    ]
     for out in (out for stage in stages for out in stage.get("outs", [])):
         listing = cache / out["md5"][:2] / out["md5"][2:]
         if out["md5"] == md5:
             found.append(out["path"])
-        elif md5 in (text := listing.read_text(encoding="utf-8") if listing.suffix == ".dir" and listing.exists() else ""):
-            found += [f"{out['path']}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5]
+        elif md5 in (
+            text := listing.read_text(encoding="utf-8")
+            if listing.suffix == ".dir" and listing.exists()
+            else ""
+        ):
+            found += [
+                f"{out['path']}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5
+            ]
     return found
 
 
@@ -183,19 +225,23 @@ def lock_files(root: Path) -> list[Path]:
 
 
 def file_in_cache(md5: str, name: str, root: Path) -> Path | None:
-    """Return the place in DVC's cache of one file of the output folder with this hash; None if the cache lacks it."""
+    """Return the place in DVC's cache of one file of the output folder with this hash; None if the cache
+    lacks it."""
     from dvc.repo import Repo
 
     quiet_dvc()
     with Repo(str(root)) as repo:
         listing = Path(repo.cache.local.oid_to_path(md5))
         listed = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
-        found = [Path(repo.cache.local.oid_to_path(entry["md5"])) for entry in listed if entry["relpath"] == name]
+        found = [
+            Path(repo.cache.local.oid_to_path(entry["md5"])) for entry in listed if entry["relpath"] == name
+        ]
     return next((path for path in found if path.exists()), None)
 
 
 def write_files_whole() -> None:
-    """Let DVC write a file beside the old one and rename it: it cuts the old one first, so that Ctrl-C has left a dvc.lock of no bytes."""
+    """Let DVC write a file beside the old one and rename it: it cuts the old one first, so that Ctrl-C has
+    left a dvc.lock of no bytes."""
     from dvc.utils.serialize import _common, _yaml
 
     def dump(path: str, data: Any, dumper: Callable[[Any, TextIO], Any], fs: object = None) -> None:
@@ -212,20 +258,27 @@ def quiet_dvc() -> None:
 
 
 def check_lock_file(root: Path, file: str = "dvc.lock") -> None:
-    """Raise ValueError for a dvc.lock that a merge or a full disk has damaged; DVC takes an empty one for a new project."""
+    """Raise ValueError for a dvc.lock that a merge or a full disk has damaged; DVC takes an empty one for a
+    new project."""
     path = root / file
-    remedy = f"`git checkout {file}` takes the committed one back; without the file, every stage is looked up in the run cache"
+    remedy = (
+        f"`git checkout {file}` takes the committed one back; without the file, every stage is looked up in "
+        "the run cache"
+    )
     try:
         read = lock_file.parse(path.read_text(encoding="utf-8")) if path.exists() else {"stages": {}}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''} is no YAML (a merge conflict?): {remedy}") from error
+        raise ValueError(
+            f"{path}{f', line {mark.line + 1}' if mark else ''} is no YAML (a merge conflict?): {remedy}"
+        ) from error
     if not isinstance(read, dict) or not isinstance(read.get("stages"), dict):
         raise ValueError(f"{path} is empty or cut, it lists no stages: {remedy}")
 
 
 def end_all(number: int, frame: FrameType | None) -> None:
-    """End with the flow, however that ended, and the stage with it; a stopped one must go on to see its signal."""
+    """End with the flow, however that ended, and the stage with it; a stopped one must go on to see its
+    signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     os.killpg(0, signal.SIGCONT)
@@ -234,8 +287,8 @@ def end_all(number: int, frame: FrameType | None) -> None:
 
 
 def main(target: str, force: bool = False) -> None:
-    """Run a stage; with `force` also if it is up to date. Exit codes: 0 done, BUSY, 1 failed. The stage finds this process in
-    ANS_PARENT_PID, and ends with it."""
+    """Run a stage; with `force` also if it is up to date. Exit codes: 0 done, BUSY, 1 failed. The stage finds
+    this process in ANS_PARENT_PID, and ends with it."""
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo

@@ -12,8 +12,8 @@ from flows.paths import root
 
 
 def job_words(arguments: argparse.Namespace) -> list[str] | None:
-    """Return what follows Python to run this command as a job, where params.yaml says so; None to run it here. Raises ValueError outside of
-    the checkout, from which jobs start."""
+    """Return what follows Python to run this command as a job, where params.yaml says so; None to run it
+    here. Raises ValueError outside of the checkout, from which jobs start."""
     from ans_core.config import load
     from tasks.launcher import is_submitted, submit_words
 
@@ -24,8 +24,14 @@ def job_words(arguments: argparse.Namespace) -> list[str] | None:
     if not is_submitted(launch, os.environ):
         return None
     if Path.cwd() != here:
-        raise ValueError(f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device cpu")
+        raise ValueError(
+            f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device "
+            "cpu"
+        )
     processes = launch.of("evaluate").inference_processes
-    shared = ["--processes", str(processes)] if processes > 1 and arguments.processes is None else []  # one for each GPU that is reserved
+    # one for each GPU that is reserved
+    shared = ["--processes", str(processes)] if processes > 1 and arguments.processes is None else []
     words = ["-m", "flows.cli", *sys.argv[1:], *shared]
-    return submit_words(f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words)
+    return submit_words(
+        f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words
+    )

@@ -19,7 +19,10 @@ from tasks.process import held
 
 @flow(name="evaluate", flow_run_name=run_name, retries=0)
 def evaluate(
-    checkpoint: str = "challenger", benchmarks: list[str] | None = None, split: str | None = None, limit: int | None = None
+    checkpoint: str = "challenger",
+    benchmarks: list[str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
 ) -> str:
     """Evaluate and return the folder of results; params.yaml stays as it is.
 
@@ -33,7 +36,9 @@ def evaluate(
     asked = {"benchmarks": benchmarks, "split": split, "limit": limit}
     with held(here / ".ans/flow.lock", "evaluate"):
         folder, content = found(checkpoint, here)
-        out = in_child(folder, content, here, {name: value for name, value in asked.items() if value is not None})
+        out = in_child(
+            folder, content, here, {name: value for name, value in asked.items() if value is not None}
+        )
     metrics = json.loads((out / METRICS).read_text(encoding="utf-8"))
     lines = [
         f"# evaluate {checkpoint}",
@@ -41,7 +46,9 @@ def evaluate(
         "|-|-:|",
         *(f"| {name} | {value:.4f} |" for name, value in sorted(metrics.items())),
     ]
-    create_markdown_artifact("\n".join([*lines, "", f"Predictions and overlays: `{out}`"]), key="evaluate", description=checkpoint)
+    create_markdown_artifact(
+        "\n".join([*lines, "", f"Predictions and overlays: `{out}`"]), key="evaluate", description=checkpoint
+    )
     return str(out)
 
 
@@ -52,4 +59,7 @@ def found(checkpoint: str, here: Path) -> tuple[Path, str]:
     profile = load(here / "params.yaml").profile
     if version := registry.version_of(here, profile, checkpoint):
         return registered(version, here), version.md5
-    raise ValueError(f"no checkpoint {checkpoint!r}: it is no folder and no version or alias of {registry.model_name(profile)}")
+    raise ValueError(
+        f"no checkpoint {checkpoint!r}: it is no folder and no version or alias of "
+        f"{registry.model_name(profile)}"
+    )

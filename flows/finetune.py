@@ -1,5 +1,6 @@
-"""`ans finetune FOLDER --model M`: labelled pictures and a checkpoint in; a fine-tuned checkpoint, evaluated before and after, and a report
-out. It is the pipeline without DVC and without RL, in a folder of its own: params.yaml and runs/ stay as they are."""
+"""`ans finetune FOLDER --model M`: labelled pictures and a checkpoint in; a fine-tuned checkpoint, evaluated
+before and after, and a report out. It is the pipeline without DVC and without RL, in a folder of its own:
+params.yaml and runs/ stay as they are."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def finetune(arguments: argparse.Namespace) -> int:
 
 
 def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
-    """Read and check the data set, the start model's tensors and the settings. Raises ValueError, and writes to `scratch` alone, for what
-    does not fit, and for a folder that holds another fine-tuning."""
+    """Read and check the data set, the start model's tensors and the settings. Raises ValueError, and writes
+    to `scratch` alone, for what does not fit, and for a folder that holds another fine-tuning."""
     from ans_core import data
     from ans_core.checkpoints import conversion
     from ans_core.checkpoints.folder import local_folder
@@ -53,29 +54,44 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
 
     source = Path(arguments.folder).resolve()
     (name,) = set_names([source])
-    out = scratch / "out" if arguments.estimate else Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
+    out = (
+        scratch / "out"
+        if arguments.estimate
+        else Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
+    )
     folder, form, imported = source, arguments.format or infer(source), None
     identity = {
-        "source": str(source), "files": fingerprint(source), "model": arguments.model, "profile": arguments.profile,
+        "source": str(source), "files": fingerprint(source), "model": arguments.model,
+        "profile": arguments.profile,
         "settings": list(arguments.settings), "steps": arguments.steps,
     }  # fmt: skip
     refuse_another(out / "finetune.json", identity, FINETUNE.noun)
     if form in EXPORTS and (form not in SPLITS or not {"train", "val"} <= {*SPLITS[form](source)}):
         imported, form = scratch / IMPORTED, "annotations"
-        folder = out / IMPORTED if (out / IMPORTED).exists() else import_held_out(source, imported, arguments.format)
+        folder = (
+            out / IMPORTED
+            if (out / IMPORTED).exists()
+            else import_held_out(source, imported, arguments.format)
+        )
     read = data.read_samples(format=form, path=folder, name=name, split="train")
     train = list(compress(read, paired(read)))
     if not train:
-        raise ValueError(f"{source}: no record of its split 'train' has both a text and what it is about: there is nothing to fine-tune on")
+        raise ValueError(
+            f"{source}: no record of its split 'train' has both a text and what it is about: there is "
+            "nothing to fine-tune on"
+        )
     more = how_to_hold_out(source, form, imported)
     try:
         held_out = data.read_samples(format=form, path=folder, name=name, split="val")
     except NoSplit:
-        raise ValueError(f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}") from None
+        raise ValueError(
+            f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}"
+        ) from None
     benchmarks = benchmarks_of(held_out)
     if not benchmarks:
         raise ValueError(
-            f"{source}: its held-out samples are questions and answers, or half of a pair, which no benchmark compares: give it records"
+            f"{source}: its held-out samples are questions and answers, or half of a pair, which no "
+            "benchmark compares: give it records"
             ' of objects or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
         )
     start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
@@ -87,14 +103,30 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         parameters=conversion.parameters(base_of(start)[1]),
     )
     optim = config.sft.optim
-    print(f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {optim.steps} steps of {optim.batch}", flush=True)
+    print(
+        f"{source}: {len(train)} samples to train on, {len(held_out)} held out; {optim.steps} steps of "
+        f"{optim.batch}",
+        flush=True,
+    )
     if len({sample.image_id for sample in held_out}) < FEW:
-        print(f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; {more}", flush=True)
-    return Request(training=FINETUNE, data=name, model=arguments.model, out=out, config=config, identity=identity, imported=imported)
+        print(
+            f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; {more}",
+            flush=True,
+        )
+    return Request(
+        training=FINETUNE,
+        data=name,
+        model=arguments.model,
+        out=out,
+        config=config,
+        identity=identity,
+        imported=imported,
+    )
 
 
 def import_held_out(source: Path, into: Path, form: str | None) -> Path:
-    """Import an export, which holds out one picture in five where there is no "val"; where all is "val", so does this. "test" stays."""
+    """Import an export, which holds out one picture in five where there is no "val"; where all is "val", so
+    does this. "test" stays."""
     from ans_core.data.exports import import_export
 
     lines = import_export(source, into, form=form)
@@ -107,7 +139,10 @@ def import_held_out(source: Path, into: Path, form: str | None) -> Path:
             if record.get("split") == "val":
                 del record["split"]
         file.write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        print(f"{source.name} has nothing to train on but what it holds out: one picture in five is held out, by a hash of its name")
+        print(
+            f"{source.name} has nothing to train on but what it holds out: one picture in five is held out, "
+            "by a hash of its name"
+        )
     return into
 
 
@@ -117,19 +152,31 @@ def how_to_hold_out(source: Path, form: str, imported: Path | None) -> str:
         return f'`ans data import {source} --out DIR`, give some records of DIR/annotations.json "split": "val", and fine-tune on DIR'
     if form == "annotations":
         return 'give some records "split": "val"'
-    return f"put pictures of a split 'val' beside the others, as the format {form!r} has them (docs/your-data.md)"
+    return (
+        f"put pictures of a split 'val' beside the others, as the format {form!r} has them "
+        "(docs/your-data.md)"
+    )
 
 
-def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int, benchmarks: Sequence[str], parameters: int) -> Config:
-    """Return the settings: those of a profile for a model of this size, with this data set alone, and a number of steps that shows every
-    picture about EPOCHS times."""
+def settings(
+    source: DataSource,
+    arguments: argparse.Namespace,
+    *,
+    pictures: int,
+    benchmarks: Sequence[str],
+    parameters: int,
+) -> Config:
+    """Return the settings: those of a profile for a model of this size, with this data set alone, and a
+    number of steps that shows every picture about EPOCHS times."""
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
     file = root() / PROFILES / f"{profile}.yaml"
     whole = Config.model_validate(resolve(file))
     of_profile = whole.sft.optim
     epochs, given, words_given = length(arguments.settings, section="sft", steps=arguments.steps)
     batch = given.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
-    steps = arguments.steps or (math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch)))
+    steps = arguments.steps or (
+        math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch))
+    )
     of_machine = launch_words(batch, given, command="finetune")
     count = int(given.get("launch.processes", of_machine["launch.processes"]))
     accumulate = accumulated(batch, count, of_profile, processes=whole.launch.processes)
@@ -139,7 +186,8 @@ def settings(source: DataSource, arguments: argparse.Namespace, *, pictures: int
         f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", f"sft.optim.accumulate={accumulate}",
         f"sft.optim.save_every={min(CHUNK, steps)}",
         "memory.train=false", *(f"{key}={value}" for key, value in of_machine.items()),
-        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]", "evaluate.split=val",
+        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]",
+        "evaluate.split=val",
         *words_given,
     ]  # fmt: skip
     return Config.model_validate(resolve(file, tuple(words)))
@@ -164,4 +212,11 @@ def merge(base: Path, sft: Path, out: Path) -> None:
     checkpoint.save(sft_model(base, sft), out, metadata={"stage": "finetune"})
 
 
-FINETUNE = Training(name="finetune", noun="fine-tuning", stage="sft", rows=("base", "sft"), works=works, before_estimate=("data", "memory"))
+FINETUNE = Training(
+    name="finetune",
+    noun="fine-tuning",
+    stage="sft",
+    rows=("base", "sft"),
+    works=works,
+    before_estimate=("data", "memory"),
+)

@@ -1,5 +1,5 @@
-"""What runs overwrite and give back, kept on disk: params.yaml under a run with settings of its own; files and git's index under a sweep,
-after each member too. After a killed one the next run brings it back."""
+"""What runs overwrite and give back, kept on disk: params.yaml under a run with settings of its own; files
+and git's index under a sweep, after each member too. After a killed one the next run brings it back."""
 
 from __future__ import annotations
 
@@ -34,11 +34,17 @@ def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:
 
 @contextmanager
 def settings_of_run(
-    here: Path, *, profile: str | None = None, overrides: dict[str, Any] | None = None, data: list[str] | None = None
+    here: Path,
+    *,
+    profile: str | None = None,
+    overrides: dict[str, Any] | None = None,
+    data: list[str] | None = None,
 ) -> Iterator[None]:
-    """Have params.yaml hold what a flow's parameters ask for, and give it back at the end, unless somebody has written it meanwhile.
+    """Have params.yaml hold what a flow's parameters ask for, and give it back at the end, unless somebody
+    has written it meanwhile.
 
-    The settings are those of params.yaml where it holds this profile (or none is asked for), else the profile's; then overrides and data.
+    The settings are those of params.yaml where it holds this profile (or none is asked for), else the
+    profile's; then overrides and data.
     """
     path = here / "params.yaml"
     is_there = profile is None or (path.exists() and load(path).profile == profile)
@@ -54,7 +60,9 @@ def settings_of_run(
     if path.exists():
         partial = here / RUN.with_suffix(".partial")
         partial.parent.mkdir(exist_ok=True)
-        partial.write_text(json.dumps({"before": path.read_text(encoding="utf-8"), "run": values}), encoding="utf-8")
+        partial.write_text(
+            json.dumps({"before": path.read_text(encoding="utf-8"), "run": values}), encoding="utf-8"
+        )
         partial.rename(here / RUN)
     try:
         write_whole(path, render(values, words))
@@ -65,12 +73,15 @@ def settings_of_run(
 
 
 def settle(here: Path) -> None:
-    """Give params.yaml back after a killed run, for a command that reads or writes it. Raises ConfigError while a run with settings of its
-    own is at work: what stands there is not the user's."""
+    """Give params.yaml back after a killed run, for a command that reads or writes it. Raises ConfigError
+    while a run with settings of its own is at work: what stands there is not the user's."""
     if not (here / RUN).exists():
         return
     if holder := holder_of(here / ".ans/flow.lock"):
-        raise ConfigError(f"params.yaml holds the settings of a run at work, {holder}, and is as before when it ends; wait for it")
+        raise ConfigError(
+            f"params.yaml holds the settings of a run at work, {holder}, and is as before when it ends; "
+            "wait for it"
+        )
     with held(here / ".ans/flow.lock", "tidying up"):
         print_lines(give_back(here))
 
@@ -81,7 +92,8 @@ def print_lines(lines: list[str]) -> None:
 
 
 def give_back(here: Path) -> list[str]:
-    """Undo what `settings_of_run` did to params.yaml; return a line that says so. Settings that somebody wrote since stay."""
+    """Undo what `settings_of_run` did to params.yaml; return a line that says so. Settings that somebody
+    wrote since stay."""
     if not (here / RUN).exists():
         return []
     kept = json.loads((here / RUN).read_text(encoding="utf-8"))
@@ -89,7 +101,11 @@ def give_back(here: Path) -> list[str]:
     if is_of_run:
         write_whole(here / "params.yaml", kept["before"])
     (here / RUN).unlink()
-    return ["a run with settings of its own was killed here: params.yaml is again as before it"] if is_of_run else []
+    return (
+        ["a run with settings of its own was killed here: params.yaml is again as before it"]
+        if is_of_run
+        else []
+    )
 
 
 def keep(here: Path) -> None:
@@ -116,7 +132,8 @@ def put_back(here: Path) -> None:
             shutil.copyfile(here / FOLDER / name, here / name)
         else:
             (here / name).unlink(missing_ok=True)
-    if tree := (here / FOLDER / INDEX).read_text(encoding="utf-8"):  # a member that was stopped leaves its settings staged
+    # a member that was stopped leaves its settings staged
+    if tree := (here / FOLDER / INDEX).read_text(encoding="utf-8"):
         git(here, "read-tree", tree)
         git(here, "update-index", "-q", "--refresh")
 
@@ -129,8 +146,8 @@ def end(here: Path) -> None:
 
 
 def recover(here: Path) -> list[str]:
-    """Undo what a killed run or sweep left, and return lines that say so. Call it under the lock that they hold. Settings that somebody
-    wrote after it had died stay."""
+    """Undo what a killed run or sweep left, and return lines that say so. Call it under the lock that they
+    hold. Settings that somebody wrote after it had died stay."""
     if not holder_of(here / STAGE_LOCK):
         with held(here / STAGE_LOCK, "tidying up"):
             drop_partial_outputs(here)
@@ -144,7 +161,9 @@ def recover_sweep(here: Path) -> list[str]:
     left = json.loads((folder / MEMBER).read_text(encoding="utf-8")) if (folder / MEMBER).exists() else None
     if left is None or settings_of(here / "params.yaml") in (left, settings_of(folder / "params.yaml")):
         end(here)
-        return ["a sweep was killed here: params.yaml, dvc.lock and the results in runs/ are again as before it"]
+        return [
+            "a sweep was killed here: params.yaml, dvc.lock and the results in runs/ are again as before it"
+        ]
     shutil.rmtree(folder)
     return ["a sweep was killed here, and params.yaml was written since: it stays as it is"]
 

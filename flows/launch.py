@@ -1,4 +1,5 @@
-"""`ans run`: the flow on a temporary Prefect server, with a table at the end. `ans server`: a lasting server with a worker."""
+"""`ans run`: the flow on a temporary Prefect server, with a table at the end. `ans server`: a lasting server
+with a worker."""
 
 from __future__ import annotations
 
@@ -24,14 +25,27 @@ from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
 from tasks.process import held, imports_without_collector
 from tasks.stage_run import import_store
-from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, STAGES, SUMMARY, Stage, needed_for
+from tasks.stages import (
+    AGENT,
+    AGENT_FIGURES,
+    MAIN,
+    MEMORY,
+    ONLINE,
+    ONLINE_FIGURES,
+    ROWS,
+    STAGES,
+    SUMMARY,
+    Stage,
+    needed_for,
+)
 from tasks.surroundings import git
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SHOWN = (
-    "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR", "region_caption/exact_match",
+    "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR",
+    "region_caption/exact_match",
     "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR", "video/J&F",
 )  # fmt: skip
 
@@ -39,15 +53,18 @@ SHOWN = (
 def quiet_prefect(here: Path) -> None:
     """Set Prefect up for runs without a user's server; must come before prefect is imported."""
     os.environ["PREFECT_HOME"] = str(here / ".ans/prefect")
-    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")  # default 60: in some runs a request is never answered, only its retry
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # stages report their own errors; Prefect would add tracebacks
+    # default 60: in some runs a request is never answered, only its retry
+    os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "15")
+    # stages report their own errors; Prefect would add tracebacks
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
     os.environ.setdefault("PREFECT_CLI_PROMPT", "false")
 
 
 def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | None = None) -> int:
-    """Run the pipeline, or the stages of another group and all that they need. The pipeline of a SAM2 alone ends with its memory."""
+    """Run the pipeline, or the stages of another group and all that they need. The pipeline of a SAM2 alone
+    ends with its memory."""
     os.chdir(here)
     from ans_core.config import load
 
@@ -62,7 +79,9 @@ def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | N
                 rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config))
         rows = rows or run_flow(here, group, overrides)
     took_s = time.monotonic() - start_s
-    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](rows, here, config.profile, took_s)
+    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](
+        rows, here, config.profile, took_s
+    )
     print_lines(before_a_pull(here))
     return 0
 
@@ -78,8 +97,8 @@ def exit_if_a_stage_fails(resume: str = "\nThe same command resumes where it sto
 
 
 def nothing_to_do(here: Path, stages: tuple[Stage, ...]) -> list[tuple[str, str, float]]:
-    """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of processor time to find out the
-    same."""
+    """Return all stages as cached if none would run, else nothing: server, Prefect and MLflow take 20 s of
+    processor time to find out the same."""
     try:
         up_to_date = are_up_to_date([stage.target for stage in stages], here)
         return [(stage.name, "cached", 0.0) for stage in stages] if up_to_date else []
@@ -93,28 +112,41 @@ def run_flow(here: Path, group: str, overrides: dict[str, Any] | None) -> list[t
             from flows.pipeline import agent_pipeline, full_pipeline, memory_pipeline, online_pipeline
         import_store()
 
-        flow: Any = {MAIN: full_pipeline, AGENT: agent_pipeline, ONLINE: online_pipeline, MEMORY: memory_pipeline}[group]
+        flow: Any = {
+            MAIN: full_pipeline,
+            AGENT: agent_pipeline,
+            ONLINE: online_pipeline,
+            MEMORY: memory_pipeline,
+        }[group]
         rows: list[tuple[str, str, float]] = flow(overrides=overrides)
         return rows
 
 
 @contextmanager
 def prefect_api(here: Path) -> Iterator[None]:
-    """Use the server that PREFECT_API_URL names, else that of `ans up` here, else a temporary one. Import flows inside."""
+    """Use the server that PREFECT_API_URL names, else that of `ans up` here, else a temporary one. Import
+    flows inside."""
     quiet_prefect(here)
     with ExitStack() as stack:
         if url := os.environ.get("PREFECT_API_URL"):
-            check_server(f"PREFECT_API_URL names {url}", "start it (`ans server`), or unset PREFECT_API_URL for a temporary server")
+            check_server(
+                f"PREFECT_API_URL names {url}",
+                "start it (`ans server`), or unset PREFECT_API_URL for a temporary server",
+            )
         elif up := next((service for service in running(here) if service.key), None):
             os.environ |= {"PREFECT_API_URL": f"{up.url}/api", "PREFECT_API_AUTH_STRING": up.key}
-            check_server(f"`ans up` started a server at {up.url}", "`ans down` ends it; then `ans up`, or a temporary server")
+            check_server(
+                f"`ans up` started a server at {up.url}",
+                "`ans down` ends it; then `ans up`, or a temporary server",
+            )
         else:
             os.environ.update(stack.enter_context(prefect_server(here, temporary=True)))
         yield
 
 
 def check_server(which: str, remedy: str) -> None:
-    """Raise OSError if no Prefect server answers at PREFECT_API_URL (`remedy` says what then), or if it wants another key."""
+    """Raise OSError if no Prefect server answers at PREFECT_API_URL (`remedy` says what then), or if it wants
+    another key."""
     import httpx
     from prefect.client.orchestration import get_client
 
@@ -146,9 +178,14 @@ def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, t
 
 
 def before_a_pull(here: Path) -> list[str]:
-    """Return what lets `git pull` work again after a run, whose settings, lock and figures are files of git; nothing if it changed none."""
+    """Return what lets `git pull` work again after a run, whose settings, lock and figures are files of git;
+    nothing if it changed none."""
     changed = git(here, "diff", "--name-only", "--relative", "HEAD", "--", *FILES).split()
-    return [f"git pull:  needs `git stash push -- {' '.join(changed)}` first; runs/ and the cache keep what ran"] if changed else []
+    return (
+        [f"git pull:  needs `git stash push -- {' '.join(changed)}` first; runs/ and the cache keep what ran"]
+        if changed
+        else []
+    )
 
 
 def committed_profile(here: Path) -> str:
@@ -167,7 +204,9 @@ def print_stages(console: Console, title: str, rows: list[tuple[str, str, float]
     console.print(stages)
 
 
-def print_figures(console: Console, title: str, figures: Mapping[str, Mapping[str, float]], names: Iterable[str]) -> None:
+def print_figures(
+    console: Console, title: str, figures: Mapping[str, Mapping[str, float]], names: Iterable[str]
+) -> None:
     """Print a line for each name and a column for each row of `figures`."""
     from rich.table import Table
 
@@ -196,7 +235,8 @@ def print_agent(rows: list[tuple[str, str, float]], here: Path, profile: str, to
 
 
 def print_online(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
-    """Print every arm's accuracy on the shifted questions and on those without a shift, and what became of its labels."""
+    """Print every arm's accuracy on the shifted questions and on those without a shift, and what became of
+    its labels."""
     from rich.console import Console
 
     console = Console()
@@ -217,7 +257,10 @@ def print_memory(rows: list[tuple[str, str, float]], here: Path, profile: str, t
 
     console, run = Console(), here / "runs" / profile
     print_stages(console, f"memory-pipeline, profile {profile}: {took_s:.0f} s", rows)
-    figures = {line["name"]: {f"J&F {how} memory": line[how] for how in ("with", "without")} for line in lines(figures_of(run / "memory"))}
+    figures = {
+        line["name"]: {f"J&F {how} memory": line[how] for how in ("with", "without")}
+        for line in lines(figures_of(run / "memory"))
+    }
     print_figures(console, "held-out clips", figures, ("J&F with memory", "J&F without memory"))
     print(f"report:    {run / 'memory_report/report.html'}")
 
@@ -234,7 +277,11 @@ def serve(here: Path, *, port: int) -> int:
         close_open_runs(client, env["ANS_POOL"])
         while (status := run_worker(here, env)) < 0:
             close_open_runs(client, env["ANS_POOL"])
-            print(f"the worker was killed (signal {-status}), another one takes its place", file=sys.stderr, flush=True)
+            print(
+                f"the worker was killed (signal {-status}), another one takes its place",
+                file=sys.stderr,
+                flush=True,
+            )
         return status
 
 
@@ -247,15 +294,21 @@ def deploy(here: Path, env: Mapping[str, str]) -> None:
 
 
 def close_open_runs(client: dict[str, str], pool: str) -> None:
-    """Set the pool's open flow runs to Crashed. To be called when no worker lives: what it started ends with it, but a flow can't always
-    say so itself, and the next runs of its deployment would wait for its place."""
+    """Set the pool's open flow runs to Crashed. To be called when no worker lives: what it started ends with
+    it, but a flow can't always say so itself, and the next runs of its deployment would wait for its
+    place."""
     import httpx
 
     user, password = client["PREFECT_API_AUTH_STRING"].split(":", 1)
     with httpx.Client(base_url=client["PREFECT_API_URL"], auth=(user, password), timeout=60) as api:
         is_open = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        found = api.post("flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [pool]}}})
-        crashed = {"state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was killed"}, "force": True}
+        found = api.post(
+            "flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [pool]}}}
+        )
+        crashed = {
+            "state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was killed"},
+            "force": True,
+        }
         for run in found.raise_for_status().json():
             api.post(f"flow_runs/{run['id']}/set_state", json=crashed).raise_for_status()
 

@@ -1,5 +1,6 @@
-"""The `nightly-evals` flow: champion against challenger. It evaluates the newest registered checkpoint and the best so far, and makes the
-newer one champion only if it is better beyond the bootstrap intervals. It trains nothing."""
+"""The `nightly-evals` flow: champion against challenger. It evaluates the newest registered checkpoint and
+the best so far, and makes the newer one champion only if it is better beyond the bootstrap intervals. It
+trains nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ MEANING: dict[Decision, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """What was decided, on which grounds. `results`: the folder of each role's evaluation. `page`: compares them, if there are two."""
+    """What was decided, on which grounds. `results`: the folder of each role's evaluation. `page`: compares
+    them, if there are two."""
 
     decision: Decision
     profile: str
@@ -49,18 +51,28 @@ class Night:
 
     def lines(self) -> list[str]:
         """Return lines for a terminal; the last one names the decision."""
-        lines = [f"{role}: version {version.number}, evaluated in {self.results[role]}" for role, version in self.versions.items()]
+        lines = [
+            f"{role}: version {version.number}, evaluated in {self.results[role]}"
+            for role, version in self.versions.items()
+        ]
         lines += ["  ".join(cells_of(change)) for change in self.changes]
         if self.page:
             lines.append(f"page: {self.page}")
         elif self.changes:
-            lines.append(f"no page: `ans compare {self.results['champion']} {self.results['challenger']}` says why")
-        return [*lines, f"{MEANING[self.decision]} (profile {self.profile})", f"nightly-evals: {self.decision}"]
+            lines.append(
+                f"no page: `ans compare {self.results['champion']} {self.results['challenger']}` says why"
+            )
+        return [
+            *lines,
+            f"{MEANING[self.decision]} (profile {self.profile})",
+            f"nightly-evals: {self.decision}",
+        ]
 
 
 @flow(name="nightly-evals", flow_run_name=run_name, retries=0)
 def nightly_evals() -> Night:
-    """Compare and decide. A checkpoint whose settings, data and code did not change since last night is not evaluated again."""
+    """Compare and decide. A checkpoint whose settings, data and code did not change since last night is not
+    evaluated again."""
     end_with_worker()
     here = root()
     os.chdir(here)
@@ -75,27 +87,33 @@ def nightly_evals() -> Night:
         if decision in {"first", "promoted"}:
             registry.promote(here, profile, challenger)
         page = comparison_page(results, here) if found else None
-        night = Night(decision=decision, profile=profile, versions=versions, changes=found, results=results, page=page)
+        night = Night(
+            decision=decision, profile=profile, versions=versions, changes=found, results=results, page=page
+        )
         record(night, here)
     return night
 
 
 def newest(here: Path, profile: str) -> Version:
-    """Return the newest checkpoint: the one in runs/ if nobody has registered it (`dvc repro` does not, nor a flow while MLflow was away),
-    else the challenger."""
+    """Return the newest checkpoint: the one in runs/ if nobody has registered it (`dvc repro` does not, nor a
+    flow while MLflow was away), else the challenger."""
     path = stage_named("convert").out_path(profile).as_posix()
     md5, challenger = output_hash(path, here), registry.version_of(here, profile, "challenger")
     if challenger and (md5 is None or registry.is_registered(here, profile, md5)):
         return challenger
     if md5 is None:
-        raise ValueError(f"nothing is registered for profile {profile}, and dvc.lock has no {path}: run the pipeline first (`ans run`)")
+        raise ValueError(
+            f"nothing is registered for profile {profile}, and dvc.lock has no {path}: run the pipeline "
+            "first (`ans run`)"
+        )
     run = last_run(here, {"ans.stage": "convert", "ans.profile": profile})
     return registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
 
 
 def evaluation_task(role: str):  # type: ignore[no-untyped-def]
     make = task(
-        name=f"evaluate {role}", retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE
+        name=f"evaluate {role}", retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry,
+        cache_policy=NO_CACHE
     )  # fmt: skip
     return make(evaluate_version)
 
@@ -109,13 +127,16 @@ def compared(results: dict[str, Path]) -> list[Change]:
     """Return the changes from champion to challenger; none without a champion."""
     if "champion" not in results or results["champion"] == results["challenger"]:
         return []
-    summary = {role: json.loads((folder / METRICS).read_text(encoding="utf-8")) for role, folder in results.items()}
+    summary = {
+        role: json.loads((folder / METRICS).read_text(encoding="utf-8")) for role, folder in results.items()
+    }
     answers = {role: read_answers(folder) for role, folder in results.items()}
     return changes(summary, answers, "champion", "challenger")
 
 
 def decide(versions: dict[str, Version], found: list[Change]) -> Decision:
-    """Promote the challenger if some benchmark is better and none worse beyond its 95 % interval (paired bootstrap)."""
+    """Promote the challenger if some benchmark is better and none worse beyond its 95 % interval (paired
+    bootstrap)."""
     if "champion" not in versions:
         return "first"
     if versions["champion"].md5 == versions["challenger"].md5:
@@ -126,31 +147,63 @@ def decide(versions: dict[str, Version], found: list[Change]) -> Decision:
 
 def comparison_page(results: dict[str, Path], here: Path) -> Path | None:
     """Write the page of `ans compare`, the champion first; None if that fails."""
-    folder = here / ".ans/nightly" / "-against-".join(results[role].name for role in ("challenger", "champion"))
-    words = ["-m", "flows.cli", "compare", str(results["champion"]), str(results["challenger"]), "--out", str(folder)]
+    folder = (
+        here / ".ans/nightly" / "-against-".join(results[role].name for role in ("challenger", "champion"))
+    )
+    words = [
+        "-m",
+        "flows.cli",
+        "compare",
+        str(results["champion"]),
+        str(results["challenger"]),
+        "--out",
+        str(folder),
+    ]
     failed = run_once(words, root=here, timeout_s=3600, extra_environment={}, say=lambda lines: None)
     return None if failed else folder / "page.html"
 
 
 def record(night: Night, here: Path) -> None:
-    """Show the night in Prefect (a page, and an event that an automation can react to) and in MLflow (a run with both results)."""
+    """Show the night in Prefect (a page, and an event that an automation can react to) and in MLflow (a run
+    with both results)."""
     decision, profile, found, versions = night.decision, night.profile, night.changes, night.versions
     named = {role: f"version {version.number}" for role, version in versions.items()}
-    lines = [f"# nightly-evals, profile {profile}: {decision}", "", *(f"- {role}: {name}" for role, name in named.items())]
+    lines = [
+        f"# nightly-evals, profile {profile}: {decision}",
+        "",
+        *(f"- {role}: {name}" for role, name in named.items()),
+    ]
     if found:
-        lines += ["", "| benchmark | metric | champion | challenger | difference | 95 % | |", "|-|-|-:|-:|-:|-|-|"]
+        lines += [
+            "",
+            "| benchmark | metric | champion | challenger | difference | 95 % | |",
+            "|-|-|-:|-:|-:|-|-|",
+        ]
         lines += [f"| {' | '.join(cells_of(change))} |" for change in found]
     if night.page:
         lines += ["", f"Answers side by side: [{night.page}]({night.page.as_uri()})"]
     create_markdown_artifact("\n".join(lines), key="nightly-evals", description=f"{profile}: {decision}")
     emit_event(
         event=f"ans.nightly.{decision}",
-        resource={"prefect.resource.id": f"ans.model.{profile}", "prefect.resource.name": registry.model_name(profile)},
-        payload={"challenger": versions["challenger"].number, "worse": [change.title for change in found if change.verdict == "worse"]},
+        resource={
+            "prefect.resource.id": f"ans.model.{profile}",
+            "prefect.resource.name": registry.model_name(profile),
+        },
+        payload={
+            "challenger": versions["challenger"].number,
+            "worse": [change.title for change in found if change.verdict == "worse"],
+        },
     )
     mlflow = client(here)
-    tags = {"ans.kind": "nightly", "ans.profile": profile, "ans.decision": decision, **{f"ans.{role}": v for role, v in named.items()}}
-    run = mlflow.create_run(experiment_id(mlflow, here), tags=tags, run_name=f"nightly {profile}: {decision}").info.run_id
+    tags = {
+        "ans.kind": "nightly",
+        "ans.profile": profile,
+        "ans.decision": decision,
+        **{f"ans.{role}": v for role, v in named.items()},
+    }
+    run = mlflow.create_run(
+        experiment_id(mlflow, here), tags=tags, run_name=f"nightly {profile}: {decision}"
+    ).info.run_id
     for role, folder in night.results.items():
         for name, value in json.loads((folder / METRICS).read_text(encoding="utf-8")).items():
             mlflow.log_metric(run, metric_name(f"{role}/{name}"), value)

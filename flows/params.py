@@ -1,4 +1,5 @@
-"""Write params.yaml from a profile's name and `key=value` words: complete, resolved, and never over edits by hand."""
+"""Write params.yaml from a profile's name and `key=value` words: complete, resolved, and never over edits by
+hand."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def digest(values: dict[str, Any]) -> str:
 def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
     command = shlex.join(["ans", "profile", values["profile"], *words])
     lines = [
-        f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is what runs.",
+        f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is "
+        "what runs.",
         "# ans_core/config/ says what each one means.",
         MARK + digest(values),
     ]
@@ -38,25 +40,37 @@ def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
 
 
 def edited_keys(path: Path) -> list[str]:
-    """Return settings that differ from those written; empty if params.yaml is as `ans profile` left it. A setting that the file lacks is no
-    edit."""
+    """Return settings that differ from those written; empty if params.yaml is as `ans profile` left it. A
+    setting that the file lacks is no edit."""
     values = read_yaml(path).values
     if marked(path) == digest(values):
         return []
     plain = as_written(path, values)
-    return ["(all)"] if plain is None else differing(plain, completed(values, path.parent)[0]) or ["(written by hand)"]
+    return (
+        ["(all)"]
+        if plain is None
+        else differing(plain, completed(values, path.parent)[0]) or ["(written by hand)"]
+    )
 
 
 def marked(path: Path) -> str | None:
     """Return the digest, stored in params.yaml, of the settings as written."""
-    found = [line.removeprefix(MARK) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(MARK)]
+    found = [
+        line.removeprefix(MARK)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith(MARK)
+    ]
     return found[0] if len(found) == 1 else None
 
 
 def as_written(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what `ans profile` would write today, with the words that params.yaml was written with; None if it fails."""
+    """Return what `ans profile` would write today, with the words that params.yaml was written with; None if
+    it fails."""
     try:
-        return resolve(path.parent / PROFILES / f"{values.get('profile')}.yaml", words_of(path.read_text(encoding="utf-8")))
+        return resolve(
+            path.parent / PROFILES / f"{values.get('profile')}.yaml",
+            words_of(path.read_text(encoding="utf-8")),
+        )
     except ConfigError:
         return None
 
@@ -85,7 +99,8 @@ def write(name: str, root: Path, words: tuple[str, ...] = (), *, force: bool = F
     values = resolve(root / PROFILES / f"{name}.yaml", words)
     if path.exists() and not force and (edits := edited_keys(path)):
         raise ConfigError(
-            f"{path} has been edited by hand: {', '.join(edits[:8])}. Keep it, or drop the edits with `ans profile {name} --force` "
+            f"{path} has been edited by hand: {', '.join(edits[:8])}. Keep it, or drop the edits with `ans "
+            f"profile {name} --force` "
             "(settings can also be given on that line, as in `ans profile tiny rl.kl=0.05`)"
         )
     path.write_text(render(values, words), encoding="utf-8")
@@ -100,15 +115,20 @@ def write_if_needed(name: str, root: Path) -> str:
         return f"params.yaml: profile {name}"
     if edits := edited_keys(path):
         rewrite(root, load(path).model_dump(mode="json"))
-        return f"params.yaml: profile {name} with your edits kept ({', '.join(edits[:8])}); `ans profile {name} --force` drops them"
+        return (
+            f"params.yaml: profile {name} with your edits kept ({', '.join(edits[:8])}); `ans profile "
+            f"{name} --force` drops them"
+        )
     words = words_of(path.read_text(encoding="utf-8"))
     write(name, root, words)
-    return f"params.yaml: profile {name}" + (f" with {shlex.join(words)} kept; `ans profile {name}` drops them" if words else "")
+    return f"params.yaml: profile {name}" + (
+        f" with {shlex.join(words)} kept; `ans profile {name}` drops them" if words else ""
+    )
 
 
 def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
-    """Add folders (or files of folders with several sets) to prepare.sources of params.yaml; existing ones stay as they are. Keeps other
-    settings, not comments."""
+    """Add folders (or files of folders with several sets) to prepare.sources of params.yaml; existing ones
+    stay as they are. Keeps other settings, not comments."""
     if not paths:
         return []
     values = load(root / "params.yaml").model_dump(mode="json")
@@ -119,7 +139,8 @@ def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[
 
 def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str | None) -> list[str]:
     """Insert folders into prepare.sources of these settings; return what to print."""
-    from ans_core.data.formats import training_format  # loads torch and datasets, which `ans profile` does without
+    # loads torch and datasets, which `ans profile` does without
+    from ans_core.data.formats import training_format
 
     lines = []
     sources = values["prepare"]["sources"]
@@ -129,7 +150,10 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
             continue
         name = folder.stem if folder.is_file() else folder.name
         if any(source["name"] == name for source in sources):
-            raise ConfigError(f"{folder} can't be added: prepare.sources has another data set named {name!r}; rename the folder")
+            raise ConfigError(
+                f"{folder} can't be added: prepare.sources has another data set named {name!r}; rename the "
+                "folder"
+            )
         if not folder.exists():
             raise ConfigError(f"{folder} can't be added to prepare.sources: there is no such folder or file")
         source = DataSource(name=name, format=data_format or training_format(folder), path=str(folder))
@@ -139,8 +163,8 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights and traces on this machine (FOLDERS) if
-    the files have changed: their stages then run again."""
+    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights and traces
+    on this machine (FOLDERS) if the files have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = insert_fingerprints(values, root)
     rewrite(root, values)
@@ -148,9 +172,14 @@ def watch_sources(root: Path) -> list[str]:
 
 
 def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
-    """Insert into these settings the fingerprints of the files as they are now; return what to print of those that have changed."""
+    """Insert into these settings the fingerprints of the files as they are now; return what to print of those
+    that have changed."""
     lines = []
-    for source in (*values["prepare"]["sources"], *values["evaluate"]["sources"], *values["evaluate"]["public"]):
+    for source in (
+        *values["prepare"]["sources"],
+        *values["evaluate"]["sources"],
+        *values["evaluate"]["public"],
+    ):
         found = fingerprint(root / source["path"])
         if source["files"] != found:
             lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
@@ -166,10 +195,13 @@ def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
 
 
 def rewrite(root: Path, values: dict[str, Any]) -> None:
-    """Write params.yaml with these values, marked as edited if they differ from what its command writes, untouched if they don't."""
+    """Write params.yaml with these values, marked as edited if they differ from what its command writes,
+    untouched if they don't."""
     path = root / "params.yaml"
     if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))
         edited = values != as_written(path, values)
-        path.write_text(written.replace(MARK + digest(values), MARK + "edited") if edited else written, encoding="utf-8")
+        path.write_text(
+            written.replace(MARK + digest(values), MARK + "edited") if edited else written, encoding="utf-8"
+        )
         load(path)

@@ -11,8 +11,9 @@ from ans_core.places import root
 
 
 def environment() -> dict[str, str]:
-    """Return the current environment, with `python` as this interpreter, without telemetry, and with a home of Prefect in this checkout: in
-    a common one, checkouts share a database and run each other's deployments."""
+    """Return the current environment, with `python` as this interpreter, without telemetry, and with a home
+    of Prefect in this checkout: in a common one, checkouts share a database and run each other's
+    deployments."""
     quiet = {
         "DVC_NO_ANALYTICS": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -21,7 +22,11 @@ def environment() -> dict[str, str]:
         "PREFECT_HOME": str(root() / ".ans/prefect"),
     }
     # Not resolved: a virtual environment's interpreter is a link to a file outside of it.
-    return {**os.environ, **quiet, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    return {
+        **os.environ,
+        **quiet,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
 
 
 def checkout_name(here: Path) -> str:
@@ -30,6 +35,7 @@ def checkout_name(here: Path) -> str:
 
 
 def deployment_names(here: Path, *, shared: bool) -> dict[str, str]:
-    """Return what prefect.yaml asks for: folder, pool, and the suffix of deployments' names, empty on the checkout's own server."""
+    """Return what prefect.yaml asks for: folder, pool, and the suffix of deployments' names, empty on the
+    checkout's own server."""
     name = checkout_name(here)
     return {"ANS_HOME": str(here), "ANS_POOL": f"ans-{name}", "ANS_SUFFIX": f"@{name}" if shared else ""}

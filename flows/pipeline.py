@@ -1,4 +1,5 @@
-"""The `full-pipeline` flow: the stages of tasks/stages.py in order, each one a Prefect task; DVC decides whether it runs."""
+"""The `full-pipeline` flow: the stages of tasks/stages.py in order, each one a Prefect task; DVC decides
+whether it runs."""
 
 from __future__ import annotations
 
@@ -39,15 +40,16 @@ Row = tuple[str, str, float]
 
 
 class PlainErrors(logging.Filter):
-    """Let Prefect log a mistake that its user can mend as the sentence that it is, as commands do; ANS_TRACEBACK=1 shows where it was
-    raised."""
+    """Let Prefect log a mistake that its user can mend as the sentence that it is, as commands do;
+    ANS_TRACEBACK=1 shows where it was raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, (ValueError, OSError, StageFailedError)) or os.environ.get("ANS_TRACEBACK"):
             return True
         record.msg, record.args, record.exc_info = str(error), (), None
-        return record.name != "prefect.engine"  # which logs the error of a flow once more, as its process ends
+        # which logs the error of a flow once more, as its process ends
+        return record.name != "prefect.engine"
 
 
 for prefect_logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
@@ -56,8 +58,8 @@ for prefect_logger in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Progress messages about a stage's place in the run. `durations_s`: how long each stage took when it last ran. `done_s`: how long
-    those took that this run executed."""
+    """Progress messages about a stage's place in the run. `durations_s`: how long each stage took when it
+    last ran. `done_s`: how long those took that this run executed."""
 
     start_s: float
     profile: str
@@ -66,8 +68,8 @@ class Clock:
     done_s: dict[str, float] = field(default_factory=dict)
 
     def place(self, stage: Stage) -> str:
-        """Return the message. It tells the time left if every remaining stage has run before, or if what is done tells how fast this
-        machine is; later stages may turn out to be cached."""
+        """Return the message. It tells the time left if every remaining stage has run before, or if what is
+        done tells how fast this machine is; later stages may turn out to be cached."""
         index = self.stages.index(stage)
         names = [other.name for other in self.stages[index:]]
         left = durations.left_s(self.profile, self.done_s, names)
@@ -89,20 +91,32 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     return not isinstance(state.result(raise_on_failure=False), (SettingsError, ValueError))
 
 
-def run_stage(stage: Stage, here: Path, tracked: Callable[[], dict[str, str]], clock: Clock, force: bool) -> State[None]:
+def run_stage(
+    stage: Stage, here: Path, tracked: Callable[[], dict[str, str]], clock: Clock, force: bool
+) -> State[None]:
     if not force and is_cached(stage, here):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
     with progress.shown(stage.name, log_lines()) as say:
         say(f"{clock.place(stage)}\n")
-        metrics = repro(stage.target, root=here, timeout_s=stage.timeout_s, extra_environment=tracked(), force=force, say=say)
+        metrics = repro(
+            stage.target,
+            root=here,
+            timeout_s=stage.timeout_s,
+            extra_environment=tracked(),
+            force=force,
+            say=say,
+        )
     if metrics is None:
         return Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
-    create_table_artifact([{"metric": name, "value": value} for name, value in metrics.items()], key=progress.key_of(stage.name))
+    create_table_artifact(
+        [{"metric": name, "value": value} for name, value in metrics.items()], key=progress.key_of(stage.name)
+    )
     return Completed(message=f"{stage.name} ran")
 
 
 def log_lines() -> Say:
-    """Return what takes a stage's output: the log of its Prefect task, or standard error where Prefect is quiet (`ans run`)."""
+    """Return what takes a stage's output: the log of its Prefect task, or standard error where Prefect is
+    quiet (`ans run`)."""
     logger = get_run_logger()
     if not logger.isEnabledFor(logging.INFO):
         return write_error
@@ -128,9 +142,12 @@ def prefect_task(stage: Stage, version: str) -> Any:
     return make(run_stage)
 
 
-def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (), page: str = REPORT) -> list[Row]:
-    """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails. Those in `force` run even if they are up
-    to date. `page`: what the artifact links to, under runs/<profile>. Raises ConfigError for stages that the settings can't start."""
+def run_stages(
+    stages: tuple[Stage, ...], here: Path, force: Collection[str] = (), page: str = REPORT
+) -> list[Row]:
+    """Run stages under one MLflow run and with one Prefect artifact; stop at the first that fails. Those in
+    `force` run even if they are up to date. `page`: what the artifact links to, under runs/<profile>. Raises
+    ConfigError for stages that the settings can't start."""
     config = load(here / "params.yaml")
     for stage in stages:
         check_sharding(stage, config)
@@ -141,7 +158,9 @@ def run_stages(stages: tuple[Stage, ...], here: Path, force: Collection[str] = (
     check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
     run.start(str(runtime.flow_run.id))
-    clock = Clock(start_s=time.monotonic(), profile=config.profile, stages=stages, durations_s=run.durations_s())
+    clock = Clock(
+        start_s=time.monotonic(), profile=config.profile, stages=stages, durations_s=run.durations_s()
+    )
     rows: list[Row] = []
     ok = False
     try:
@@ -175,21 +194,25 @@ def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
     base = here / config.agent.base
     if any(stage.group != MAIN for stage in stages) and not base.is_dir() and not maker_of(base, config):
         raise ConfigError(
-            f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO DIR` fetches one from the hub), "
+            f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO "
+            "DIR` fetches one from the hub), "
             "or leave it empty for what this pipeline makes"
         )
 
 
 def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
-    """Raise ConfigError if these stages learn from own traces that are not there, and DataError if these have faults."""
+    """Raise ConfigError if these stages learn from own traces that are not there, and DataError if these have
+    faults."""
     if not config.agent.sft.traces or all(stage.task != "agent_sft" for stage in stages):
         return
-    from ans_core.agent.world.trace_file import FILE, read_traces  # loads the operations, which runs without own traces do without
+    # loads the operations, which runs without own traces do without
+    from ans_core.agent.world.trace_file import FILE, read_traces
 
     folder = here / config.agent.sft.traces
     if not (folder / FILE).is_file():
         raise ConfigError(
-            f"agent.sft.traces = {config.agent.sft.traces!r} has no {FILE}; name a folder that has one, or leave it empty for the traces"
+            f"agent.sft.traces = {config.agent.sft.traces!r} has no {FILE}; name a folder that has one, or "
+            "leave it empty for the traces"
             " of the stage cota"
         )
     read_traces(folder)
@@ -209,20 +232,24 @@ def check_agent_reader(stages: tuple[Stage, ...], config: Config) -> None:
 
 def check_sam2_alone(stages: tuple[Stage, ...], config: Config) -> None:
     """Raise ConfigError for stages that need a language model where the base is a SAM2 alone."""
-    if config.base.source == "sam2" and (others := [stage.name for stage in stages if stage not in needed_for(MEMORY, config)]):
+    if config.base.source == "sam2" and (
+        others := [stage.name for stage in stages if stage not in needed_for(MEMORY, config)]
+    ):
         raise ConfigError(
-            f"base.source is sam2, a SAM2 without a language model, which {others[0]} needs; run `ans run` or the deployment"
+            f"base.source is sam2, a SAM2 without a language model, which {others[0]} needs; run `ans run` "
+            "or the deployment"
             " memory-pipeline/sam2-memory, which end with its memory, or take another profile"
         )
 
 
 def check_unchanged(config: Config, here: Path) -> None:
-    """Raise SettingsError if params.yaml has other settings than when the run began: later stages would be of another experiment, under the
-    name of this one."""
+    """Raise SettingsError if params.yaml has other settings than when the run began: later stages would be of
+    another experiment, under the name of this one."""
     before, now = (one.model_dump(mode="json") for one in (config, load(here / "params.yaml")))
     if keys := differing(before, now):
         raise SettingsError(
-            f"params.yaml was changed while this run was at work: {', '.join(keys[:8])}. The stages before are done; start it again to go "
+            f"params.yaml was changed while this run was at work: {', '.join(keys[:8])}. The stages before "
+            "are done; start it again to go "
             "on with the new settings, or put the old ones back first. Prepare other runs in a clone"
         )
 
@@ -237,8 +264,8 @@ def publish(rows: list[Row], here: Path, profile: str, page: str, failure: str =
 
 
 def end_with_worker() -> None:
-    """End the run, as Crashed, when the worker that started it dies; otherwise it would stay open, and later runs would wait for
-    its place."""
+    """End the run, as Crashed, when the worker that started it dies; otherwise it would stay open, and later
+    runs would wait for its place."""
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         die_with_parent()
 
@@ -246,7 +273,9 @@ def end_with_worker() -> None:
 def run_name() -> str:
     """Name a flow run: profile and time."""
     path = root() / "params.yaml"
-    profile = runtime.flow_run.parameters.get("profile") or (load(path).profile if path.exists() else "no params.yaml")
+    profile = runtime.flow_run.parameters.get("profile") or (
+        load(path).profile if path.exists() else "no params.yaml"
+    )
     return f"{profile} {time.strftime('%Y-%m-%d %H:%M')}"
 
 
@@ -260,12 +289,12 @@ def full_pipeline(
 ) -> list[Row]:
     """Run everything from raw annotations to the report, or some `stages`.
 
-    profile: its settings, or those of params.yaml if that holds this profile; None takes params.yaml as it is.
-    overrides: settings on top, as in {"sft.optim.lr": 0.0001}.
-    stages, force: names of tasks/stages.py, as evaluate@rl. Forced stages run even if they are up to date.
-    data: folders of data sets to add to prepare.sources.
-    Profile, overrides and data belong to this run: params.yaml is as before when it ends.
-    Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any stage runs.
+    profile: its settings, or those of params.yaml if that holds this profile; None takes params.yaml as it
+    is. overrides: settings on top, as in {"sft.optim.lr": 0.0001}. stages, force: names of tasks/stages.py,
+    as evaluate@rl. Forced stages run even if they are up to date. data: folders of data sets to add to
+    prepare.sources. Profile, overrides and data belong to this run: params.yaml is as before when it ends.
+    Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any
+    stage runs.
     """
     end_with_worker()
     here = root()
@@ -278,24 +307,35 @@ def full_pipeline(
 
 
 @flow(name="agent-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
-def agent_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
-    """Run the pixel-space agent's stages and all that they need (docs/agent.md). Parameters as those of `full_pipeline`."""
+def agent_pipeline(
+    profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None
+) -> list[Row]:
+    """Run the pixel-space agent's stages and all that they need (docs/agent.md). Parameters as those of
+    `full_pipeline`."""
     return run_group(AGENT, profile, overrides, force, page="agent/report/episodes.html")
 
 
 @flow(name="online-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
-def online_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
-    """Run the simulation of learning online and all that it needs (docs/online-learning.md). Parameters as those of `full_pipeline`."""
+def online_pipeline(
+    profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None
+) -> list[Row]:
+    """Run the simulation of learning online and all that it needs (docs/online-learning.md). Parameters as
+    those of `full_pipeline`."""
     return run_group(ONLINE, profile, overrides, force, page="agent/online/online.json")
 
 
 @flow(name="memory-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
-def memory_pipeline(profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None) -> list[Row]:
-    """Train the memory of a SAM2 alone and write its page (docs/video.md). Parameters as those of `full_pipeline`."""
+def memory_pipeline(
+    profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None
+) -> list[Row]:
+    """Train the memory of a SAM2 alone and write its page (docs/video.md). Parameters as those of
+    `full_pipeline`."""
     return run_group(MEMORY, profile, overrides, force, page="memory_report/report.html")
 
 
-def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str) -> list[Row]:
+def run_group(
+    group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str
+) -> list[Row]:
     """Run the stages of a group that is not the main one, and all that they need."""
     end_with_worker()
     here = root()
@@ -310,7 +350,8 @@ def run_group(group: str, profile: str | None, overrides: dict[str, Any] | None,
 
 
 def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:
-    """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none of the `known`."""
+    """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none of
+    the `known`."""
     there = [stage.name for stage in known]
     for name in names or ():
         if name not in there:

@@ -1,4 +1,5 @@
-"""The pipeline's run in MLflow, as a flow fills it. A store that is away stops no flow: it is said once, and stages keep what they log."""
+"""The pipeline's run in MLflow, as a flow fills it. A store that is away stops no flow: it is said once, and
+stages keep what they log."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class PipelineRun:
         self._tracker, self._ending = dict[str, str](), ExitStack()
 
     def _ask(self, question: Callable[[MlflowClient, str, str], T]) -> T | None:
-        """Return the answer to a question about (client, experiment, this run's id); None while the store is away."""
+        """Return the answer to a question about (client, experiment, this run's id); None while the store is
+        away."""
         if time.monotonic() < self._next_try_s:
             return None
         try:
@@ -45,7 +47,10 @@ class PipelineRun:
             return question(mlflow, experiment, run)
         except tracking.store_faults() as error:
             if not self._next_try_s:
-                tracking.warn(f"MLflow takes nothing at present; the pipeline goes on, and what stages log is kept and sent later: {error}")
+                tracking.warn(
+                    "MLflow takes nothing at present; the pipeline goes on, and what stages log is kept "
+                    f"and sent later: {error}"
+                )
             self._next_try_s = time.monotonic() + RETRY_S
             return None
 
@@ -59,7 +64,8 @@ class PipelineRun:
         self._ask(open_run)
 
     def environment(self) -> dict[str, str]:
-        """Return what a stage finds this run by, and the process that logs to it, which the first call starts."""
+        """Return what a stage finds this run by, and the process that logs to it, which the first call
+        starts."""
         self._tracker = self._tracker or self._ending.enter_context(started())
         away = {"ANS_STORE_AWAY": "1"} if self._next_try_s else {}
         return {"ANS_PIPELINE": self._key, "ANS_PIPELINE_PID": str(os.getpid()), **self._tracker, **away}
@@ -70,15 +76,23 @@ class PipelineRun:
 
     def cached(self, stage: Stage, state_key: str) -> float:
         """Link a cached stage to the run that made it; return how long that took, 0 if it is unknown."""
-        made = self._ask(lambda mlflow, experiment, run: tracking.link_cached(mlflow, experiment, run, stage.name, state_key))
+        made = self._ask(
+            lambda mlflow, experiment, run: tracking.link_cached(
+                mlflow, experiment, run, stage.name, state_key
+            )
+        )
         return float(made.data.metrics.get("duration_s", 0.0)) if made else 0.0
 
     def register(self, md5: str) -> None:
         """Register the converted checkpoint as challenger."""
 
         def newest(*_: object) -> None:
-            made = tracking.last_run(self._here, {"ans.stage": "convert", "ans.profile": self._config.profile})
-            registry.register(self._here, self._config.profile, md5, run_id=made.info.run_id if made else None)
+            made = tracking.last_run(
+                self._here, {"ans.stage": "convert", "ans.profile": self._config.profile}
+            )
+            registry.register(
+                self._here, self._config.profile, md5, run_id=made.info.run_id if made else None
+            )
 
         self._ask(newest)
 

@@ -1,7 +1,9 @@
-"""A Prefect server for this machine alone: a loopback port and a key in, the environment that its clients need out.
+"""A Prefect server for this machine alone: a loopback port and a key in, the environment that its clients
+need out.
 
-Anyone who can talk to Prefect's API can run commands (a deployment's pull steps), and by default it answers every page that the user's
-browser shows. This server requires a key, and answers only requests for its own address that no other site's page has sent.
+Anyone who can talk to Prefect's API can run commands (a deployment's pull steps), and by default it answers
+every page that the user's browser shows. This server requires a key, and answers only requests for its own
+address that no other site's page has sent.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ MIN_LIFE_S = 5.0
 
 
 class OwnAddressOnly:
-    """ASGI middleware: refuse a foreign Host (DNS rebinding) and a foreign Origin (a page of another site), also for WebSockets."""
+    """ASGI middleware: refuse a foreign Host (DNS rebinding) and a foreign Origin (a page of another site),
+    also for WebSockets."""
 
     def __init__(self, app: Any, *, port: int) -> None:
         self.app = app
@@ -51,28 +54,40 @@ class OwnAddressOnly:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"not this server's address, or a page of another site"})
+            await send(
+                {"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]}
+            )
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"not this server's address, or a page of another site",
+                }
+            )
 
 
 @contextmanager
 def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Iterator[dict[str, str]]:
-    """Start a server (port 0: any free one), yield PREFECT_API_URL and PREFECT_API_AUTH_STRING for its clients, and end it.
+    """Start a server (port 0: any free one), yield PREFECT_API_URL and PREFECT_API_AUTH_STRING for its
+    clients, and end it.
 
-    It also ends when this process is killed; if it ends by itself, another one takes its place, with the same address, key and history.
-    A temporary one has no UI and no scheduler. Raises OSError if the port is taken.
+    It also ends when this process is killed; if it ends by itself, another one takes its place, with the same
+    address, key and history. A temporary one has no UI and no scheduler. Raises OSError if the port is taken.
     """
     try:
         listening = socket.create_server((HOST, port))
     except OSError as error:
-        raise OSError(f"port {port} of {HOST} can't be had ({error.strerror}): end what uses it, or give another --port") from error
+        raise OSError(
+            f"port {port} of {HOST} can't be had ({error.strerror}): end what uses it, or give another --port"
+        ) from error
     with listening:
         address = f"http://{HOST}:{listening.getsockname()[1]}"
         key = os.environ.get("PREFECT_SERVER_API_AUTH_STRING") or f"ans:{secrets.token_urlsafe(24)}"
         client = {"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": key}
         server = {
             "PREFECT_SERVER_API_AUTH_STRING": key,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{listening.getsockname()[1]}" for name in NAMES),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(
+                f"http://{name}:{listening.getsockname()[1]}" for name in NAMES
+            ),
             "ANS_PARENT_PID": str(os.getpid()),
             **({"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"} if temporary else {}),
         }
@@ -87,12 +102,14 @@ def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Ite
 
 
 class Kept:
-    """A server's process on a bound socket, replaced if it ends: clients wait in the socket's queue meanwhile."""
+    """A server's process on a bound socket, replaced if it ends: clients wait in the socket's queue
+    meanwhile."""
 
     def __init__(self, listening: socket.socket, here: Path, environ: dict[str, str]) -> None:
         self._listening, self._here, self._environ = listening, here, environ
         self._ending, started = Event(), Event()
-        # The kernel ends the process with the thread that started it (die_with_parent), so one thread starts them all.
+        # The kernel ends the process with the thread that started it (die_with_parent), so one thread starts
+        # them all.
         self._thread = Thread(target=self._keep, args=(started,), daemon=True)
         self._thread.start()
         started.wait()
@@ -105,12 +122,17 @@ class Kept:
             status = self.process.wait()
             if self._ending.is_set() or time.monotonic() - start_s < MIN_LIFE_S:
                 return
-            print(f"the Prefect server ended (status {status}), another one takes its place", file=sys.stderr, flush=True)
+            print(
+                f"the Prefect server ended (status {status}), another one takes its place",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _start(self) -> subprocess.Popen[bytes]:
         descriptor = self._listening.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(descriptor)], pass_fds=[descriptor], cwd=self._here, env=self._environ,
+            [sys.executable, "-m", "flows.prefect_server", str(descriptor)], pass_fds=[descriptor],
+            cwd=self._here, env=self._environ,
             start_new_session=True,  # Ctrl-C is for the flow, which closes its run before the server goes
         )  # fmt: skip
 
@@ -124,22 +146,35 @@ class Kept:
 
 
 def deployment_command(api: str, key: str) -> str:
-    """Return a command for the user's shell that starts a run on this machine's server, past a proxy if the shell has one."""
-    direct = f"no_proxy={shlex.quote(os.environ['no_proxy'])} " if getproxies_environment().keys() & {"http", "https", "all"} else ""
-    return f"{direct}PREFECT_API_URL={api} PREFECT_API_AUTH_STRING={key} prefect deployment run full-pipeline/current"
+    """Return a command for the user's shell that starts a run on this machine's server, past a proxy if the
+    shell has one."""
+    direct = (
+        f"no_proxy={shlex.quote(os.environ['no_proxy'])} "
+        if getproxies_environment().keys() & {"http", "https", "all"}
+        else ""
+    )
+    return (
+        f"{direct}PREFECT_API_URL={api} PREFECT_API_AUTH_STRING={key} prefect deployment run "
+        "full-pipeline/current"
+    )
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise OSError(f"the Prefect server ended with status {process.returncode} as it started; its message is above")
+            raise OSError(
+                f"the Prefect server ended with status {process.returncode} as it started; its message is "
+                "above"
+            )
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise OSError(f"the Prefect server did not answer at {url} within {START_S:.0f} s; is the machine that busy?")
+    raise OSError(
+        f"the Prefect server did not answer at {url} within {START_S:.0f} s; is the machine that busy?"
+    )
 
 
 def main(descriptor: int) -> None:

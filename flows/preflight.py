@@ -1,4 +1,5 @@
-"""Check before a run whether this machine can do what params.yaml asks for: GPUs, memory, disk, weights, data."""
+"""Check before a run whether this machine can do what params.yaml asks for: GPUs, memory, disk, weights,
+data."""
 
 from __future__ import annotations
 
@@ -46,19 +47,24 @@ def preflight(config: Config, root: Path) -> list[Finding]:
     counts = parameters_of(model, rank=config.sft.lora.rank) if model else None
     findings = [gpu_count(config, [gpu.name for gpu in gpus])]
     if model:
-        has = min((gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB)))
+        has = min(
+            (gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB))
+        )
         findings += [*gpu_memory(config, model, has), shared_memory(config, model)]
     wanted = counts.base if counts else TINY_BYTES
     available = psutil.virtual_memory().available
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
-    findings.append(Finding(ok=available >= wanted, what=memory, remedy="end other programs, or take a larger machine"))
+    findings.append(
+        Finding(ok=available >= wanted, what=memory, remedy="end other programs, or take a larger machine")
+    )
     if counts:
         findings.append(disk(config, counts, shutil.disk_usage(root).free))
     return [*findings, *weights(config, root), data(config, root)]
 
 
 def published_name(config: Config, root: Path) -> str | None:
-    """Return the published size that a profile trains, known by the profile's name or by its base; None for others."""
+    """Return the published size that a profile trains, known by the profile's name or by its base; None for
+    others."""
     if config.base.source != "published":
         return None
     from ans_core.checkpoints.published import PUBLISHED
@@ -67,13 +73,21 @@ def published_name(config: Config, root: Path) -> str | None:
         path = root / PROFILES / f"{name}.yaml"
         return read_yaml(path).values.get("base", {}).get("internvl") if path.exists() else None
 
-    names = (name for name in PUBLISHED if name == config.profile.removesuffix("-rl") or base_of(name) == config.base.internvl)
+    names = (
+        name
+        for name in PUBLISHED
+        if name == config.profile.removesuffix("-rl") or base_of(name) == config.base.internvl
+    )
     return next(names, None)
 
 
 def gpu_count(config: Config, gpus: list[str]) -> Finding:
     nodes = int(os.environ.get("PET_NNODES", "1"))
-    wanted = max(config.launch.processes // nodes, config.launch.inference_processes) if config.launch.device == "cuda" else 0
+    wanted = (
+        max(config.launch.processes // nodes, config.launch.inference_processes)
+        if config.launch.device == "cuda"
+        else 0
+    )
     if config.base.source == "published" and config.launch.device == "auto":
         wanted = max(wanted, 1)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"
@@ -94,14 +108,16 @@ def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
             ok=memory.fits(has),
             what=f"{stage}: {memory} of each GPU's {has / GB:.0f} GB",
             remedy=f"{stage}.checkpointing=auto; {stage}.optim.accumulate up; sft.max_length, rl.answers_at_once down;"
-            " launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more GPUs, or a smaller profile",
+            " launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more "
+            "GPUs, or a smaller profile",
         )
         for stage, memory in stages_memory(config, model, has).items()
     ]
 
 
 def stages_memory(config: Config, model: Network, has: int) -> dict[str, StageMemory]:
-    """Return the memory of every training stage that learns anything. Only `sft` runs under ZeRO-3: then `rl` is left out."""
+    """Return the memory of every training stage that learns anything. Only `sft` runs under ZeRO-3: then `rl`
+    is left out."""
     from ans_core.stages.gpu_memory import stage_memory
 
     stages = list[Literal["sft", "rl"]]()
@@ -124,11 +140,15 @@ def shared_memory(config: Config, model: Network, folder: Path = Path("/dev/shm"
     except RuntimeError as error:
         what, _, remedy = str(error).partition(": ")
         return Finding(ok=False, what=what, remedy=remedy)
-    return Finding(ok=True, what=f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes")
+    return Finding(
+        ok=True,
+        what=f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes",
+    )
 
 
 def disk(config: Config, counts: Parameters, free: int) -> Finding:
-    """Base and converted model are written once and copied into DVC's cache; so are the deltas of SFT and RL; states replace each other."""
+    """Base and converted model are written once and copied into DVC's cache; so are the deltas of SFT and RL;
+    states replace each other."""
     wanted = 4 * counts.base + 4 * counts.delta + config.launch.keep_states * counts.training_state
     return Finding(
         ok=wanted <= free,
@@ -151,8 +171,17 @@ def weights(config: Config, root: Path) -> list[Finding]:
         try:
             snapshot_download(name, local_files_only=True)
         except (LocalEntryNotFoundError, ValueError):
-            remedy = f"`ans weights fetch` lists names and where they go; or `hf download {name}`, into the hub's cache"
-            findings.append(Finding(ok=False, what=f"base.{key}: {name} is neither on this disk nor in the hub's cache", remedy=remedy))
+            remedy = (
+                f"`ans weights fetch` lists names and where they go; or `hf download {name}`, into the "
+                "hub's cache"
+            )
+            findings.append(
+                Finding(
+                    ok=False,
+                    what=f"base.{key}: {name} is neither on this disk nor in the hub's cache",
+                    remedy=remedy,
+                )
+            )
     return findings or [Finding(ok=True, what="the base's weights are there")]
 
 
@@ -160,7 +189,9 @@ def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
     of_agent = {name: getattr(config.agent.sft, name) for name in ("traces", "lora_ranks_from")}
-    lacking[:0] = [f"agent.sft.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()]
+    lacking[:0] = [
+        f"agent.sft.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()
+    ]
     if not lacking:
         return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""

@@ -34,9 +34,11 @@ def key_of(name: str) -> str:
 
 @contextmanager
 def shown(name: str, say: Say) -> Iterator[Say]:
-    """Show a stage's progress as an artifact of its task; yield what takes the stage's output instead of `say`. Of several bars it is that
-    of the last. A thread sends it: a stage waits for no server."""
-    artifact: Any = create_progress_artifact(0.0, key=f"progress-{key_of(name)}", description=f"{name} begins")
+    """Show a stage's progress as an artifact of its task; yield what takes the stage's output instead of
+    `say`. Of several bars it is that of the last. A thread sends it: a stage waits for no server."""
+    artifact: Any = create_progress_artifact(
+        0.0, key=f"progress-{key_of(name)}", description=f"{name} begins"
+    )
     states: SimpleQueue[State | None] = SimpleQueue()
 
     def update(state: State) -> None:

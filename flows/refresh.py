@@ -23,7 +23,8 @@ CHECK_S = 24 * 3600
 
 @flow(name="data-refresh", flow_run_name=run_name, retries=0)
 def data_refresh() -> list[Row]:
-    """Check every data set of params.yaml; a faulty one stops the flow before anything is computed. Then run the stages that changed."""
+    """Check every data set of params.yaml; a faulty one stops the flow before anything is computed. Then run
+    the stages that changed."""
     end_with_worker()
     here = root()
     os.chdir(here)
@@ -31,12 +32,22 @@ def data_refresh() -> list[Row]:
         for line in recover(here):
             print(line)
         config = load(here / "params.yaml")
-        sources = {source.path: source.format for source in (*config.prepare.sources, *config.evaluate.sources)}
+        sources = {
+            source.path: source.format for source in (*config.prepare.sources, *config.evaluate.sources)
+        }
         faulty = [path for path, form in sources.items() if not checking(path)(path, form, here)]
-        lines = [f"- {path} ({form}): {'faulty' if path in faulty else 'no fault found'}" for path, form in sources.items()]
-        create_markdown_artifact("\n".join(["# data-refresh", *(lines or ["no data sets of your own"])]), key="data-refresh")
+        lines = [
+            f"- {path} ({form}): {'faulty' if path in faulty else 'no fault found'}"
+            for path, form in sources.items()
+        ]
+        create_markdown_artifact(
+            "\n".join(["# data-refresh", *(lines or ["no data sets of your own"])]), key="data-refresh"
+        )
         if faulty:
-            raise ValueError(f"faults in {', '.join(faulty)}: they are listed above, by file and record; `ans data check` lists them again")
+            raise ValueError(
+                f"faults in {', '.join(faulty)}: they are listed above, by file and record; `ans data "
+                "check` lists them again"
+            )
         for line in watch_sources(here):
             print(line)
         return run_stages(STAGES, here)
@@ -48,7 +59,12 @@ def checking(path: str):  # type: ignore[no-untyped-def]
 
 def is_sound(path: str, form: str, here: Path) -> bool:
     """Tell whether a data set can be trained on; its faults are printed."""
-    status = run_once(["-m", "flows.cli", "data", "check", path, "--format", form], root=here, timeout_s=CHECK_S, extra_environment={})
+    status = run_once(
+        ["-m", "flows.cli", "data", "check", path, "--format", form],
+        root=here,
+        timeout_s=CHECK_S,
+        extra_environment={},
+    )
     if status not in {0, 1}:
         raise StageFailedError(f"`ans data check {path}` ended with status {status}")
     return status == 0

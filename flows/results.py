@@ -1,5 +1,5 @@
-"""Names of results (folders, checkpoints, git revisions, DVC experiments, MLflow runs) in, what can be compared out: folders, settings,
-metrics."""
+"""Names of results (folders, checkpoints, git revisions, DVC experiments, MLflow runs) in, what can be
+compared out: folders, settings, metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NOT_SETTINGS = ("launch", "profile")
 
 
 def results(names: Iterable[str], root: Path) -> list[Run]:
-    """Return the results by name; equal short names get numbers. Raises FileNotFoundError for a name that is nothing."""
+    """Return the results by name; equal short names get numbers. Raises FileNotFoundError for a name that is
+    nothing."""
     found: list[Run] = []
     for name in names:
         run = result(name, root)
@@ -33,7 +34,13 @@ def results(names: Iterable[str], root: Path) -> list[Run]:
 def result(name: str, root: Path) -> Run:
     path = Path(name)
     if path.is_file():
-        return Run(name=path.name, told=name, folder=path.parent, settings={}, recorded=flat_metrics(json.loads(path.read_text("utf-8"))))
+        return Run(
+            name=path.name,
+            told=name,
+            folder=path.parent,
+            settings={},
+            recorded=flat_metrics(json.loads(path.read_text("utf-8"))),
+        )
     if is_checkpoint(path):
         return of_checkpoint(path.resolve(), root)
     if path.is_dir():
@@ -46,7 +53,11 @@ def result(name: str, root: Path) -> Run:
 def flat_metrics(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     metrics: dict[str, float] = {}
     for key, value in values.items():
-        metrics |= flat_metrics(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: float(value)}
+        metrics |= (
+            flat_metrics(value, f"{prefix}{key}/")
+            if isinstance(value, dict)
+            else {prefix + key: float(value)}
+        )
     return metrics
 
 
@@ -57,7 +68,9 @@ def of_folder(folder: Path) -> Run:
         return Run(name=folder.name, told=str(folder), folder=folder, settings={})
     label, lock = folder.relative_to(checkout / "runs"), checkout / "dvc.lock"
     text = lock.read_text(encoding="utf-8") if lock.exists() else ""
-    return Run(name=label.as_posix(), told=str(folder), folder=folder, settings=settings_of(text, label.parts[0]))
+    return Run(
+        name=label.as_posix(), told=str(folder), folder=folder, settings=settings_of(text, label.parts[0])
+    )
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -65,17 +78,23 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def of_checkpoint(path: Path, root: Path) -> Run:
-    """Return the evaluation of a checkpoint on the benchmarks of params.yaml, which is made now unless `ans eval` made it. The settings
-    that trained it are not known."""
+    """Return the evaluation of a checkpoint on the benchmarks of params.yaml, which is made now unless `ans
+    eval` made it. The settings that trained it are not known."""
     from ans_core.config import load
     from flows.checkpoint_eval import content_of, evaluated, with_fingerprints
 
     out = evaluated(path, content_of(path), root, with_fingerprints(load(root / "params.yaml"), root))
-    return Run(name="/".join(path.parts[-2:]), told=f"checkpoint {path}, evaluated into {out}", folder=out, settings={})
+    return Run(
+        name="/".join(path.parts[-2:]),
+        told=f"checkpoint {path}, evaluated into {out}",
+        folder=out,
+        settings={},
+    )
 
 
 def settings_of(lock: str, profile: str) -> dict[str, str]:
-    """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another profile."""
+    """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another
+    profile."""
     stages = (lock_file.parse(lock) or {}).get("stages", {})
     found: dict[str, Any] = {}
     for stage in stages.values():
@@ -88,7 +107,11 @@ def revision_of(name: str, root: Path) -> str | None:
     """Return the commit of a git revision, or of a DVC experiment of this name."""
     names = [
         name,
-        *(ref for ref in git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split() if ref.rpartition("/")[2] == name),
+        *(
+            ref
+            for ref in git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+            if ref.rpartition("/")[2] == name
+        ),
     ]
     for one in names:
         if found := git(root, "rev-parse", "--quiet", "--verify", f"{one}^{{commit}}"):
@@ -103,16 +126,26 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
     lock = git(root, "show", f"{revision}:dvc.lock")
     stages = (lock_file.parse(lock) or {}).get("stages", {}) if lock else {}
     outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
-    profile = next((path.split("/")[1] for path in outs if path.startswith("runs/") and path.count("/") > 1), "")
+    profile = next(
+        (path.split("/")[1] for path in outs if path.startswith("runs/") and path.count("/") > 1), ""
+    )
     folder = root / ".ans/compare" / revision[:12]
-    wanted = [(stage_named(f"evaluate@{row}"), KEPT) for row in ROWS] + [(stage_named(name), ("curves.csv",)) for name in TRAINED]
+    wanted = [(stage_named(f"evaluate@{row}"), KEPT) for row in ROWS] + [
+        (stage_named(name), ("curves.csv",)) for name in TRAINED
+    ]
     for stage, files in wanted:
         out = stage.out_path(profile)
         for file in files if out.as_posix() in outs else ():
             if source := file_in_cache(outs[out.as_posix()], file, root):
                 link(source, folder / out.relative_to(f"runs/{profile}") / file)
-    run = Run(name=name[:24], told=f"git {revision[:12]}, profile {profile}", folder=folder, settings=settings_of(lock, profile))
-    if not run.evaluated and (shown := git(root, "show", f"{revision}:{HEADLINE}")):  # what git keeps where the cache has nothing
+    run = Run(
+        name=name[:24],
+        told=f"git {revision[:12]}, profile {profile}",
+        folder=folder,
+        settings=settings_of(lock, profile),
+    )
+    # what git keeps where the cache has nothing
+    if not run.evaluated and (shown := git(root, "show", f"{revision}:{HEADLINE}")):
         run = replace(run, recorded=flat_metrics(json.loads(shown)))
     return run
 
@@ -124,8 +157,8 @@ def link(source: Path, target: Path) -> None:
 
 
 def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
-    """Return (the MLflow run, the runs of its stages by stage): its own, the later of two tries, and those that it took from the cache.
-    Raises FileNotFoundError if there is no such run."""
+    """Return (the MLflow run, the runs of its stages by stage): its own, the later of two tries, and those
+    that it took from the cache. Raises FileNotFoundError if there is no such run."""
     from mlflow.exceptions import MlflowException
 
     from tasks.tracking import client
@@ -134,11 +167,21 @@ def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
     try:
         parent = mlflow.get_run(name)
     except MlflowException:
-        raise FileNotFoundError(f"{name!r} is no folder, no git revision, no DVC experiment and no MLflow run id") from None
+        raise FileNotFoundError(
+            f"{name!r} is no folder, no git revision, no DVC experiment and no MLflow run id"
+        ) from None
     where = f"tags.`mlflow.parentRunId` = '{name}'"
-    own = mlflow.search_runs([parent.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"])
-    cached = {key.removeprefix("cached.").replace("/", "@"): run for key, run in parent.data.tags.items() if key.startswith("cached.")}
-    return parent, {stage: mlflow.get_run(run) for stage, run in cached.items()} | {run.data.tags["ans.stage"]: run for run in own}
+    own = mlflow.search_runs(
+        [parent.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"]
+    )
+    cached = {
+        key.removeprefix("cached.").replace("/", "@"): run
+        for key, run in parent.data.tags.items()
+        if key.startswith("cached.")
+    }
+    return parent, {stage: mlflow.get_run(run) for stage, run in cached.items()} | {
+        run.data.tags["ans.stage"]: run for run in own
+    }
 
 
 def of_mlflow_run(name: str, root: Path) -> Run:
@@ -150,19 +193,32 @@ def of_mlflow_run(name: str, root: Path) -> Run:
     folder = root / ".ans/compare" / name
     settings: dict[str, str] = {}
     for stage, run in stages.items():
-        settings |= {key: value for key, value in run.data.params.items() if key.partition(".")[0] not in NOT_SETTINGS}
+        settings |= {
+            key: value for key, value in run.data.params.items() if key.partition(".")[0] not in NOT_SETTINGS
+        }
         wanted = KEPT if stage.startswith("evaluate@") else ("curves.csv",)
         for file in {found.path for found in mlflow.list_artifacts(run.info.run_id)} & set(wanted):
             into = folder / stage.replace("@", "/")
             into.mkdir(parents=True, exist_ok=True)
             mlflow.download_artifacts(run.info.run_id, file, str(into))
-    metrics = {stage_metric(stage, key): value for stage, run in stages.items() for key, value in run.data.metrics.items()}
+    metrics = {
+        stage_metric(stage, key): value
+        for stage, run in stages.items()
+        for key, value in run.data.metrics.items()
+    }
     recorded = metrics or dict(parent.data.metrics)
-    return Run(name=str(parent.info.run_name), told=f"MLflow run {name}", folder=folder, settings=settings, recorded=recorded)
+    return Run(
+        name=str(parent.info.run_name),
+        told=f"MLflow run {name}",
+        folder=folder,
+        settings=settings,
+        recorded=recorded,
+    )
 
 
 def stage_metric(stage: str, name: str) -> str:
-    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it; else `sft: loss`."""
+    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it;
+    else `sft: loss`."""
     task, _, row = stage.partition("@")
     if task == "report" and name.partition("/")[0] in ROWS:
         return name

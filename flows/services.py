@@ -1,4 +1,5 @@
-"""`ans up`, `ans status`, `ans down`: Prefect server with worker and MLflow's page on this machine, in the background.
+"""`ans up`, `ans status`, `ans down`: Prefect server with worker and MLflow's page on this machine, in the
+background.
 
 `python -m flows.services PORT` is MLflow's page alone.
 """
@@ -40,10 +41,13 @@ class Service:
     key: str = ""
 
     def lives(self, here: Path) -> bool:
-        """Tell whether it is at work for this checkout: a copy of the folder has the record of the original's services."""
+        """Tell whether it is at work for this checkout: a copy of the folder has the record of the original's
+        services."""
         try:
             process = psutil.Process(self.pid)
-            its_own = abs(process.create_time() - self.created_s) < 1 and Path(process.cwd()) == here.resolve()
+            its_own = (
+                abs(process.create_time() - self.created_s) < 1 and Path(process.cwd()) == here.resolve()
+            )
             return its_own and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
@@ -56,7 +60,11 @@ def record_file(here: Path) -> Path:
 def known(here: Path) -> list[Service]:
     """Return the services that `ans up` started and nobody has taken down."""
     path = record_file(here)
-    return [Service(**record) for record in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    return (
+        [Service(**record) for record in json.loads(path.read_text(encoding="utf-8"))]
+        if path.exists()
+        else []
+    )
 
 
 def running(here: Path) -> list[Service]:
@@ -65,7 +73,8 @@ def running(here: Path) -> list[Service]:
 
 
 def up(here: Path, *, port: int, ui_port: int) -> list[Service]:
-    """Start what does not run yet; a port that is taken is replaced by a free one. Raises OSError if a service does not come up."""
+    """Start what does not run yet; a port that is taken is replaced by a free one. Raises OSError if a
+    service does not come up."""
     services = {service.name: service for service in running(here)}
     (here / ".ans/logs").mkdir(parents=True, exist_ok=True)
     for name, start, wanted in (("prefect", start_prefect, port), ("mlflow", start_mlflow, ui_port)):
@@ -103,8 +112,10 @@ def start_prefect(here: Path, port: int) -> Service:
 
 
 MLFLOW = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # one process instead of fifteen: nothing here needs its queue of jobs
-    "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",  # else its assistant runs commands as this user for every program of the machine
+    # one process instead of fifteen: nothing here needs its queue of jobs
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    # else its assistant runs commands as this user for every program of the machine
+    "MLFLOW_ENABLE_ASSISTANT_SANDBOX": "true",
     "MLFLOW_ENABLE_AI_GATEWAY": "false",
 }
 
@@ -112,7 +123,16 @@ MLFLOW = {
 def mlflow_command(here: Path, port: int) -> list[str]:
     """Return the command of a server that answers its own address alone."""
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{here / '.ans/mlflow.db'}", "--host", HOST]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{here / '.ans/mlflow.db'}",
+        "--host",
+        HOST,
+    ]
     command += ["--port", str(port), "--workers", "1", "--allowed-hosts", ",".join(hosts)]
     return [*command, "--cors-allowed-origins", ",".join(f"http://{host}" for host in hosts)]
 
@@ -123,7 +143,9 @@ def start_mlflow(here: Path, port: int) -> Service:
         wait_for(f"http://{HOST}:{port}/health", process)
     except OSError as error:
         end(process.pid)
-        raise OSError(f"MLflow did not come up ({error}); {here / '.ans/logs/mlflow.log'} says why") from error
+        raise OSError(
+            f"MLflow did not come up ({error}); {here / '.ans/logs/mlflow.log'} says why"
+        ) from error
     return service("mlflow", process, f"http://{HOST}:{port}")
 
 
@@ -131,13 +153,16 @@ def start(command: list[str], here: Path, log: Path, **extra: str) -> subprocess
     """Start a process group that outlives this command."""
     with log.open("wb") as file:
         return subprocess.Popen(
-            command, cwd=here, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            command, cwd=here, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
             start_new_session=True,
         )  # fmt: skip
 
 
 def service(name: str, process: subprocess.Popen[bytes], url: str, key: str = "") -> Service:
-    return Service(name=name, pid=process.pid, created_s=psutil.Process(process.pid).create_time(), url=url, key=key)
+    return Service(
+        name=name, pid=process.pid, created_s=psutil.Process(process.pid).create_time(), url=url, key=key
+    )
 
 
 def end(pid: int) -> None:
@@ -171,12 +196,19 @@ def down(here: Path) -> list[str]:
 
 
 def runs_page(here: Path, url: str) -> str:
-    """Return the address of the table of runs; at its bare address MLflow shows pages for prompts and traces, whatever the experiment's
-    kind is."""
+    """Return the address of the table of runs; at its bare address MLflow shows pages for prompts and traces,
+    whatever the experiment's kind is."""
     found = None
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{(here / '.ans/mlflow.db').as_uri()}?mode=ro", uri=True)) as store:
-        found = store.execute("SELECT experiment_id FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
-    return f"{url}/#/{f'experiments/{found[0]}/runs' if found else 'experiments'}?workflowType=machine_learning"
+    with (
+        suppress(sqlite3.Error),
+        closing(sqlite3.connect(f"{(here / '.ans/mlflow.db').as_uri()}?mode=ro", uri=True)) as store,
+    ):
+        found = store.execute(
+            "SELECT experiment_id FROM experiments WHERE name = ?", (EXPERIMENT,)
+        ).fetchone()
+    return (
+        f"{url}/#/{f'experiments/{found[0]}/runs' if found else 'experiments'}?workflowType=machine_learning"
+    )
 
 
 def told(services: list[Service], here: Path) -> list[str]:
@@ -193,8 +225,15 @@ def told(services: list[Service], here: Path) -> list[str]:
 def status(here: Path) -> list[str]:
     """Return what is up, what is at work, and what waits to be resumed."""
     lines = told(running(here), here)
-    lines += [f"{service.name:<8} is gone; `ans up` starts it again" for service in known(here) if not service.lives(here)]
-    return [*(lines or ["no services: `ans up` starts them"]), *(finding.what for finding in [*locks(here), scratch(here)])]
+    lines += [
+        f"{service.name:<8} is gone; `ans up` starts it again"
+        for service in known(here)
+        if not service.lives(here)
+    ]
+    return [
+        *(lines or ["no services: `ans up` starts them"]),
+        *(finding.what for finding in [*locks(here), scratch(here)]),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What `ans finetune` and `ans rl` share: a checked request in; its stages run without DVC in a folder of their own, an estimate first, a
-table of before and after last. params.yaml and runs/ stay as they are.
+"""What `ans finetune` and `ans rl` share: a checked request in; its stages run without DVC in a folder of
+their own, an estimate first, a table of before and after last. params.yaml and runs/ stay as they are.
 
     python -m flows.short_training FOLDER STAGE [--measure]     # one stage, or its first steps, in each of several processes
 """
@@ -86,9 +86,11 @@ class Request:
     """Where the data were imported to, if their own files hold nothing out."""
 
 
-def train(arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]) -> int:
-    """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and leaves nothing behind. TERM
-    and USR1 end it after the step at work, with a state."""
+def train(
+    arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]
+) -> int:
+    """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and
+    leaves nothing behind. TERM and USR1 end it after the step at work, with a state."""
     stop.exit_on_signals()
     try:
         return _train(arguments, training, checked)
@@ -97,7 +99,9 @@ def train(arguments: argparse.Namespace, training: Training, checked: Callable[[
         raise
 
 
-def _train(arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]) -> int:
+def _train(
+    arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]
+) -> int:
     lock = root() / ".ans/stage.lock"
     lock.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{training.name}-", dir=lock.parent) as scratch:
@@ -109,7 +113,8 @@ def _train(arguments: argparse.Namespace, training: Training, checked: Callable[
             print(estimate(request))
             return 0
         with held(lock, f"ans {training.name}") as file:
-            os.set_inheritable(file, True)  # if this process is killed, its children keep the lock until their state is written
+            # if this process is killed, its children keep the lock until their state is written
+            os.set_inheritable(file, True)
             begin(request)
             if not (request.out / training.stage).exists():
                 print(estimate(request), flush=True)
@@ -119,18 +124,21 @@ def _train(arguments: argparse.Namespace, training: Training, checked: Callable[
                 print(f"{name}: {f'{time.monotonic() - begin_s:.0f} s' if ran else 'was there'}", flush=True)
     print("\n".join(["", *gains(request.out / "evaluate", training.rows), ""]))
     print(f"model:  {request.out / 'model'}\nreport: {request.out / 'report/report.html'}")
-    print(f'try it: ans predict PICTURE "Please segment the ... in this image." --model {request.out / "model"}')
+    print(
+        f'try it: ans predict PICTURE "Please segment the ... in this image." --model {request.out / "model"}'
+    )
     return 0
 
 
 def begin(request: Request) -> None:
-    """Make the folder this training's: its identity, start model, imported data and settings. Raises ValueError if it is another's, and
-    writes nothing for a model that can't be loaded."""
+    """Make the folder this training's: its identity, start model, imported data and settings. Raises
+    ValueError if it is another's, and writes nothing for a model that can't be loaded."""
     from ans_core.checkpoints import checkpoint
     from ans_core.checkpoints.folder import local_folder
 
     out, base, file = request.out, request.out / "base/base", request.out / f"{request.training.name}.json"
-    refuse_another(file, request.identity, request.training.noun)  # another one may have begun while this one waited
+    # another one may have begun while this one waited
+    refuse_another(file, request.identity, request.training.noun)
     model = None if base.exists() else checkpoint.load(local_folder(request.model))
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(request.identity, indent=1) + "\n", encoding="utf-8")
@@ -140,14 +148,23 @@ def begin(request: Request) -> None:
                 shutil.move(part, partial)
     if model is not None:
         checkpoint.save(model, base, metadata={"stage": "base", "source": request.model})
-    (out / "params.yaml").write_text(yaml.safe_dump(request.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    (out / "params.yaml").write_text(
+        yaml.safe_dump(request.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
+    )
 
 
 def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
-    """Raise ValueError if the folder holds a training with other data, model or settings, or anything else."""
+    """Raise ValueError if the folder holds a training with other data, model or settings, or anything
+    else."""
     if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != identity:
-        changed = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in identity.items() if before.get(key) != value]
-        raise ValueError(f"{file.parent} holds another {noun} ({'; '.join(changed)}); give another --out, or remove it")
+        changed = [
+            f"{key} {before.get(key)!r}, now {value!r}"
+            for key, value in identity.items()
+            if before.get(key) != value
+        ]
+        raise ValueError(
+            f"{file.parent} holds another {noun} ({'; '.join(changed)}); give another --out, or remove it"
+        )
     if not file.exists() and file.parent.exists() and any(file.parent.iterdir()):
         raise ValueError(f"{file.parent} is not empty and holds no {noun}; give another --out")
 
@@ -160,9 +177,11 @@ def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
     return sorted({benchmark_of(sample) for sample in samples} & BENCHMARKS.keys())
 
 
-def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
-    """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a command that counts steps itself.
-    Raises ValueError where --steps or the settings name steps too."""
+def length(
+    settings: Sequence[str], *, section: str, steps: int | None
+) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
+    """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a
+    command that counts steps itself. Raises ValueError where --steps or the settings name steps too."""
     key, given = f"{section}.optim.epochs", dict(setting(word) for word in settings)
     for counted in (f"{section}.optim.batch", "launch.processes"):
         if not isinstance(given.get(counted, 1), int) or given.get(counted, 1) < 1:
@@ -178,40 +197,58 @@ def length(settings: Sequence[str], *, section: str, steps: int | None) -> tuple
 
 
 def launch_words(batch: int, given: Collection[str], *, command: str) -> dict[str, str]:
-    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each; one without a GPU. None of a
-    cluster's jobs. `given`: keys of the user's settings. Raises ValueError if these ask for jobs."""
+    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each;
+    one without a GPU. None of a cluster's jobs. `given`: keys of the user's settings. Raises ValueError if
+    these ask for jobs."""
     import torch
 
     if jobs := [key for key in given if key == "launch.launcher" or key.startswith("launch.resources")]:
-        raise ValueError(f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs")
+        raise ValueError(
+            f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs"
+        )
     processes = max(1, min(torch.cuda.device_count(), batch))
-    words = {"launcher": "torchrun", "resources": "{}", "processes": str(processes), "inference_processes": str(processes)}
-    return {f"launch.{key}": value for key, value in (words | ({"deepspeed_stage": "0"} if processes == 1 else {})).items()}
+    words = {
+        "launcher": "torchrun",
+        "resources": "{}",
+        "processes": str(processes),
+        "inference_processes": str(processes),
+    }
+    return {
+        f"launch.{key}": value
+        for key, value in (words | ({"deepspeed_stage": "0"} if processes == 1 else {})).items()
+    }
 
 
 def accumulated(batch: int, count: int, of_profile: DataOptim, *, processes: int) -> int:
-    """Return into how many micro-batches `count` processes divide a step, so that each computes as many samples at once as on the
-    `processes` of the profile, which fit its memory."""
+    """Return into how many micro-batches `count` processes divide a step, so that each computes as many
+    samples at once as on the `processes` of the profile, which fit its memory."""
     at_once = math.ceil(of_profile.batch / of_profile.accumulate / processes)
     return max(1, math.ceil(batch / count) // at_once)
 
 
 def set_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each data set: its folder's or file's, with the parent's before it where that is another set's or a kind of data's.
-    Raises ValueError for a set that comes twice."""
+    """Return a name for each data set: its folder's or file's, with the parent's before it where that is
+    another set's or a kind of data's. Raises ValueError for a set that comes twice."""
     names: list[str] = []
     for place, path in enumerate(paths):
         if path in paths[:place]:
             raise ValueError(f"--data {path} is given twice; leave one out")
         name = path.stem if path.is_file() else path.name
         numbered = (f"{name}-{number}" for number in count(2))
-        names.append(next(one for one in chain([name, f"{path.parent.name}-{name}"], numbered) if one not in {*names, *DATA_KINDS}))
+        names.append(
+            next(
+                one
+                for one in chain([name, f"{path.parent.name}-{name}"], numbered)
+                if one not in {*names, *DATA_KINDS}
+            )
+        )
     return names
 
 
 def base_of(start: Path) -> tuple[str, Path]:
-    """Return (stage, folder of all tensors) of a start model: of what a stage trained (runs/<profile>/sft, rl, rl/teacher) the base beside
-    it, of any other no stage and its own. Raises ValueError where the base is missing."""
+    """Return (stage, folder of all tensors) of a start model: of what a stage trained (runs/<profile>/sft,
+    rl, rl/teacher) the base beside it, of any other no stage and its own. Raises ValueError where the base is
+    missing."""
     from ans_core.checkpoints.checkpoint import DELTA
     from ans_core.checkpoints.trained import trained_on
 
@@ -229,7 +266,10 @@ def run_stage(request: Request, name: str, inputs: tuple[str, ...], out: Path) -
     if command := ranks_command(stage, request.config, request.out, "--inputs", *inputs, "--out", str(out)):
         status, _, _ = run_ranks(command, ranks_environment(stage, request.config))
         if status:
-            raise ValueError(f"{name} failed in one of its processes; what it says stands above. The same command goes on from here")
+            raise ValueError(
+                f"{name} failed in one of its processes; what it says stands above. The same command goes "
+                "on from here"
+            )
         return
     more: dict[str, Any] = {}
     if name == "report":
@@ -243,7 +283,14 @@ def run_stage(request: Request, name: str, inputs: tuple[str, ...], out: Path) -
 
 
 def call(
-    stage: Stage, config: Config, folder: Path, inputs: tuple[str, ...], out: Path, *, versions: Path | None = None, **more: Any
+    stage: Stage,
+    config: Config,
+    folder: Path,
+    inputs: tuple[str, ...],
+    out: Path,
+    *,
+    versions: Path | None = None,
+    **more: Any,
 ) -> None:
     """Run a stage's function in this process."""
     scratch = folder / ".scratch" / stage.name
@@ -258,21 +305,34 @@ def ranks_command(stage: Stage, config: Config, folder: Path, *words: str) -> li
     count = processes_of(stage, config)
     if count == 1 and not (stage.distributed and config.launch.deepspeed_stage):
         return None
-    return [sys.executable, *shared_words(count), "-m", "flows.short_training", str(folder), stage.name, *words]
+    return [
+        sys.executable,
+        *shared_words(count),
+        "-m",
+        "flows.short_training",
+        str(folder),
+        stage.name,
+        *words,
+    ]
 
 
 def ranks_environment(stage: Stage, config: Config) -> dict[str, str]:
-    threads = thread_variables(config.launch.threads, processes=processes_of(stage, config), environment=os.environ)
+    threads = thread_variables(
+        config.launch.threads, processes=processes_of(stage, config), environment=os.environ
+    )
     return os.environ | TORCHRUN | threads
 
 
-def run_ranks(command: list[str], environment: Mapping[str, str], *, capture: bool = False) -> tuple[int, str, str]:
-    """Run a command of one or several processes and return (exit status, stdout, stderr), both empty unless `capture`. Its processes get
-    TERM when this one ends, in whatever way: they end after the step at work, with a state. In a session of their own, so that Ctrl-C is
-    TERM to them."""
+def run_ranks(
+    command: list[str], environment: Mapping[str, str], *, capture: bool = False
+) -> tuple[int, str, str]:
+    """Run a command of one or several processes and return (exit status, stdout, stderr), both empty unless
+    `capture`. Its processes get TERM when this one ends, in whatever way: they end after the step at work,
+    with a state. In a session of their own, so that Ctrl-C is TERM to them."""
     pipe = subprocess.PIPE if capture else None
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, *command], cwd=root(), env={**environment, "ANS_PARENT_PID": str(os.getpid())}, stdout=pipe,
+        [sys.executable, "-c", LAUNCH, *command], cwd=root(),
+        env={**environment, "ANS_PARENT_PID": str(os.getpid())}, stdout=pipe,
         stderr=pipe, text=True, start_new_session=True, close_fds=False,
     )  # fmt: skip
     try:
@@ -294,7 +354,8 @@ def processes_of(stage: Stage, config: Config) -> int:
 
 
 def done(out: Path, work: Work) -> bool:
-    """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was done."""
+    """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was
+    done."""
     if out.exists():
         return False
     with written_whole(out) as partial:
@@ -311,19 +372,31 @@ def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
     titles = dict(zip(rows, ("before", "after"), strict=True))
     summary = {title: read_json(evaluated / row / "metrics.json") for row, title in titles.items()}
     answers = {title: read_answers(evaluated / row) for row, title in titles.items()}
-    return ["held-out pictures, before and after", *change_table(changes(summary, answers, "before", "after"))]
+    return [
+        "held-out pictures, before and after",
+        *change_table(changes(summary, answers, "before", "after")),
+    ]
 
 
 def estimate(request: Request) -> str:
-    """Return what training will take, measured on MEASURED_STEPS steps in a process of its own. Raises ValueError if they fail."""
+    """Return what training will take, measured on MEASURED_STEPS steps in a process of its own. Raises
+    ValueError if they fail."""
     training, stage = request.training, stage_named(request.training.stage)
     for name, work in training.works(request):
         if name in training.before_estimate:
             done(request.out / name, work)
     command = ranks_command(stage, request.config, request.out, "--measure")
-    command = command or [sys.executable, "-m", "flows.short_training", str(request.out), stage.name, "--measure"]
+    command = command or [
+        sys.executable,
+        "-m",
+        "flows.short_training",
+        str(request.out),
+        stage.name,
+        "--measure",
+    ]
     trial_folder = request.out / ".scratch/measured"
-    shutil.rmtree(trial_folder, ignore_errors=True)  # a killed trial's states: it would go on from them, and measure nothing
+    # a killed trial's states: it would go on from them, and measure nothing
+    shutil.rmtree(trial_folder, ignore_errors=True)
     try:
         status, stdout, stderr = run_ranks(command, ranks_environment(stage, request.config), capture=True)
     finally:
@@ -336,31 +409,42 @@ def estimate(request: Request) -> str:
     where = "GPU memory" if measured["gpu"] else "memory"
     most = f" {longest_rows(request, measured['total'])}" if measured["gpu"] else ""
     return (
-        f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes of training; "
-        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here).{most} Evaluation comes before and after."
+        f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes "
+        "of training; "
+        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here).{most} "
+        "Evaluation comes before and after."
     )
 
 
 def longest_rows(request: Request, gpu_bytes: int) -> str:
-    """Return what the longest rows take of a GPU by formula, as a sentence: those of the measured steps may be shorter."""
+    """Return what the longest rows take of a GPU by formula, as a sentence: those of the measured steps may
+    be shorter."""
     from ans_core.checkpoints import checkpoint
     from ans_core.stages.gpu_memory import stage_memory
 
     config, tokenizer, _ = checkpoint.opened(request.out / "base/base")
-    memory = stage_memory(request.config, checkpoint.empty(config, tokenizer), request.training.stage, gpu_bytes=gpu_bytes)
-    remedy = f": raise {request.training.stage}.optim.accumulate, or lower sft.max_length" if not memory.fits(gpu_bytes) else ""
+    memory = stage_memory(
+        request.config, checkpoint.empty(config, tokenizer), request.training.stage, gpu_bytes=gpu_bytes
+    )
+    remedy = (
+        f": raise {request.training.stage}.optim.accumulate, or lower sft.max_length"
+        if not memory.fits(gpu_bytes)
+        else ""
+    )
     return f"By formula the longest rows take {memory}{', which may not fit' if remedy else ''}{remedy}."
 
 
 def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | bool]:
-    """Train a few steps into a folder that the caller removes, and return seconds a step and the peak of memory, of one process. A judge is
-    not asked, and answers that are all alike are no failure."""
+    """Train a few steps into a folder that the caller removes, and return seconds a step and the peak of
+    memory, of one process. A judge is not asked, and answers that are all alike are no failure."""
     import psutil
     import torch
 
     section = getattr(config, stage.name)
     optim = section.optim.model_copy(update={"steps": MEASURED_STEPS, "save_every": MEASURED_STEPS})
-    quiet = {"use_llm_judge": False, "use_llm_judge_loop2": False, "inner_steps": 1} if stage.name == "rl" else {}
+    quiet = (
+        {"use_llm_judge": False, "use_llm_judge_loop2": False, "inner_steps": 1} if stage.name == "rl" else {}
+    )
     short = config.model_copy(update={stage.name: section.model_copy(update={"optim": optim, **quiet})})
     times: list[float] = []
 
@@ -374,11 +458,17 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
     inputs = {name: folder / name for name in stage.inputs}
     more = {"must_learn": False} if stage.name == "rl" else {}
     with redirect_stdout(sys.stderr):  # the last line of stdout is the result
-        stage_function(stage)(short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log, **more)
+        stage_function(stage)(
+            short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log, **more
+        )
     if dist.rank() > 0:
         return {}
     gpu = torch.cuda.is_available()
-    used = torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    used = (
+        torch.cuda.max_memory_allocated()
+        if gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
     total = torch.cuda.get_device_properties(0).total_memory if gpu else psutil.virtual_memory().total
     return {"step_s": (times[-1] - times[0]) / (len(times) - 1), "bytes": used, "total": total, "gpu": gpu}
 
@@ -396,7 +486,9 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true")
     arguments = parser.parse_args()
     stage = stage_named(arguments.stage)
-    config = Config.model_validate(yaml.safe_load((arguments.folder / "params.yaml").read_text(encoding="utf-8")))
+    config = Config.model_validate(
+        yaml.safe_load((arguments.folder / "params.yaml").read_text(encoding="utf-8"))
+    )
     if not arguments.measure:
         call(stage, config, arguments.folder, tuple(arguments.inputs), arguments.out)
     elif measured := measure(arguments.folder, stage, config):

@@ -1,4 +1,5 @@
-"""The `sweep` flow: the pipeline for each of several settings as DVC experiments, then a table and a page that compare them."""
+"""The `sweep` flow: the pipeline for each of several settings as DVC experiments, then a table and a page
+that compare them."""
 
 from __future__ import annotations
 
@@ -33,30 +34,44 @@ Overrides = dict[str, Any]
 
 @flow(name="sweep", flow_run_name=run_name, retries=0)
 def sweep(
-    grid: dict[str, list[Any]] | None = None, runs: list[Overrides] | None = None, profile: str | None = None, name: str | None = None
+    grid: dict[str, list[Any]] | None = None,
+    runs: list[Overrides] | None = None,
+    profile: str | None = None,
+    name: str | None = None,
 ) -> str:
-    """Run every combination of `grid`, as in {"rl.kl": [0.01, 0.05]}, and every one of `runs`, one after the other; return the file
-    of the table, which names the page that `ans compare` would write of them.
+    """Run every combination of `grid`, as in {"rl.kl": [0.01, 0.05]}, and every one of `runs`, one after the
+    other; return the file of the table, which names the page that `ans compare` would write of them.
 
-    What several have in common runs once (DVC's run cache). `dvc exp show` lists the experiments; `dvc exp apply NAME-1` brings one back.
-    params.yaml, dvc.lock and the results in runs/ are as before afterwards, also after an interrupt; after kill -9 the next flow brings
-    them back. With the `name` of an earlier sweep, members that it finished are not run again. Raises ValueError for nothing to run or
-    for members of that name with other settings, and ConfigError for an impossible setting, before anything runs.
+    What several have in common runs once (DVC's run cache). `dvc exp show` lists the experiments; `dvc exp
+    apply NAME-1` brings one back. params.yaml, dvc.lock and the results in runs/ are as before afterwards,
+    also after an interrupt; after kill -9 the next flow brings them back. With the `name` of an earlier
+    sweep, members that it finished are not run again. Raises ValueError for nothing to run or for members of
+    that name with other settings, and ConfigError for an impossible setting, before anything runs.
     """
     end_with_worker()
     here = root()
     os.chdir(here)
     asked = [*combinations(grid or {}), *(runs or [])]
     if not asked:
-        raise ValueError('nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]')
+        raise ValueError(
+            'nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]'
+        )
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     with held(here / ".ans/flow.lock", "sweep"):
         print_lines(kept.recover(here))
         with settings_of_run(here, profile=profile):
-            members = {f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides)) for n, overrides in enumerate(asked, start=1)}
-            done = {experiment: found for experiment, settings in members.items() if (found := finished(experiment, settings, here))}
+            members = {
+                f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
+                for n, overrides in enumerate(asked, start=1)
+            }
+            done = {
+                experiment: found
+                for experiment, settings in members.items()
+                if (found := finished(experiment, settings, here))
+            }
             print(
-                f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name {name} goes on with it",
+                f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name "
+                f"{name} goes on with it",
                 flush=True,
             )
             results: list[tuple[str, Overrides, dict[str, float] | None]] = []
@@ -68,41 +83,65 @@ def sweep(
                             results.append((experiment, overrides, done[experiment]))
                             continue
                         kept.note_member(here, settings)
-                        state = experiment_task(experiment)(experiment, overrides, here, lambda: tracked, return_state=True)
-                        results.append((experiment, overrides, state.result(raise_on_failure=False) if state.is_completed() else None))
+                        state = experiment_task(experiment)(
+                            experiment, overrides, here, lambda: tracked, return_state=True
+                        )
+                        results.append(
+                            (
+                                experiment,
+                                overrides,
+                                state.result(raise_on_failure=False) if state.is_completed() else None,
+                            )
+                        )
                         kept.put_back(here)
             finally:
                 kept.end(here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = table(results) + comparison([experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here)
+    page = table(results) + comparison(
+        [experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here
+    )
     path.write_text(page, encoding="utf-8")
     create_markdown_artifact(page, key="sweep", description=name)
     if failed := [experiment for experiment, _, found in results if found is None]:
-        raise StageFailedError(f"{', '.join(failed)} failed, its message is above; --name {name} goes on, the others are in {path}")
+        raise StageFailedError(
+            f"{', '.join(failed)} failed, its message is above; --name {name} goes on, the others are in "
+            f"{path}"
+        )
     return str(path)
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Overrides]:
     """Return every choice of one value a key; none for an empty grid."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
+    return (
+        [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if grid else []
+    )
 
 
 def experiment_task(name: str):  # type: ignore[no-untyped-def]
     return task(name=name, cache_policy=NO_CACHE)(run_experiment)
 
 
-def run_experiment(name: str, overrides: Overrides, here: Path, tracked: Callable[[], dict[str, str]]) -> dict[str, float]:
-    """Run one experiment and return its headline metrics. `tracked`: what its stages find their tracker by."""
+def run_experiment(
+    name: str, overrides: Overrides, here: Path, tracked: Callable[[], dict[str, str]]
+) -> dict[str, float]:
+    """Run one experiment and return its headline metrics. `tracked`: what its stages find their tracker
+    by."""
     words = [part for word in words_of(overrides) for part in ("-S", word)]
     limit_s = sum(stage.timeout_s for stage in STAGES)
-    if status := run_once(["-m", "dvc", "exp", "run", "--name", name, *words], root=here, timeout_s=limit_s, extra_environment=tracked()):
+    if status := run_once(
+        ["-m", "dvc", "exp", "run", "--name", name, *words],
+        root=here,
+        timeout_s=limit_s,
+        extra_environment=tracked(),
+    ):
         raise StageFailedError(f"experiment {name} failed (status {status}); its message is above")
     return by_row(headline(json.loads((here / SUMMARY).read_text(encoding="utf-8"))))
 
 
 def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float]:
-    """Return the headline metrics of an experiment that is there; nothing if it is not. Raises ValueError if it has other settings."""
+    """Return the headline metrics of an experiment that is there; nothing if it is not. Raises ValueError if
+    it has other settings."""
     refs = git(here, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     found = [ref for ref in refs if ref.rpartition("/")[2] == name]
     if not found:
@@ -111,7 +150,10 @@ def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float
         path = Path(folder, "params.yaml")
         path.write_text(git(here, "show", f"{found[0]}:params.yaml") + "\n", encoding="utf-8")
         if load(path).model_dump(mode="json") != settings:
-            raise ValueError(f"there is an experiment {name} with other settings: give another --name, or `dvc exp remove {name}`")
+            raise ValueError(
+                f"there is an experiment {name} with other settings: give another --name, or `dvc exp "
+                f"remove {name}`"
+            )
     return by_row(json.loads(git(here, "show", f"{found[0]}:{HEADLINE}")))
 
 
@@ -134,22 +176,39 @@ def table(results: Sequence[tuple[str, Overrides, dict[str, float] | None]]) -> 
     """Return a page with a column for every experiment."""
     metrics = dict.fromkeys(metric for _, _, found in results for metric in found or {})
     keys = dict.fromkeys(key for _, overrides, _ in results for key in overrides)
-    lines = ["# sweep", "", "| | " + " | ".join(name for name, _, _ in results) + " |", "|-" + "|-:" * len(results) + "|"]
-    lines += [f"| {key} | " + " | ".join(str(overrides.get(key, "")) for _, overrides, _ in results) + " |" for key in keys]
+    lines = [
+        "# sweep",
+        "",
+        "| | " + " | ".join(name for name, _, _ in results) + " |",
+        "|-" + "|-:" * len(results) + "|",
+    ]
+    lines += [
+        f"| {key} | " + " | ".join(str(overrides.get(key, "")) for _, overrides, _ in results) + " |"
+        for key in keys
+    ]
     for metric in metrics:
         values = [None if found is None else found.get(metric) for _, _, found in results]
-        lines.append(f"| {metric} | " + " | ".join("-" if value is None else f"{value:.4f}" for value in values) + " |")
+        lines.append(
+            f"| {metric} | " + " | ".join("-" if value is None else f"{value:.4f}" for value in values) + " |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def plain_text(path: Path) -> str:
-    """Return a sweep's page for a terminal: aligned columns, headed by what their experiments' names add to the sweep's."""
+    """Return a sweep's page for a terminal: aligned columns, headed by what their experiments' names add to
+    the sweep's."""
     *lines, last = path.read_text(encoding="utf-8").strip().splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (*lines, last) if line.startswith("| ")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (*lines, last)
+        if line.startswith("| ")
+    ]
     names = [name.removeprefix(path.stem) for name in cells[0][1:]]
     rows = [[path.stem, *names], *cells[1:]]
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = [
-        f"{name:<{first}}" + "".join(f"  {value:>{width}}" for value, width in zip(values, widths, strict=True)) for name, *values in rows
+        f"{name:<{first}}"
+        + "".join(f"  {value:>{width}}" for value, width in zip(values, widths, strict=True))
+        for name, *values in rows
     ]
     return "\n".join(text + ([] if last.startswith("|") else ["", re.sub(r"\[(.*)\]\(.*\)", r"\1", last)]))

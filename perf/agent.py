@@ -1,12 +1,14 @@
-"""The agent's table: `make agent` for several seeds, then figures of every row (mean, deviation, gains of RFT paired by seed) and the bars.
+"""The agent's table: `make agent` for several seeds, then figures of every row (mean, deviation, gains of RFT
+paired by seed) and the bars.
 
     python perf/agent.py --profile tiny --seeds 0 1 2      # makes the model of each seed first, if it is not there
     python perf/agent.py --seeds 1 --on runs/tiny          # the stages alone, on the data and the model of this folder, whatever their seed
     python perf/agent.py --seeds 1 --on runs/tiny --rows sft rft oracle       # without the row `direct` and its training
     python perf/agent.py --table [--on runs/tiny]          # only the table, from perf/results/
 
-Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.json, of --on as agent-<profile>-on-seed<N>.json.
-params.yaml is as before afterwards. What --on makes lies in perf/runs/agent-seed<N>: the same command goes on from there.
+Every seed's metrics/agent.json is kept as perf/results/agent-<profile>-seed<N>.json, of --on as
+agent-<profile>-on-seed<N>.json. params.yaml is as before afterwards. What --on makes lies in
+perf/runs/agent-seed<N>: the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ RESULTS, RUNS = Path("perf/results"), Path("perf/runs")
 ROWS = ("direct", "sft", "rft", "oracle")
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 METRICS = (
-    "needed/accuracy", *(f"{family}/accuracy" for family in FAMILIES), "needed/RaPR", "easy/RaPR", "needed/evidence", "needed/valid_calls",
-    *(f"{control}/needed/accuracy" for control in ("forbidden", "random", "shuffled", "blank", "plan")), "referring/gIoU_all",
+    "needed/accuracy", *(f"{family}/accuracy" for family in FAMILIES), "needed/RaPR", "easy/RaPR",
+    "needed/evidence", "needed/valid_calls",
+    *(f"{control}/needed/accuracy" for control in ("forbidden", "random", "shuffled", "blank", "plan")),
+    "referring/gIoU_all",
 )  # fmt: skip
 CONTROLS = ("forbidden", "random", "shuffled", "blank")
 Figures = Mapping[str, Mapping[str, float]]
@@ -60,7 +64,9 @@ class Bar:
         if self.beyond_spread:
             met = len(values) > 1 and mean > statistics.stdev(v for v in values if v is not None)
         else:
-            met = (self.at_least is None or mean >= self.at_least) and (self.at_most is None or mean <= self.at_most)
+            met = (self.at_least is None or mean >= self.at_least) and (
+                self.at_most is None or mean <= self.at_most
+            )
         return f"| {self.name} | {spread(values)} | {self._wanted} | {'met' if met else 'missed'} |"
 
     @property
@@ -114,10 +120,13 @@ def run(profile: str, seed: int) -> None:
 
 
 def run_on(profile: str, seed: int, made: Path, rows: Sequence[str]) -> None:
-    """One seed of the agent's stages in this process, without DVC and MLflow, on the data and the model of a folder like runs/tiny."""
+    """One seed of the agent's stages in this process, without DVC and MLflow, on the data and the model of a
+    folder like runs/tiny."""
     cfg = load(Path("params.yaml"))
     if cfg.profile != profile:
-        raise SystemExit(f"params.yaml is of the profile {cfg.profile}; run `ans profile {profile} --force` first")
+        raise SystemExit(
+            f"params.yaml is of the profile {cfg.profile}; run `ans profile {profile} --force` first"
+        )
     cfg = cfg.model_copy(update={"seed": seed})
     own = RUNS / f"agent-seed{seed}"
     places = {name: made / name for name in ("data", "model")}
@@ -133,7 +142,9 @@ def run_on(profile: str, seed: int, made: Path, rows: Sequence[str]) -> None:
         words = {"row": stage.row} if stage.row else {}
         module = importlib.import_module(f"ans_core.stages.{stage.task}")
         with written_whole(out) as partial:
-            module.run(cfg, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, **words)
+            module.run(
+                cfg, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, **words
+            )
         print(f"{stage.name}: {time.perf_counter() - began:.0f} s", flush=True)
     RESULTS.mkdir(exist_ok=True)
     shutil.copyfile(own / "agent/report/agent.json", RESULTS / f"agent-{profile}-on-seed{seed}.json")
@@ -155,7 +166,9 @@ def wanted(rows: Sequence[str]) -> list[Stage]:
 def table(name: str) -> str:
     """Raises SystemExit where no seed was run."""
     files = sorted(RESULTS.glob(f"agent-{name}-seed*.json"))
-    runs: dict[int, Figures] = {int(file.stem.rpartition("seed")[2]): json.loads(file.read_text()) for file in files}
+    runs: dict[int, Figures] = {
+        int(file.stem.rpartition("seed")[2]): json.loads(file.read_text()) for file in files
+    }
     if not runs:
         raise SystemExit(f"{RESULTS} has no agent-{name}-seed*.json; run `python perf/agent.py` first")
     lines = [
@@ -166,8 +179,16 @@ def table(name: str) -> str:
     ]
     for metric in METRICS:
         cells = [spread([figures.get(row, {}).get(metric) for figures in runs.values()]) for row in ROWS]
-        both = [(f["rft"][metric], f["sft"][metric]) for f in runs.values() if metric in f.get("rft", {}) and metric in f.get("sft", {})]
-        lines.append(f"| {metric} | " + " | ".join(cells) + f" | {spread([after - before for after, before in both], sign='+')} |")
+        both = [
+            (f["rft"][metric], f["sft"][metric])
+            for f in runs.values()
+            if metric in f.get("rft", {}) and metric in f.get("sft", {})
+        ]
+        lines.append(
+            f"| {metric} | "
+            + " | ".join(cells)
+            + f" | {spread([after - before for after, before in both], sign='+')} |"
+        )
     lines += ["", "| bar | measured | wanted | |", "|-|-|-|-|", *(bar.line(runs) for bar in BARS)]
     return "\n".join(lines)
 

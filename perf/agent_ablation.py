@@ -1,13 +1,15 @@
-"""What each part of the agent's RFT is good for: the stage `rft` with a part left out, from one agent after SFT.
+"""What each part of the agent's RFT is good for: the stage `rft` with a part left out, from one agent after
+SFT.
 
     ans run --agent                                        # makes runs/tiny, up to `agent_sft@tools` is enough
     python perf/agent_ablation.py                          # an hour on 2 cores; writes perf/results/agent-ablation-seed<N>.json as it goes
     python perf/agent_ablation.py --table                  # only the table, of all seeds that are there
 
-Every run is the profile's `rft` with `--steps` steps, judged greedily on `--each` held-out questions a family (`agent.evaluate.split`):
-accuracy where operations are needed and of `easy`, the share of episodes with a call there, and the share of right answers that rest on a
-look. Gains are over the agent after SFT on the same questions. Without a curriculum all parts count from the third step on. Late curiosity
-counts in the last phase alone.
+Every run is the profile's `rft` with `--steps` steps, judged greedily on `--each` held-out questions a family
+(`agent.evaluate.split`): accuracy where operations are needed and of `easy`, the share of episodes with a
+call there, and the share of right answers that rest on a look. Gains are over the agent after SFT on the same
+questions. Without a curriculum all parts count from the third step on. Late curiosity counts in the last
+phase alone.
 """
 
 from __future__ import annotations
@@ -68,16 +70,21 @@ def trained(stage: Any, cfg: Config, inputs: dict[str, Path], folder: Path, **wo
     """Run a stage that trains and return its output."""
     out = folder / "out"
     out.mkdir(parents=True)
-    stage.run(cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None, **words)
+    stage.run(
+        cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None, **words
+    )
     return out
 
 
 def judged(cfg: Config, row: str, inputs: dict[str, Path]) -> dict[str, float]:
-    """Return the figures of NAMES that these families have, of `agent.evaluate.each` held-out questions each, answered greedily."""
+    """Return the figures of NAMES that these families have, of `agent.evaluate.each` held-out questions each,
+    answered greedily."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         out.mkdir()
-        found = agent_evaluate.run(cfg, row=row, inputs=inputs, out=out, scratch=Path(folder), log=lambda metrics, step: None)
+        found = agent_evaluate.run(
+            cfg, row=row, inputs=inputs, out=out, scratch=Path(folder), log=lambda metrics, step: None
+        )
     return {name: round(found[name], 4) for name in NAMES if name in found}
 
 
@@ -94,7 +101,9 @@ def table(paths: Sequence[Path]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/tiny"))
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--each", type=int, default=100)
@@ -109,9 +118,14 @@ def main() -> None:
         return
     inputs = {"data": runs / "data", "model": runs / "model", "agent/sft/tools": runs / "agent/sft/tools"}
     found: dict[str, Any] = {"seed": cfg.seed, "steps": arguments.steps, "each": arguments.each, "runs": {}}
-    found["runs"]["SFT"] = judged(configured(cfg, {}, steps=arguments.steps, each=arguments.each), "sft", inputs)
+    found["runs"]["SFT"] = judged(
+        configured(cfg, {}, steps=arguments.steps, each=arguments.each), "sft", inputs
+    )
     for name in arguments.only:
-        began, changed = time.perf_counter(), configured(cfg, RUNS[name], steps=arguments.steps, each=arguments.each)
+        began, changed = (
+            time.perf_counter(),
+            configured(cfg, RUNS[name], steps=arguments.steps, each=arguments.each),
+        )
         with tempfile.TemporaryDirectory() as folder, torch.random.fork_rng(), parts_of(name):
             out = trained(rft, changed, inputs, Path(folder))
             found["runs"][name] = judged(changed, "rft", {**inputs, "agent/rft": out})

@@ -1,16 +1,18 @@
-"""The learning trap: an agent that rarely calls and gains nothing by it. What keeps calls alive, the task's reward alone or curiosity?
+"""The learning trap: an agent that rarely calls and gains nothing by it. What keeps calls alive, the task's
+reward alone or curiosity?
 
     ans run --agent                                        # makes runs/tiny, up to `agent_sft@tools` is enough
     python perf/agent_learning_trap.py                     # 2 cores: an hour or two; writes perf/results/agent-trap-seed<N>.json
     python perf/agent_learning_trap.py --steps 120 --phase-steps 40 --name agent-weak-ablation --arms "task alone" "as in the profile" \
         "no curiosity" "late curiosity" "no coherence" "no curriculum" "no pay for looks"     # what each part is good for
 
-The weak start can call, and seldom does: the agent after SFT, taught for `--sft-steps` further steps on traces of which `--direct` are
-answered at once. All arms go on from it with `rft` for `--steps` steps: with the task's reward alone, with curiosity beside it, as in the
-profile, where looks are paid, too, or with one part of that left out (perf/agent_ablation.py). Printed: RaPR (share of sampled episodes
-with a successful call) and accuracy over families that need an operation, as means of 10 steps; and the same of `--each` held-out questions
-a family, answered greedily, of the start and at the end. The file is written after every arm, and one that has an arm keeps it. A file of
-other settings is written anew: `--name` another.
+The weak start can call, and seldom does: the agent after SFT, taught for `--sft-steps` further steps on
+traces of which `--direct` are answered at once. All arms go on from it with `rft` for `--steps` steps: with
+the task's reward alone, with curiosity beside it, as in the profile, where looks are paid, too, or with one
+part of that left out (perf/agent_ablation.py). Printed: RaPR (share of sampled episodes with a successful
+call) and accuracy over families that need an operation, as means of 10 steps; and the same of `--each`
+held-out questions a family, answered greedily, of the start and at the end. The file is written after every
+arm, and one that has an arm keeps it. A file of other settings is written anew: `--name` another.
 """
 
 from __future__ import annotations
@@ -61,13 +63,16 @@ def configured(cfg: Config, arguments: argparse.Namespace, changes: dict[str, An
 
 
 def weak_traces(folder: Path, out: Path, *, direct: float, seed: int) -> None:
-    """Write the traces of a folder into another, a share of them answered at once; pictures stay where they are."""
+    """Write the traces of a folder into another, a share of them answered at once; pictures stay where they
+    are."""
     out.mkdir(parents=True)
     (out / "pictures").symlink_to((folder / "pictures").resolve())
     rng = rng_of(seed, "weak start")
     with (out / FILE).open("w", encoding="utf-8") as lines:
         for trace in rows.lessons(read_traces(folder)):
-            chosen: Trace = rows.direct(trace).model_copy(update={"kind": "golden"}) if rng.random() < direct else trace
+            chosen: Trace = (
+                rows.direct(trace).model_copy(update={"kind": "golden"}) if rng.random() < direct else trace
+            )
             lines.write(chosen.model_dump_json(exclude_defaults=True) + "\n")
 
 
@@ -76,50 +81,82 @@ def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
     base, settings = runs / "model", cfg.agent.sft
     policy = load_policy(base, runs / "agent/sft/tools", operations=OPERATIONS)
     lessons = tuple(rows.lessons(read_traces(traces / "train")))
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
+    with Toolbox(
+        policy.model,
+        adapters_off=policy.base,
+        seconds=cfg.agent.episode.time_limit_s,
+        reader=cfg.agent.reader,
+    ) as toolbox:
         batches = TraceBatches(cfg, policy, toolbox, {}, traces / "train", "tools")
         part = Part(name="weak", traces=lessons, before=(), first=0, steps=settings.optim.steps)
         loop.train(
-            Supervised(policy.model, mask_weight=0.0, dice_weight=0.0, points=cfg.sft.mask_points), batches.of(part), name="weak start",
-            schedule=schedule_of(settings.optim), machine=replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0), seed=cfg.seed,
+            Supervised(policy.model, mask_weight=0.0, dice_weight=0.0, points=cfg.sft.mask_points),
+            batches.of(part), name="weak start",
+            schedule=schedule_of(settings.optim),
+            machine=replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0), seed=cfg.seed,
             scratch=folder / "scratch", log=lambda metrics, step: None,
         )  # fmt: skip
     out = folder / "out"
     out.mkdir()
-    policy.save(out, base_hash=checkpoint.weights_hash(base), about={"stage": "agent_sft", "row": "tools", "seed": cfg.seed})
+    policy.save(
+        out,
+        base_hash=checkpoint.weights_hash(base),
+        about={"stage": "agent_sft", "row": "tools", "seed": cfg.seed},
+    )
     return out
 
 
 def curve(folder: Path, name: str) -> list[float]:
     """Return a curve of the stage as means of MEAN steps."""
     lines = [line.split(",") for line in (folder / "curves.csv").read_text().splitlines()]
-    values = {int(step): float(value) for step, found, value in lines[1:] if found == f"rft/agent/needed/{name}"}
-    return [round(fmean(values[s] for s in values if first <= s < first + MEAN), 3) for first in range(0, max(values) + 1, MEAN)]
+    values = {
+        int(step): float(value) for step, found, value in lines[1:] if found == f"rft/agent/needed/{name}"
+    }
+    return [
+        round(fmean(values[s] for s in values if first <= s < first + MEAN), 3)
+        for first in range(0, max(values) + 1, MEAN)
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/tiny"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--families", nargs="+", default=["pattern", "text"])
-    parser.add_argument("--direct", type=float, default=0.67, help="share of the traces that are answered at once")
+    parser.add_argument(
+        "--direct", type=float, default=0.67, help="share of the traces that are answered at once"
+    )
     parser.add_argument("--sft-steps", type=int, default=60)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--phase-steps", type=int, help="most steps of the first two phases of rewards (default: the profile's)")
+    parser.add_argument(
+        "--phase-steps",
+        type=int,
+        help="most steps of the first two phases of rewards (default: the profile's)",
+    )
     parser.add_argument("--batch", type=int, default=8, help="questions per step")
     parser.add_argument("--each", type=int, default=200, help="held-out questions a family")
-    parser.add_argument("--arms", nargs="+", default=["task alone", "with curiosity", "as in the profile"], choices=list(ARMS))
+    parser.add_argument(
+        "--arms", nargs="+", default=["task alone", "with curiosity", "as in the profile"], choices=list(ARMS)
+    )
     parser.add_argument("--name", default="agent-trap", help="of the file under perf/results")
     arguments = parser.parse_args()
     cfg, runs = load(Path("params.yaml")), arguments.runs
     path = Path(f"perf/results/{arguments.name}-seed{arguments.seed}.json")
-    chosen = {name: value for name, value in vars(arguments).items() if name not in ("runs", "arms", "name") and value is not None}
+    chosen = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name not in ("runs", "arms", "name") and value is not None
+    }
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if found.get("settings") != chosen:
         found = {"settings": chosen}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        weak_traces(runs / "agent/cota/train", folder / "cota/train", direct=arguments.direct, seed=arguments.seed)
+        weak_traces(
+            runs / "agent/cota/train", folder / "cota/train", direct=arguments.direct, seed=arguments.seed
+        )
         same = configured(cfg, arguments, {})
         start = weakened(same, runs, folder / "cota", folder / "sft")
         inputs = {"model": runs / "model", "data": runs / "data", "agent/sft/tools": start}

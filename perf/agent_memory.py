@@ -1,16 +1,20 @@
-"""GPU memory that the agent needs at full size, computed from the models' shapes (nothing is downloaded): a Markdown table.
+"""GPU memory that the agent needs at full size, computed from the models' shapes (nothing is downloaded): a
+Markdown table.
 
-`python perf/agent_memory.py [--crops 2] [--crop-tiles 3] [--words 300] [--learned 150]`. P = parameters of the model, T = those of one
-adapter (LoRA, projector, rows of new tokens), counted on the meta device.
+`python perf/agent_memory.py [--crops 2] [--crop-tiles 3] [--words 300] [--learned 150]`. P = parameters of
+the model, T = those of one adapter (LoRA, projector, rows of new tokens), counted on the meta device.
 
-- frozen base: 2 P bytes (bf16). SFT trains one adapter: 16 T (fp32 weights, gradients, Adam's two moments). RFT holds three adapters
+- frozen base: 2 P bytes (bf16). SFT trains one adapter: 16 T (fp32 weights, gradients, Adam's two moments).
+  RFT holds three adapters
   (policy, teacher, reference), of which one is trained: 24 T.
-- the row that RFT learns from: one question's group packed, its overview once (most tiles and the whole picture) and, for every episode,
+- the row that RFT learns from: one question's group packed, its overview once (most tiles and the whole
+  picture) and, for every episode,
   `--crops` pictures of `--crop-tiles` tiles and `--words` tokens of text, of which `--learned` were said. Activations by
   ans_core/model/footprint.py, with checkpointing.
 - KV cache: `agent.episode.batch` episodes of that length, bf16.
 
-Each process holds this, whatever their number. Frozen image encoders run without gradients; CUDA's own memory comes on top.
+Each process holds this, whatever their number. Frozen image encoders run without gradients; CUDA's own memory
+comes on top.
 """
 
 from __future__ import annotations
@@ -51,18 +55,30 @@ def line(profile: str, *, crops: int, crop_tiles: int, words: int, learned: int)
     group, overview = config.agent.rft.group, (max(config.agent.tiles) + 1) * TILE_TOKENS
     episode = crops * crop_tiles * TILE_TOKENS + words
     tiles = max(config.agent.tiles) + 1 + group * crops * crop_tiles
-    row = MicroBatch(rows=1, tokens=overview + group * episode, learned=group * learned, grids=((16, 16),) * tiles)
+    row = MicroBatch(
+        rows=1, tokens=overview + group * episode, learned=group * learned, grids=((16, 16),) * tiles
+    )
     rank, bare = config.agent.sft.lora.rank, build_meta(SIZES[profile])
-    activations = sum(activation_bytes(bare, row, rank=rank, dropout=False, half=True, recomputed=None).values())
+    activations = sum(
+        activation_bytes(bare, row, rank=rank, dropout=False, half=True, recomputed=None).values()
+    )
     cache = cache_bytes(bare, rows=config.agent.episode.batch, tokens=overview + episode)
     sft, rft = 2 * parameters + 16 * trained, 2 * parameters + 24 * trained
-    cells = (f"{size / GB:.1f} GB" for size in (2 * parameters, sft, rft, activations, cache, rft + max(activations, cache)))
-    return f"| {profile} | {parameters / 1e9:.3f} B | {trained / 1e9:.3f} B | {row.tokens:,} | " + " | ".join(cells) + " |"
+    cells = (
+        f"{size / GB:.1f} GB"
+        for size in (2 * parameters, sft, rft, activations, cache, rft + max(activations, cache))
+    )
+    return (
+        f"| {profile} | {parameters / 1e9:.3f} B | {trained / 1e9:.3f} B | {row.tokens:,} | "
+        + " | ".join(cells)
+        + " |"
+    )
 
 
 def table(**episode: int) -> str:
     head = (
-        "| profile | parameters | adapter | tokens of a group | base | SFT: weights, gradients, Adam | RFT: the same, three adapters |"
+        "| profile | parameters | adapter | tokens of a group | base | SFT: weights, gradients, Adam | RFT: "
+        "the same, three adapters |"
         " activations of a group | KV cache | RFT, one GPU |"
     )
     return "\n".join([head, "|" + "---|" * 10, *(line(profile, **episode) for profile in SIZES)])

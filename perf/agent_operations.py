@@ -1,16 +1,22 @@
-"""The agent's operations against truth: drawn things and clips, photographs and clips with annotated masks, shapes worked out by hand.
+"""The agent's operations against truth: drawn things and clips, photographs and clips with annotated masks,
+shapes worked out by hand.
 
     ANS_REFERENCE=FOLDER python perf/agent_operations.py --model runs/tiny/model      # one core: 5 minutes
 
-Printed, and written to perf/results/agent-operations-seed<N>.json: means over `--each` held-out questions (`val`) of each family, as many
-drawn clips and shapes, and all of FOLDER/data/regions (`val`) and FOLDER/data/videos. A call that fails has an empty mask or text.
+Printed, and written to perf/results/agent-operations-seed<N>.json: means over `--each` held-out questions
+(`val`) of each family, as many drawn clips and shapes, and all of FOLDER/data/regions (`val`) and
+FOLDER/data/videos. A call that fails has an empty mask or text.
 
-- Points are those farthest from the true mask's edge; boxes are its own, rounded to thousandths; words are those of the question.
-- read_text reads the crop that the oracle zooms in on, and its surest line counts. CER, WER: edits over the true texts' characters, words.
-- track_object starts at the first frame that shows the thing, from its true mask or from the one that segment_object_at draws at a point of
+- Points are those farthest from the true mask's edge; boxes are its own, rounded to thousandths; words are
+  those of the question.
+- read_text reads the crop that the oracle zooms in on, and its surest line counts. CER, WER: edits over the
+  true texts' characters, words.
+- track_object starts at the first frame that shows the thing, from its true mask or from the one that
+  segment_object_at draws at a point of
   it. That frame, and frames without annotation, count nowhere. MOTA, MOTP: of clips with several things, all of them followed.
 - zoom_in shows a thing if every pixel of it lies in the crop of the oracle's box.
-- Shapes are discs, rings, rotated rectangles and ellipses on a picture of SIDE pixels; errors hold the rounding of what is told.
+- Shapes are discs, rings, rotated rectangles and ellipses on a picture of SIDE pixels; errors hold the
+  rounding of what is told.
 """
 
 from __future__ import annotations
@@ -82,7 +88,11 @@ def ask(toolbox: Toolbox, workspace: Workspace, name: str, **arguments: Any) -> 
 
 
 def drawn_things(*, seed: int, each: int, tile: int) -> list[Thing]:
-    asked = [draw_question(family, seed=seed, split="val", index=index, tile=tile) for family in FAMILIES for index in range(each)]
+    asked = [
+        draw_question(family, seed=seed, split="val", index=index, tile=tile)
+        for family in FAMILIES
+        for index in range(each)
+    ]
     return [
         Thing(
             frame=question.frames[0],
@@ -96,8 +106,14 @@ def drawn_things(*, seed: int, each: int, tile: int) -> list[Thing]:
 
 
 def drawn_clips(*, seed: int, each: int, tile: int) -> list[Clip]:
-    drawn = (draw_clip(seed=seed, split="val", index=index, image_size=SHRINKS * tile, frames=FRAMES) for index in range(each))
-    return [Clip(frames=[png(frame) for frame in clip.frames], masks=clip.masks, annotated=np.ones(FRAMES, bool)) for clip in drawn]
+    drawn = (
+        draw_clip(seed=seed, split="val", index=index, image_size=SHRINKS * tile, frames=FRAMES)
+        for index in range(each)
+    )
+    return [
+        Clip(frames=[png(frame) for frame in clip.frames], masks=clip.masks, annotated=np.ones(FRAMES, bool))
+        for clip in drawn
+    ]
 
 
 def photographs(folder: Path) -> list[Thing]:
@@ -113,8 +129,12 @@ def real_clips(folder: Path) -> list[Clip]:
     for name in dict.fromkeys(sample.image_id for sample in samples):
         objects = [sample for sample in samples if sample.image_id == name]
         empty = np.zeros((objects[0].height, objects[0].width), bool)
-        masks = np.stack([[empty if mask is None else rle.decode(mask) for mask in sample.masks[0]] for sample in objects])
-        annotated = np.array([all(sample.masks[0][f] is not None for sample in objects) for f in range(masks.shape[1])])
+        masks = np.stack(
+            [[empty if mask is None else rle.decode(mask) for mask in sample.masks[0]] for sample in objects]
+        )
+        annotated = np.array(
+            [all(sample.masks[0][f] is not None for sample in objects) for f in range(masks.shape[1])]
+        )
         clips.append(Clip(frames=objects[0].frames, masks=masks, annotated=annotated))
     return clips
 
@@ -130,28 +150,39 @@ def segmentation(things: Sequence[Thing], toolbox: Toolbox) -> Figures:
     scores: dict[str, list[tuple[float, float]]] = {}
     for thing in things:
         workspace = Workspace.of([thing.frame])
-        ways: dict[str, Any] = {"point_2d": point_in(thing.mask), "bbox_2d": workspace.thousandths(box_of(thing.mask))}
+        ways: dict[str, Any] = {
+            "point_2d": point_in(thing.mask),
+            "bbox_2d": workspace.thousandths(box_of(thing.mask)),
+        }
         for way, value in (ways | ({"text": thing.phrase} if thing.phrase else {})).items():
             seen, after = ask(toolbox, workspace, "segment_object_at", **{way: value})
             mask = after.pixels("mask_1") if seen.ok else np.zeros_like(thing.mask)
-            scores.setdefault(f"segment_object_at, {way}: IoU, boundary F", []).append(j_and_f(mask, thing.mask))
+            scores.setdefault(f"segment_object_at, {way}: IoU, boundary F", []).append(
+                j_and_f(mask, thing.mask)
+            )
     return {name: np.mean(values, 0).tolist() for name, values in scores.items()}
 
 
 def zooms(things: Sequence[Thing], toolbox: Toolbox) -> Figures:
     whole = []
     for thing in things:
-        seen, after = ask(toolbox, Workspace.of([thing.frame]), "zoom_in", **zoom(rle.encode(thing.mask)).arguments)
+        seen, after = ask(
+            toolbox, Workspace.of([thing.frame]), "zoom_in", **zoom(rle.encode(thing.mask)).arguments
+        )
         x1, y1, x2, y2 = after.image("image_2").box if seen.ok else (0, 0, 0, 0)
         whole.append(bool(thing.mask[y1:y2, x1:x2].sum() == thing.mask.sum()))
     return {"zoom_in: share of crops with the whole thing": [float(np.mean(whole))]}
 
 
 def reading(toolbox: Toolbox, *, seed: int, each: int) -> Figures:
-    asked = [draw_question("text", seed=seed, split="val", index=index, tile=toolbox.tile) for index in range(each)]
+    asked = [
+        draw_question("text", seed=seed, split="val", index=index, tile=toolbox.tile) for index in range(each)
+    ]
     pairs = [(oracle(question, toolbox).answer or "", question.answer) for question in asked]
     characters = sum(edit_distance(said, true) for said, true in pairs) / sum(len(true) for _, true in pairs)
-    words = sum(edit_distance(said.split(), true.split()) for said, true in pairs) / sum(len(true.split()) for _, true in pairs)
+    words = sum(edit_distance(said.split(), true.split()) for said, true in pairs) / sum(
+        len(true.split()) for _, true in pairs
+    )
     return {f"read_text ({toolbox.reader}): CER, WER": [characters, words]}
 
 
@@ -165,14 +196,24 @@ def follow(clip: Clip, number: int, toolbox: Toolbox, *, from_truth: bool) -> Bo
         _, workspace = ask(toolbox, workspace, "select_frames", frames=[start])
         _, workspace = ask(toolbox, workspace, "segment_object_at", image="image_2", point_2d=point_in(mask))
     seen, workspace = ask(toolbox, workspace, "track_object", mask="mask_1")
-    return np.stack([rle.decode(one) for one in workspace.masklet("track_1")]) if seen.ok else np.zeros_like(clip.masks[number])
+    return (
+        np.stack([rle.decode(one) for one in workspace.masklet("track_1")])
+        if seen.ok
+        else np.zeros_like(clip.masks[number])
+    )
 
 
 def tracking(clips: Sequence[Clip], toolbox: Toolbox) -> Figures:
     found: Figures = {}
     for source, from_truth in (("the true mask", True), ("the segmented mask", False)):
-        tracks = [np.stack([follow(clip, n, toolbox, from_truth=from_truth) for n in range(len(clip.masks))]) for clip in clips]
-        found |= {f"track_object from {source}: {name}": values for name, values in track_figures(clips, tracks).items()}
+        tracks = [
+            np.stack([follow(clip, n, toolbox, from_truth=from_truth) for n in range(len(clip.masks))])
+            for clip in clips
+        ]
+        found |= {
+            f"track_object from {source}: {name}": values
+            for name, values in track_figures(clips, tracks).items()
+        }
     return found
 
 
@@ -186,19 +227,27 @@ def track_figures(clips: Sequence[Clip], tracks: Sequence[Bool[np.ndarray, "N F 
             if frames:
                 scores.append(np.mean([j_and_f(drawn[number, f], true[number, f]) for f in frames], 0))
         if len(true) > 1:
-            counted.append(clear_counts([identities(true[:, f], drawn[:, f]) for f in np.flatnonzero(clip.annotated)]))
+            counted.append(
+                clear_counts([identities(true[:, f], drawn[:, f]) for f in np.flatnonzero(clip.annotated)])
+            )
     j, f = np.mean(scores, 0).tolist()
-    return {"J&F, J, F": [(j + f) / 2, j, f], "MOTA, MOTP, identity switches": list(clear_mot(counted).values())}
+    return {
+        "J&F, J, F": [(j + f) / 2, j, f],
+        "MOTA, MOTP, identity switches": list(clear_mot(counted).values()),
+    }
 
 
 def identities(true: Bool[np.ndarray, "N H W"], drawn: Bool[np.ndarray, "N H W"]) -> Frame:
     """Of one frame; objects are those that have a pixel there."""
     ours, theirs = (np.flatnonzero(masks.any((1, 2))) for masks in (true, drawn))
-    return Frame(true=ours.tolist(), drawn=theirs.tolist(), similarity=pairwise_iou(true[ours], drawn[theirs]))
+    return Frame(
+        true=ours.tolist(), drawn=theirs.tolist(), similarity=pairwise_iou(true[ours], drawn[theirs])
+    )
 
 
 def shape(rng: np.random.Generator, kind: str) -> tuple[Bool[np.ndarray, "H W"], dict[str, float]]:
-    """Return a shape's pixels (those whose centre is inside), and its properties by the closed forms; the centre in pixels."""
+    """Return a shape's pixels (those whose centre is inside), and its properties by the closed forms; the
+    centre in pixels."""
     a, share, angle = rng.uniform(20, 100), rng.uniform(0.3, 0.8), rng.uniform(-90, 90)
     b, (x, y) = a * share, SIDE / 2 + rng.uniform(-40, 40, 2)
     down, across = np.indices((SIDE, SIDE)) + 0.5
@@ -212,8 +261,19 @@ def shape(rng: np.random.Generator, kind: str) -> tuple[Bool[np.ndarray, "H W"],
         "rectangle": (abs(along) <= a) & (abs(beside) <= b),
         "ellipse": np.hypot(along / a, beside / b) <= 1,
     }
-    areas = {"disc": math.pi * a * a, "ring": math.pi * (a * a - b * b), "rectangle": 4 * a * b, "ellipse": math.pi * a * b}
-    true = {"area": areas[kind], "x": x, "y": y, "eccentricity": 0.0, "solidity": 1 - share**2 if kind == "ring" else 1.0}
+    areas = {
+        "disc": math.pi * a * a,
+        "ring": math.pi * (a * a - b * b),
+        "rectangle": 4 * a * b,
+        "ellipse": math.pi * a * b,
+    }
+    true = {
+        "area": areas[kind],
+        "x": x,
+        "y": y,
+        "eccentricity": 0.0,
+        "solidity": 1 - share**2 if kind == "ring" else 1.0,
+    }
     if kind in ("rectangle", "ellipse"):
         true |= {"eccentricity": math.sqrt(1 - share**2), "orientation": angle}
     return masks[kind], true
@@ -224,7 +284,12 @@ def properties(toolbox: Toolbox, *, seed: int, each: int) -> Figures:
     rng, errors = np.random.default_rng(seed), dict[str, list[float]]()
     for number in range(each):
         mask, true = shape(rng, KINDS[number % len(KINDS)])
-        seen, _ = ask(toolbox, Workspace.of([np.zeros((SIDE, SIDE, 3), np.uint8)], masks=[mask]), "get_properties", masks=["mask_1"])
+        seen, _ = ask(
+            toolbox,
+            Workspace.of([np.zeros((SIDE, SIDE, 3), np.uint8)], masks=[mask]),
+            "get_properties",
+            masks=["mask_1"],
+        )
         told = seen.values["mask_1"]
         x, y = (SIDE * v / THOUSAND for v in told["centroid"])
         found = {
@@ -242,7 +307,12 @@ def properties(toolbox: Toolbox, *, seed: int, each: int) -> Figures:
 
 def colours(things: Sequence[Thing], toolbox: Toolbox) -> Figures:
     named = [thing for thing in things if thing.colour is not None]
-    seen = [ask(toolbox, Workspace.of([t.frame], masks=[t.mask]), "get_properties", masks=["mask_1"])[0].values["mask_1"] for t in named]
+    seen = [
+        ask(toolbox, Workspace.of([t.frame], masks=[t.mask]), "get_properties", masks=["mask_1"])[0].values[
+            "mask_1"
+        ]
+        for t in named
+    ]
     return {
         "get_properties: share of colours named right": [
             float(np.mean([s["colour"] == t.colour for s, t in zip(seen, named, strict=True)]))
@@ -256,14 +326,21 @@ def on_masks(things: Sequence[Thing], clips: Sequence[Clip], toolbox: Toolbox) -
 
 def table(measured: dict[str, Figures]) -> str:
     rows = list(dict.fromkeys(name for figures in measured.values() for name in figures))
-    cells = ([", ".join(f"{v:.3g}" for v in figures.get(row, [])) or "-" for figures in measured.values()] for row in rows)
+    cells = (
+        [", ".join(f"{v:.3g}" for v in figures.get(row, [])) or "-" for figures in measured.values()]
+        for row in rows
+    )
     lines = [f"| {row} | " + " | ".join(values) + " |" for row, values in zip(rows, cells, strict=True)]
     return "\n".join(["| | " + " | ".join(measured) + " |", "|-" * (len(measured) + 1) + "|", *lines])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="runs/tiny/model", help="a folder that Sa2VA.from_pretrained takes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="runs/tiny/model", help="a folder that Sa2VA.from_pretrained takes"
+    )
     parser.add_argument("--each", type=int, default=20, help="questions of a family, clips, and shapes")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     given = parser.parse_args()
@@ -272,7 +349,11 @@ def main() -> None:
     data = Path(os.environ.get("ANS_REFERENCE", Path(__file__).parents[2] / "shared")) / "data"
     real = (photographs(data / "regions"), real_clips(data / "videos")) if data.is_dir() else None
     if real is None:
-        print(f"{data} is missing: photographs and clips are left out (ANS_REFERENCE names the folder with `data`)", flush=True)
+        print(
+            f"{data} is missing: photographs and clips are left out (ANS_REFERENCE names the folder with "
+            "`data`)",
+            flush=True,
+        )
     with Toolbox(Sa2VA.from_pretrained(given.model).eval(), seconds=600, reader="template") as toolbox:
         drawn = {"seed": given.seed, "each": given.each}
         things, clips = drawn_things(**drawn, tile=toolbox.tile), drawn_clips(**drawn, tile=toolbox.tile)

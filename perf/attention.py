@@ -1,9 +1,10 @@
-"""Long packed rows with and without a dense mask on a CPU: memory and seconds of one micro-batch, forward and backward.
+"""Long packed rows with and without a dense mask on a CPU: memory and seconds of one micro-batch, forward and
+backward.
 
     python perf/attention.py [--tokens 2048 4096 8192]
 
-Two rows: a prefix of five eighths (pictures) and three questions of an eighth each. Text model of width 256, 4 heads, 2 layers, LoRA, fp32.
-Every line is a process of its own.
+Two rows: a prefix of five eighths (pictures) and three questions of an eighth each. Text model of width 256,
+4 heads, 2 layers, LoRA, fp32. Every line is a process of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ def measure(kind: str, tokens: int) -> tuple[float, float]:
         part = length // 8
         branch = torch.tensor([[0] * 5 * part + [1] * part + [2] * part + [3] * part] * ROWS)
         ids = torch.randint(5, 100, branch.shape, generator=torch.Generator().manual_seed(0))
-        packed = Packed(input_ids=ids, position_ids=torch.arange(length).expand_as(ids), branch=branch, loss_mask=branch > 0)
+        packed = Packed(
+            input_ids=ids,
+            position_ids=torch.arange(length).expand_as(ids),
+            branch=branch,
+            loss_mask=branch > 0,
+        )
         hidden = model.hidden_states(packed, [None] * ROWS)
         hidden.square().mean().backward()
         model.zero_grad()
@@ -58,7 +64,9 @@ def measure(kind: str, tokens: int) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, nargs="*", default=[2048, 4096, 8192])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -71,6 +79,8 @@ if __name__ == "__main__":
         cells = []
         for kind in ("dense", "branches"):
             words = [sys.executable, "-m", "perf.attention", "--tokens", str(tokens), "--one", kind]
-            grown, took = map(float, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
+            grown, took = map(
+                float, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+            )
             cells.append(f"{grown:,.0f} MB, {took:.1f} s of one core")
         print(f"| {tokens:,} x {ROWS} | {' | '.join(cells)} |", flush=True)

@@ -2,16 +2,19 @@
 
     python perf/backbones.py [--repeats 5] [--layers 4] [--hidden 256]
 
-Random weights. All kinds have a language model and a vision tower of the same sizes, and make 256 image tokens of a picture. ROWS questions
-about a picture each are answered with WORDS words.
+Random weights. All kinds have a language model and a vision tower of the same sizes, and make 256 image
+tokens of a picture. ROWS questions about a picture each are answered with WORDS words.
 
 - encode: picture to image tokens, vision tower and projector or merger.
-- prefill: tokens of the prefixes (nearly all are image tokens), read by the language model from image features that are there already.
+- prefill: tokens of the prefixes (nearly all are image tokens), read by the language model from image
+  features that are there already.
 - decode: words of the answers, generated in one batch from the prefixes' cache.
-- train: tokens of a supervised step, forward and backward, pictures encoded; the language model is trained whole.
+- train: tokens of a supervised step, forward and backward, pictures encoded; the language model is trained
+  whole.
 - memory: most bytes above the model's own while the questions are answered, in a process of its own.
 
-Ratios are to InternVL's of the same turn: above 1 is faster. A turn times every kind once, so other work on the machine slows all alike.
+Ratios are to InternVL's of the same turn: above 1 is faster. A turn times every kind once, so other work on
+the machine slows all alike.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ def model_of(kind: str, *, layers: int, hidden: int) -> Network:
     )
     model = build_tiny(config, words, seed=0).eval().requires_grad_(False)
     word = torch.tensor(words.encode("a")[:1])
-    model.vlm.lm_head.register_forward_hook(lambda head, given, logits: logits.index_fill(-1, word, 1e4) if not model.training else None)
+    model.vlm.lm_head.register_forward_hook(
+        lambda head, given, logits: logits.index_fill(-1, word, 1e4) if not model.training else None
+    )
     return model
 
 
@@ -70,7 +75,9 @@ def ways(model: Network) -> dict[str, tuple[float, Callable[[], object]]]:
     files = pictures()
     requests = [request_of(text=f"<image>{QUESTION}", image=file) for file in files]
     views = [visible(model, [open_image(file)]) for file in files]
-    assert all(sum(view.tokens) == (SIDE // PATCH // 2) ** 2 for view in views), "all kinds make as many image tokens of a picture"
+    assert all(sum(view.tokens) == (SIDE // PATCH // 2) ** 2 for view in views), (
+        "all kinds make as many image tokens of a picture"
+    )
     features = encoded(model, views)
     prompted = prompt(model, requests, features)
     turn = Turn(question=QUESTION, answer=ANSWER)
@@ -88,7 +95,10 @@ def ways(model: Network) -> dict[str, tuple[float, Callable[[], object]]]:
 
     return {
         "encode, pictures/s": (float(ROWS), lambda: [model.project(one) for one in encoded(model, views)]),
-        "prefill, tokens/s": (float(prompted.prefix_attention.sum()), lambda: prompt(model, requests, features)),
+        "prefill, tokens/s": (
+            float(prompted.prefix_attention.sum()),
+            lambda: prompt(model, requests, features),
+        ),
         "decode, tokens/s": (float(ROWS * WORDS), lambda: generate(model, prompted, max_tokens=WORDS)),
         "train, tokens/s": (float(batch.branch.ge(0).sum()), train),
     }
@@ -104,28 +114,53 @@ def memory(kind: str, layers: int, hidden: int) -> int:
 
 def main(*, repeats: int, layers: int, hidden: int) -> None:
     models = {kind: model_of(kind, layers=layers, hidden=hidden) for kind in TINY}
-    print(f"{torch.get_num_threads()} threads, language model of {layers} layers and width {hidden}, {repeats} turns\n")
+    print(
+        f"{torch.get_num_threads()} threads, language model of {layers} layers and width {hidden}, "
+        f"{repeats} turns\n"
+    )
     with torch.no_grad():
         made = {kind: ways(model) for kind, model in models.items()}
         columns = list(made[FIRST])
-        print("| kind | parameters | " + " | ".join(columns) + " | memory |\n" + "|---" * (len(columns) + 3) + "|")
+        print(
+            "| kind | parameters | "
+            + " | ".join(columns)
+            + " | memory |\n"
+            + "|---" * (len(columns) + 3)
+            + "|"
+        )
         cells: dict[str, list[str]] = {kind: [] for kind in models}
         for column in columns:
-            found = dict(zip(models, seconds(*(made[kind][column][1] for kind in models), repeats=repeats), strict=True))
+            found = dict(
+                zip(
+                    models, seconds(*(made[kind][column][1] for kind in models), repeats=repeats), strict=True
+                )
+            )
             for kind, times in found.items():
                 rates = [made[kind][column][0] / time_s for time_s in times]
-                ratios = [rate * time_s / made[FIRST][column][0] for rate, time_s in zip(rates, found[FIRST], strict=True)]
-                beside = "" if kind == FIRST else f" ({statistics.median(ratios):.2f}: {min(ratios):.2f} to {max(ratios):.2f})"
+                ratios = [
+                    rate * time_s / made[FIRST][column][0]
+                    for rate, time_s in zip(rates, found[FIRST], strict=True)
+                ]
+                beside = (
+                    ""
+                    if kind == FIRST
+                    else f" ({statistics.median(ratios):.2f}: {min(ratios):.2f} to {max(ratios):.2f})"
+                )
                 cells[kind].append(f"{statistics.median(rates):.1f}{beside}")
     for kind, model in models.items():
         with get_context("spawn").Pool(1) as pool:
             grown = pool.apply(memory, (kind, layers, hidden))
         size = sum(p.numel() for p in model.parameters())
-        print(f"| {kind} | {size / 1e6:.1f} M | " + " | ".join(cells[kind]) + f" | {grown / 1e6:.0f} MB |", flush=True)
+        print(
+            f"| {kind} | {size / 1e6:.1f} M | " + " | ".join(cells[kind]) + f" | {grown / 1e6:.0f} MB |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)

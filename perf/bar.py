@@ -1,10 +1,12 @@
-"""The README's results: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL over SFT paired by seed).
+"""The README's results: the whole pipeline for several seeds, then the table (mean, deviation, gains of RL
+over SFT paired by seed).
 
     python perf/bar.py --profile tiny --seeds 0 1 2        # 2 cores: 35 to 60 minutes a seed
     python perf/bar.py --table                             # only the table, from perf/results/
     python perf/bar.py --split val                         # the same of the pictures by which settings are chosen
 
-Every seed's metrics/summary.json is kept as perf/results/<profile>-<split>-seed<N>.json. params.yaml is as before afterwards.
+Every seed's metrics/summary.json is kept as perf/results/<profile>-<split>-seed<N>.json. params.yaml is as
+before afterwards.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from pathlib import Path
 RESULTS = Path("perf/results")
 ROWS = ("untrained", "base", "sft", "rl")
 METRICS = (
-    "referring/{split}/gIoU", "referring/{split}/cIoU", "referring/{split}/gIoU_shuffled_text", "referring/{split}/gIoU/relation",
-    "referring/{split}/gIoU_several", "referring/{split}/gIoU_all", "referring/{split}/N_acc", "referring/{split}/T_acc",
-    "region_caption/{split}/METEOR", "region_caption/{split}/exact_match", "region_caption/{split}/attribute_accuracy",
+    "referring/{split}/gIoU", "referring/{split}/cIoU", "referring/{split}/gIoU_shuffled_text",
+    "referring/{split}/gIoU/relation",
+    "referring/{split}/gIoU_several", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
+    "referring/{split}/T_acc",
+    "region_caption/{split}/METEOR", "region_caption/{split}/exact_match",
+    "region_caption/{split}/attribute_accuracy",
     "grounded_caption/{split}/mIoU_all_objects", "grounded_caption/{split}/mIoU", "video/{split}/J&F",
     "loop1/{split}/IoU", "loop2/{split}/METEOR", "loop1/{split}/IoU_self", "loop2/{split}/METEOR_self",
     "loop1/{split}/IoU_of_truth", "loop2/{split}/METEOR_of_truth",
@@ -34,7 +39,9 @@ def run(profile: str, seed: int, split: str) -> None:
     ans = str(Path(sys.executable).with_name("ans"))
     before = Path("params.yaml").read_text()
     try:
-        subprocess.run([ans, "profile", profile, f"seed={seed}", f"evaluate.split={split}", "--force"], check=True)
+        subprocess.run(
+            [ans, "profile", profile, f"seed={seed}", f"evaluate.split={split}", "--force"], check=True
+        )
         subprocess.run([sys.executable, "-m", "dvc", "repro"], check=True)
         RESULTS.mkdir(exist_ok=True)
         shutil.copyfile("metrics/summary.json", RESULTS / f"{profile}-{split}-seed{seed}.json")
@@ -44,12 +51,16 @@ def run(profile: str, seed: int, split: str) -> None:
 
 def table(profile: str, split: str) -> str:
     """Raises SystemExit where a seed's results are of another split."""
-    runs = {int(p.stem.rpartition("seed")[2]): json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{profile}-{split}-seed*.json"))}
+    runs = {
+        int(p.stem.rpartition("seed")[2]): json.loads(p.read_text())
+        for p in sorted(RESULTS.glob(f"{profile}-{split}-seed*.json"))
+    }
     wanted = [metric.format(split=split) for metric in METRICS]
     lacking = [seed for seed, summary in runs.items() if not summary.get("rl", {}).keys() & set(wanted)]
     if lacking or not runs:
         raise SystemExit(
-            f"{RESULTS}/{profile}-{split}-seed*.json: no metrics of split {split!r} of seeds {lacking or 'any'}; run them, or give their"
+            f"{RESULTS}/{profile}-{split}-seed*.json: no metrics of split {split!r} of seeds "
+            f"{lacking or 'any'}; run them, or give their"
             " --split"
         )
     lines = [
@@ -60,7 +71,11 @@ def table(profile: str, split: str) -> str:
     ]
     for metric in wanted:
         cells = [spread([summary[row].get(metric) for summary in runs.values()]) for row in ROWS]
-        gains = [s["rl"][metric] - s["sft"][metric] for s in runs.values() if metric in s["rl"] and metric in s["sft"]]
+        gains = [
+            s["rl"][metric] - s["sft"][metric]
+            for s in runs.values()
+            if metric in s["rl"] and metric in s["sft"]
+        ]
         lines.append(f"| {metric} | " + " | ".join(cells) + f" | {spread(gains, sign='+')} |")
     return "\n".join(lines)
 

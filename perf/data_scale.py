@@ -1,14 +1,17 @@
-"""A million samples: how long a training stage takes to open them, how much memory its loader workers hold, how fast rows are made.
+"""A million samples: how long a training stage takes to open them, how much memory its loader workers hold,
+how fast rows are made.
 
     python perf/data_scale.py --samples 1000000 --workers 6        # 2 cores: about 6 minutes
 
-Writes a data set in our own format (8 expressions a picture, masks as RLE like COCO's instances, 400 bytes each) to --folder, compares the
-first 20,000 samples with what was written, reads all into the index as `prepare` does, and measures from there. First reading: memory over
-that of the imported program; with --list as if the reader made a list of them.
+Writes a data set in our own format (8 expressions a picture, masks as RLE like COCO's instances, 400 bytes
+each) to --folder, compares the first 20,000 samples with what was written, reads all into the index as
+`prepare` does, and measures from there. First reading: memory over that of the imported program; with --list
+as if the reader made a list of them.
 
-Bars: start <= 60 s after the first time, <= 1.2 GB resident in all (proportional set size of the training process and its workers), rows of
-a step <= 2 ms (median of the 8 rows that one process has of a batch of 64 on 8 GPUs, 5 questions each). `..._cpu_...` is the process's own
-time, which other work on the machine hardly changes.
+Bars: start <= 60 s after the first time, <= 1.2 GB resident in all (proportional set size of the training
+process and its workers), rows of a step <= 2 ms (median of the 8 rows that one process has of a batch of 64
+on 8 GPUs, 5 questions each). `..._cpu_...` is the process's own time, which other work on the machine hardly
+changes.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def write_set(folder: Path, samples: int) -> None:
     for number in range(-(-samples // PER_PICTURE)):
         first = folder / f"images/{number // LINKS * LINKS:09d}.jpg"
         if number % LINKS == 0:
-            Image.fromarray(rng.integers(0, 255, (SIDE[1], SIDE[0], 3), dtype=np.uint8)).save(first, quality=30)
+            Image.fromarray(rng.integers(0, 255, (SIDE[1], SIDE[0], 3), dtype=np.uint8)).save(
+                first, quality=30
+            )
         else:
             os.link(first, folder / f"images/{number:09d}.jpg")
     with (folder / "annotations.jsonl").open("w") as file:
@@ -78,7 +83,8 @@ def samples_of(folder: Path, count: int) -> Iterator[Sample]:
     """Yield what the reader returns."""
     for number, (image, text, mask) in enumerate(values(count), start=1):
         yield Sample(
-            sample_id=f"line {number}", dataset="set", image_id=image, frames=(folder / image,), height=SIDE[1], width=SIDE[0],
+            sample_id=f"line {number}", dataset="set", image_id=image, frames=(folder / image,),
+            height=SIDE[1], width=SIDE[0],
             task="referring", text=text, masks=((mask,),),
         )  # fmt: skip
 
@@ -91,7 +97,9 @@ def _ellipse(rng: np.random.Generator) -> dict[str, object]:
 
 
 def mixture(prepared: Path) -> Mixture:
-    return Mixture(data.sources(prepared, "train"), {"extra": 1.0}, questions=QUESTIONS, frames=5, seed=0, turn=turn)
+    return Mixture(
+        data.sources(prepared, "train"), {"extra": 1.0}, questions=QUESTIONS, frames=5, seed=0, turn=turn
+    )
 
 
 class Steps:
@@ -145,7 +153,11 @@ def first_reading(folder: Path, index: Path, *, whole: bool) -> dict[str, float]
     with watched() as peak:
         samples = len(open_index(index, stamp, (lambda: list(read())) if whole else read))
     spent = time.process_time() - before
-    return {"samples": samples, "first_cpu_us_a_sample": round(1e6 * spent / samples), "first_mb": round(peak.grown / 1e6)}
+    return {
+        "samples": samples,
+        "first_cpu_us_a_sample": round(1e6 * spent / samples),
+        "first_mb": round(peak.grown / 1e6),
+    }
 
 
 def check_head(folder: Path, head: Path) -> None:
@@ -157,15 +169,21 @@ def check_head(folder: Path, head: Path) -> None:
         (head / "annotations.jsonl").write_text("".join(itertools.islice(lines, HEAD)))
     read = data.read_samples(format="annotations", path=head, name="set", split="train")
     expected = list(itertools.islice(samples_of(head, HEAD), len(read)))
-    assert [replace(sample, sample_id="") for sample in read] == [replace(sample, sample_id="") for sample in expected]
+    assert [replace(sample, sample_id="") for sample in read] == [
+        replace(sample, sample_id="") for sample in expected
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--folder", type=Path, default=Path(".ans/data_scale"))
-    parser.add_argument("--list", action="store_true", help="make a list of all samples before the index is written")
+    parser.add_argument(
+        "--list", action="store_true", help="make a list of all samples before the index is written"
+    )
     parser.add_argument("--measure", choices=("first", "later"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = arguments.folder.resolve() / str(arguments.samples)
@@ -179,7 +197,14 @@ def main() -> None:
     if not (folder / "set/annotations.jsonl").exists():
         write_set(folder / "set", arguments.samples)
     prepared.mkdir(exist_ok=True)
-    write_entries(prepared, [DatasetEntry(name="set", format="annotations", path=str(folder / "set"), split="train", kind="extra")])
+    write_entries(
+        prepared,
+        [
+            DatasetEntry(
+                name="set", format="annotations", path=str(folder / "set"), split="train", kind="extra"
+            )
+        ],
+    )
     check_head(folder / "set", folder / "head")
     shutil.rmtree(folder / "index", ignore_errors=True)
     told: dict[str, float] = {}

@@ -1,13 +1,16 @@
-"""How well a model tells what is there from what is not, by the kind of what is not: a Markdown table, and the ROC curve as a picture.
+"""How well a model tells what is there from what is not, by the kind of what is not: a Markdown table, and
+the ROC curve as a picture.
 
     python perf/denial.py runs/tiny/sft runs/tiny/model [MODEL ...] [--data runs/tiny/data] [--split val] [--out roc.png]
 
-N_acc is the benchmark's: the share of absent things for which the model draws nothing. For the other columns, the score of an expression is
-the probability that the answer begins as a denial does. AUC: the chance that an absent thing has a higher one than a thing that is there.
-N_acc at T_acc .97: the share of absent things denied at the threshold where 3 % of the others are; one threshold for all kinds.
+N_acc is the benchmark's: the share of absent things for which the model draws nothing. For the other columns,
+the score of an expression is the probability that the answer begins as a denial does. AUC: the chance that an
+absent thing has a higher one than a thing that is there. N_acc at T_acc .97: the share of absent things
+denied at the threshold where 3 % of the others are; one threshold for all kinds.
 
-The kind says what the expression gets wrong: `colour` or `shape` if a thing of the picture has all its other words, `colour or shape` if
-there is one of either sort, `neither` if there is none. It is told from the regions' attributes; pictures without them count as `unknown`.
+The kind says what the expression gets wrong: `colour` or `shape` if a thing of the picture has all its other
+words, `colour or shape` if there is one of either sort, `neither` if there is none. It is told from the
+regions' attributes; pictures without them count as `unknown`.
 """
 
 from __future__ import annotations
@@ -66,7 +69,11 @@ def denials(model: Network, samples: list[Sample], *, batch: int = 32) -> np.nda
 def kind_of(text: str, things: Sequence[Mapping[str, str]]) -> str:
     """Return which of KINDS an expression for something absent is, among things given by their attributes."""
     asked = {name: word for name, values in WORDS.items() for word in text.split() if word in values}
-    wrong = [name for name in ("colour", "shape") if name in asked and any(fits(thing, asked, but=name) for thing in things)]
+    wrong = [
+        name
+        for name in ("colour", "shape")
+        if name in asked and any(fits(thing, asked, but=name) for thing in things)
+    ]
     return (" or ".join(wrong) or "neither") if things else "unknown"
 
 
@@ -96,7 +103,9 @@ def loaded(folder: Path) -> Network:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--data", type=Path, default=Path("runs/tiny/data"))
     parser.add_argument("--split", default="val")
@@ -118,10 +127,16 @@ def main() -> None:
         for kind in ("all", *(k for k in KINDS if k in kinds)):
             some = np.flatnonzero((kinds == kind) | (kind == "all"))
             n_acc = referring.score([absent[i] for i in some], [answers[i] for i in some]).metrics["N_acc"]
-            cells = [f"{n_acc:.3f}", f"{auc(scores[some], others):.3f}", f"{(scores[some] > threshold).mean():.3f}"]
+            cells = [
+                f"{n_acc:.3f}",
+                f"{auc(scores[some], others):.3f}",
+                f"{(scores[some] > threshold).mean():.3f}",
+            ]
             print(f"| {name} | {kind} | {len(some)} | {' | '.join(cells)} |", flush=True)
         levels = np.unique(np.concatenate([scores, others, [-1.0, 2.0]]))[::-1]
-        axes.plot([(others >= v).mean() for v in levels], [(scores >= v).mean() for v in levels], label=str(name))
+        axes.plot(
+            [(others >= v).mean() for v in levels], [(scores >= v).mean() for v in levels], label=str(name)
+        )
     axes.set(xlabel="denied of what is there", ylabel="denied of what is absent")
     axes.legend()
     if arguments.out:

@@ -1,10 +1,11 @@
-"""How fast and how large scoring is: ours and the plain way in turn on the same masks, texts and pictures, with equal results.
+"""How fast and how large scoring is: ours and the plain way in turn on the same masks, texts and pictures,
+with equal results.
 
     python perf/eval.py [--rounds 7] [--model runs/tiny/model] [--only NAME ...]
 
-Writes perf/results/eval.json and prints the table of docs/evaluation.md; fails if a bar is missed. Processor time but for two processes,
-which are timed by the clock, so they need two idle cores. J and F need `pip install opencv-python-headless scikit-image`, which the
-reference uses; the model's two need a checkpoint.
+Writes perf/results/eval.json and prints the table of docs/evaluation.md; fails if a bar is missed. Processor
+time but for two processes, which are timed by the clock, so they need two idle cores. J and F need `pip
+install opencv-python-headless scikit-image`, which the reference uses; the model's two need a checkpoint.
 """
 
 from __future__ import annotations
@@ -63,11 +64,16 @@ class Result:
 
     def row(self) -> str:
         times = f", {self.ours_ms:.3g} ms against {self.plain_ms:.3g} ms" if self.plain_ms else ""
-        return f"| {self.what} | {self.bar} | {self.value:.2f} ({self.spread[0]:.2f} to {self.spread[1]:.2f}){times} |"
+        return (
+            f"| {self.what} | {self.bar} | {self.value:.2f} ({self.spread[0]:.2f} to "
+            f"{self.spread[1]:.2f}){times} |"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", default="runs/tiny/model")
     parser.add_argument("--only", nargs="+", choices=list(BARS), default=list(BARS))
@@ -114,13 +120,21 @@ def compare(
     one, other = map(statistics.median, times)
     spread = (min(ratios), max(ratios))
     return Result(
-        what=what, bar=f"at least {at_least:.2g} times", holds=value >= at_least, value=value, spread=spread, ours_ms=one, plain_ms=other
+        what=what,
+        bar=f"at least {at_least:.2g} times",
+        holds=value >= at_least,
+        value=value,
+        spread=spread,
+        ours_ms=one,
+        plain_ms=other,
     )
 
 
 def masks() -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
-    return [(m, np.roll(m, tuple(rng.integers(-6, 7, 2)), (0, 1))) for m in (blob(rng, SIZE) for _ in range(60))]
+    return [
+        (m, np.roll(m, tuple(rng.integers(-6, 7, 2)), (0, 1))) for m in (blob(rng, SIZE) for _ in range(60))
+    ]
 
 
 def blob(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -170,7 +184,14 @@ def meteor_bar(given: argparse.Namespace) -> Result:
     common = [word for pair in GOLDEN for word in words(pair["hypothesis"])]
     references = [rng.choices(common, k=rng.randint(25, 80)) for _ in range(100)]
     pairs = [
-        ([rng.choice((w, w, sorted(synonyms(w))[0], w + "s", rng.choice(common))) for w in text if rng.random() < 0.9], text)
+        (
+            [
+                rng.choice((w, w, sorted(synonyms(w))[0], w + "s", rng.choice(common)))
+                for w in text
+                if rng.random() < 0.9
+            ],
+            text,
+        )
         for text in references
     ]
     return compare(
@@ -215,7 +236,9 @@ def reading_bar(given: argparse.Namespace) -> Result:
     height, width = SIZE
     return compare(
         "reading an RLE of 480 x 854 with all checks, against pycocotools' decode",
-        lambda: [rle.decode(rle.from_annotation(code, height=height, width=width, where="")) for code in codes][-1].tobytes(),
+        lambda: [
+            rle.decode(rle.from_annotation(code, height=height, width=width, where="")) for code in codes
+        ][-1].tobytes(),
         lambda: [coco.decode(code) for code in codes][-1].tobytes(),
         rounds=given.rounds,
         items=len(codes),
@@ -253,7 +276,8 @@ def answer_pictures(model: str, pictures: range) -> list[Prediction]:
 
 
 def processes_bar(given: argparse.Namespace) -> Result:
-    """Pictures shared out in turn, one thread a process; the processes stay, so that loading is not counted."""
+    """Pictures shared out in turn, one thread a process; the processes stay, so that loading is not
+    counted."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as two, context.Pool(1) as one:
 
@@ -261,7 +285,11 @@ def processes_bar(given: argparse.Namespace) -> Result:
             shares = [range(r, PICTURES, count) for r in range(count)]
             found = pool.map(partial(answer_pictures, given.model), shares, chunksize=1)
             k = len(THINGS)
-            return {p: some[k * i : k * (i + 1)] for share, some in zip(shares, found, strict=True) for i, p in enumerate(share)}
+            return {
+                p: some[k * i : k * (i + 1)]
+                for share, some in zip(shares, found, strict=True)
+                for i, p in enumerate(share)
+            }
 
         return compare(
             f"{PICTURES * len(THINGS)} expressions by two processes, against one",
@@ -282,14 +310,31 @@ def memory_bar(given: argparse.Namespace) -> Result:
         paths = [Path(folder) / name for name in ("drawn.jsonl", "truth.jsonl")]
         for shift, path in enumerate(paths):
             with path.open("w") as file:
-                file.writelines(json.dumps({"id": i, "mask": codes[(i + shift) % 50]}) + "\n" for i in range(PREDICTIONS))
+                file.writelines(
+                    json.dumps({"id": i, "mask": codes[(i + shift) % 50]}) + "\n" for i in range(PREDICTIONS)
+                )
         start = time.perf_counter()
         ans = str(Path(sys.executable).with_name("ans"))
         command = [ans, "eval", "score", "refcoco", "--predictions", str(paths[0]), "--data", str(paths[1])]
-        peak = int(subprocess.run([sys.executable, "-c", PEAK, *command], check=True, capture_output=True, text=True).stdout) / 2**20
+        peak = (
+            int(
+                subprocess.run(
+                    [sys.executable, "-c", PEAK, *command], check=True, capture_output=True, text=True
+                ).stdout
+            )
+            / 2**20
+        )
         seconds = time.perf_counter() - start
     what = f"`ans eval score refcoco` of {PREDICTIONS:,} predictions, GB of memory"
-    return Result(what=what, bar="at most 1 GB", holds=peak <= 1, value=peak, spread=(peak, peak), ours_ms=1e3 * seconds, plain_ms=0)
+    return Result(
+        what=what,
+        bar="at most 1 GB",
+        holds=peak <= 1,
+        value=peak,
+        spread=(peak, peak),
+        ours_ms=1e3 * seconds,
+        plain_ms=0,
+    )
 
 
 PEAK = (

@@ -1,4 +1,5 @@
-"""What as many further steps of SFT give in RL's place: the same start, trained parts, learning rates and steps, SFT's rows and losses.
+"""What as many further steps of SFT give in RL's place: the same start, trained parts, learning rates and
+steps, SFT's rows and losses.
 
 ans run                              # makes runs/tiny: sft, and rl to compare with
 python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
@@ -28,8 +29,10 @@ from ans_core.train import loop
 from perf.bar import RESULTS, spread
 
 METRICS = (
-    "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc", "referring/{split}/T_acc",
-    "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match", "grounded_caption/{split}/mIoU_all_objects",
+    "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
+    "referring/{split}/T_acc",
+    "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
+    "grounded_caption/{split}/mIoU_all_objects",
     "video/{split}/J&F", "loop1/{split}/IoU", "loop2/{split}/METEOR",
 )  # fmt: skip
 
@@ -39,7 +42,9 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
     s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
     model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
     modules = adapters.policy_modules(model, drawing=cfg.rl.drawing)
-    policies = adapters.Policies(model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed)
+    policies = adapters.Policies(
+        model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed
+    )
     seed = dist.seed_of(cfg.seed, "further sft")
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=seed)
     layout = sft_layout(cfg, model)
@@ -49,7 +54,8 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
 
     module = objective_of(cfg, model)
     loop.train(
-        module, make, name="further", schedule=schedule_of(cfg.rl.optim), machine=machine, seed=seed, scratch=scratch,
+        module, make, name="further", schedule=schedule_of(cfg.rl.optim), machine=machine, seed=seed,
+        scratch=scratch,
         log=lambda metrics, step: None, scales=dict.fromkeys(modules, cfg.rl.modules_lr),
     )  # fmt: skip
     return policies.merged("policy").requires_grad_(False).eval()
@@ -64,8 +70,17 @@ def run(cfg: Config, name: str) -> None:
         checkpoint.save(trained(cfg, inputs, here / "training"), inputs["model"], metadata={})
         for part in ("out", "scratch"):
             (here / part).mkdir()
-        found = evaluate.run(cfg, row="rl", inputs=inputs, out=here / "out", scratch=here / "scratch", log=lambda metrics, step: None)
-    (RESULTS / f"{name}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(json.dumps(found, indent=1, sort_keys=True))
+        found = evaluate.run(
+            cfg,
+            row="rl",
+            inputs=inputs,
+            out=here / "out",
+            scratch=here / "scratch",
+            log=lambda metrics, step: None,
+        )
+    (RESULTS / f"{name}-{cfg.evaluate.split}-further-seed{cfg.seed}.json").write_text(
+        json.dumps(found, indent=1, sort_keys=True)
+    )
 
 
 def table(profile: str, split: str) -> str:
@@ -73,24 +88,34 @@ def table(profile: str, split: str) -> str:
     paths = sorted(RESULTS.glob(f"{profile}-{split}-further-seed*.json"))
     summaries = [RESULTS / path.name.replace("-further", "") for path in paths]
     if not paths or not all(path.exists() for path in summaries):
-        raise SystemExit(f"{RESULTS}: no results of perf/further_sft.py, or none of perf/bar.py for the same seeds")
+        raise SystemExit(
+            f"{RESULTS}: no results of perf/further_sft.py, or none of perf/bar.py for the same seeds"
+        )
     lines = [
         f"seeds {[path.stem.rpartition('seed')[2] for path in paths]}",
         "",
         "| metric | SFT | RL - SFT | further SFT - SFT |",
         "|-|-|-|-|",
     ]
-    rows = [(json.loads(summary.read_text()), json.loads(path.read_text())) for summary, path in zip(summaries, paths, strict=True)]
+    rows = [
+        (json.loads(summary.read_text()), json.loads(path.read_text()))
+        for summary, path in zip(summaries, paths, strict=True)
+    ]
     for metric in (name.format(split=split) for name in METRICS):
         start = statistics.fmean(summary["sft"][metric] for summary, _ in rows)
         of_rl = spread([summary["rl"][metric] - summary["sft"][metric] for summary, _ in rows], "+")
-        of_sft = spread([found[metric] - summary["sft"][metric] if metric in found else None for summary, found in rows], "+")
+        of_sft = spread(
+            [found[metric] - summary["sft"][metric] if metric in found else None for summary, found in rows],
+            "+",
+        )
         lines.append(f"| {metric} | {start:.3f} | {of_rl} | {of_sft} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
     arguments = parser.parse_args()

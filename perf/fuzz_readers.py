@@ -1,11 +1,13 @@
-"""What the readers make of damaged data sets: mutations of small drawn ones in every format, each read in a process that may die.
+"""What the readers make of damaged data sets: mutations of small drawn ones in every format, each read in a
+process that may die.
 
     python perf/fuzz_readers.py [--mutations 4000] [--seed 0]
 
-A mutation is wrong by construction: a value of another type, a number nobody can mean, cut or foreign counts, a key that is missing or
-comes twice, bytes cut or overwritten, a picture that can't be decoded. Only what a reader uses is mutated, so that nothing may be accepted.
-Counted: refused by name (DataError that names the file), refused without, left out and counted (by the readers of published sets),
-tracebacks, crashes, accepted.
+A mutation is wrong by construction: a value of another type, a number nobody can mean, cut or foreign counts,
+a key that is missing or comes twice, bytes cut or overwritten, a picture that can't be decoded. Only what a
+reader uses is mutated, so that nothing may be accepted. Counted: refused by name (DataError that names the
+file), refused without, left out and counted (by the readers of published sets), tracebacks, crashes,
+accepted.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ from ans_core.data.pictures import check_pictures
 from perf.fuzz_sets import FILES, FORMAT_OF, SPLIT_OF, UNREAD, draw, load, store
 
 IGNORED = {
-    "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id", "colour", "shape", "texture",
+    "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id",
+    "colour", "shape", "texture",
     "from", "video_id", "no_target", "ref_id", "split", "id", "categories", "label", "is_sentence",
     "place", "bboxes", "length", "short_caps", "frame_id", "instance_id", "is_det_keyframe", "masklet_id",
 }  # fmt: skip
 """Keys whose values a reader does not use, or may be any of several things."""
 ODD: tuple[Any, ...] = (
-    None, True, -1, 10**30, -(10**30), 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "\u200b", "x\x00y", "../../../etc/passwd",
+    None, True, -1, 10**30, -(10**30), 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "\u200b", "x\x00y",
+    "../../../etc/passwd",
     [], {}, [[]], [None], {"size": None}, "é" * 300,
 )  # fmt: skip
 Place = tuple[Any, ...]
@@ -48,9 +52,13 @@ Place = tuple[Any, ...]
 
 def places(value: Any, at: Place = ()) -> list[Place]:
     """Of everything below a value that a reader uses."""
-    inner = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    inner = list(
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     found = [(*at, key) for key, _ in inner if key not in IGNORED]
-    return found + [place for key, child in inner if key not in IGNORED for place in places(child, (*at, key))]
+    return found + [
+        place for key, child in inner if key not in IGNORED for place in places(child, (*at, key))
+    ]
 
 
 def used(which: str, values: Any, root: Path) -> list[Place]:
@@ -58,16 +66,26 @@ def used(which: str, values: Any, root: Path) -> list[Place]:
     found = places(values)
     if which == "instances":
         ids = {ref["ann_id"] for ref in load(root / "refcoco/refs(unc).p")}
-        found = [p for p in found if p[0] == "annotations" and len(p) > 2 and values["annotations"][p[1]]["id"] in ids]
+        found = [
+            p
+            for p in found
+            if p[0] == "annotations" and len(p) > 2 and values["annotations"][p[1]]["id"] in ids
+        ]
     if which == "mask_dict":
         clips = load(root / "mevis/train/meta_expressions.json")["videos"]
-        ids = {str(n) for clip in clips.values() for expression in clip["expressions"].values() for n in expression["anno_id"]}
+        ids = {
+            str(n)
+            for clip in clips.values()
+            for expression in clip["expressions"].values()
+            for n in expression["anno_id"]
+        }
         found = [p for p in found if p[0] in ids]
     if which == "region_arrow":  # whose captions are asked for in our words
         found = [p for p in found if p[1:] != ("conversations", 0, "value")]
     if which == "finetune":
         found = [p for p in found if split_by_image(f"images/{values[p[0]]['image']}") == "train"]
-    unused = {"refcoco": "file_name", "grefcoco": "file_name", "region_arrow": "size"}.get(which)  # in a record itself
+    # in a record itself
+    unused = {"refcoco": "file_name", "grefcoco": "file_name", "region_arrow": "size"}.get(which)
     return [p for p in found if len(p) != 2 or p[-1] != unused]
 
 
@@ -80,7 +98,9 @@ def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
     old = parent[at[-1]]
     if at[-1] == "counts" and rng.random() < 0.7:
         cut, letter = rng.randrange(len(old)), rng.choice("0o~\x01é P")
-        new: Any = rng.choice([old[:cut], old + old[cut:], old[:cut] + letter * 9 + old[cut:], old + "oooooooo"])
+        new: Any = rng.choice(
+            [old[:cut], old + old[cut:], old[:cut] + letter * 9 + old[cut:], old + "oooooooo"]
+        )
     elif at[-1] in NEEDED and rng.random() < 0.2:
         del parent[at[-1]]
         return f"{at}: deleted"
@@ -93,11 +113,26 @@ def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
 
 
 NEEDED = {"image", "text", "masks", "question", "answer", "size", "counts", "sentences", "sent", "ann_id", "segmentation", "caption",
-          "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle", "conversations", "value",
-          "objects", "masks_file", "file", "mask", "shapes", "points", "sentence", "refs", "img_file_name", "tokens_positive", "sam_mask",
-          "annotation", "category_id", "images", "annotations", "masklet", "segmentations", "file_names", "type_id", "video_path",
+          "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle",
+          "conversations", "value",
+          "objects", "masks_file", "file", "mask", "shapes", "points", "sentence", "refs", "img_file_name",
+          "tokens_positive", "sam_mask",
+          "annotation", "category_id", "images", "annotations", "masklet", "segmentations", "file_names",
+          "type_id", "video_path",
           "anno_path", "formated", "video", "videos"}  # fmt: skip
-TEXTS = {"text", "question", "answer", "sent", "caption", "exp", "name", "sentence", "value", "description", "formated"}
+TEXTS = {
+    "text",
+    "question",
+    "answer",
+    "sent",
+    "caption",
+    "exp",
+    "name",
+    "sentence",
+    "value",
+    "description",
+    "formated",
+}
 POLYGONS = {"masks", "mask", "segmentation", "points"}
 EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressions": {}, "height": None, "width": None, "image_id": None,
          "video_height": None, "video_width": None}  # fmt: skip
@@ -105,7 +140,8 @@ EMPTY = {"masks": [], "regions": [], "anno_id": [], "groundings": {}, "expressio
 
 
 def wrong(at: Place, old: Any, new: Any) -> bool:
-    """Whether a reader has to refuse `new` where `old` was. None where a frame's mask was says that there is none."""
+    """Whether a reader has to refuse `new` where `old` was. None where a frame's mask was says that there is
+    none."""
     if TEXTS & set(at[-2:]) and isinstance(new, str):
         return new in (("", "\u200b") if "conversations" in at else ("", "\u200b", "x\x00y"))
     if isinstance(old, dict) and "token_positives" in old and new is None:
@@ -125,8 +161,10 @@ def damage(file: Path, rng: Random) -> bytes:
     content = file.read_bytes()
     cut = rng.randrange(1, max(2, len(content) - 8))
     kinds: list[Callable[[], bytes]] = [
-        lambda: content[:cut], lambda: content.decode("latin-1").encode("utf-16"), lambda: b"[" * 100_000, lambda: b"", lambda: b"9" * 5000,
-        lambda: content[:cut] + b"\x00" * 9 + content[cut + 9 :], lambda: content[:cut] + b"\xe9\xff" + content[cut:],
+        lambda: content[:cut], lambda: content.decode("latin-1").encode("utf-16"), lambda: b"[" * 100_000,
+        lambda: b"", lambda: b"9" * 5000,
+        lambda: content[:cut] + b"\x00" * 9 + content[cut + 9 :],
+        lambda: content[:cut] + b"\xe9\xff" + content[cut:],
     ]  # fmt: skip
     return rng.choice(kinds[1:-1] if file.suffix == ".txt" else kinds)()
 
@@ -135,7 +173,8 @@ def damage_picture(file: Path, rng: Random) -> str:
     content = file.read_bytes()
     file.unlink()
     kinds = ["cut", "empty", "text", *(["flip", "huge"] if file.suffix == ".png" else [])]
-    kind = rng.choice(kinds if "ReasonSeg" in file.parts else [*kinds, "size"])  # whose annotations state none
+    # whose annotations state none
+    kind = rng.choice(kinds if "ReasonSeg" in file.parts else [*kinds, "size"])
     if kind == "cut":
         file.write_bytes(content[: rng.randrange(1, len(content) - 12)])
     elif kind == "flip":
@@ -174,7 +213,8 @@ class LeftOut(logging.Handler):
 
 
 def trial(root: Path, which: str, seed: int, pipe: Any) -> None:
-    """One mutation; tells what it was before the reader is asked, so that it is known if that kills the process."""
+    """One mutation; tells what it was before the reader is asked, so that it is known if that kills the
+    process."""
     rng = Random(seed)
     folder, name = FILES[which]
     file, form = root / folder / name, FORMAT_OF.get(which, which)
@@ -205,7 +245,11 @@ def in_use(picture: Path, root: Path, folder: str) -> bool:
     own = root / folder
     if UNREAD in picture.parts:
         return False
-    return picture.parent == root / "images" if folder in ("refcoco", "region_captions", "grounded") else own in picture.parents
+    return (
+        picture.parent == root / "images"
+        if folder in ("refcoco", "region_captions", "grounded")
+        else own in picture.parents
+    )
 
 
 def main() -> None:
@@ -218,7 +262,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         valid = Path(folder) / "valid"
         draw(valid)
-        for form, where in sorted({(FORMAT_OF.get(which, which), folder) for which, (folder, _) in FILES.items()}):
+        for form, where in sorted(
+            {(FORMAT_OF.get(which, which), folder) for which, (folder, _) in FILES.items()}
+        ):
             assert attempt(valid, form, where) == ("accepted", ""), (form, attempt(valid, form, where))
         for number in tqdm(range(arguments.mutations), desc="damage"):
             which = list(FILES)[number % len(FILES)]

@@ -1,5 +1,5 @@
-"""Small drawn data sets in every format, for perf/fuzz_readers.py and tests/data/test_damage.py: which file of which set is damaged, and
-how such a file is read and written."""
+"""Small drawn data sets in every format, for perf/fuzz_readers.py and tests/data/test_damage.py: which file
+of which set is damaged, and how such a file is read and written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests import picture_sets
 from tests.data import agent_sets, clip_sets
 
 PUBLISHED = (
-    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava", "coco", "gar_relation",
+    "openpsg", "refcocog_gcg", "flickr_gcg", "osprey_conversation", "osprey_detail_description", "llava",
+    "coco", "gar_relation",
 )  # fmt: skip
 CLIPS = {
     "davis": "",
@@ -87,13 +88,27 @@ def draw(root: Path) -> None:
             masks = grounding["rle_masks"]
             plain.append({"image": image, "text": f"{phrase} {number}", "masks": masks, "split": "train"})
             regions.append({"id": len(regions), "image": image, "segmentation": masks[0], "caption": phrase})
-        plain.append({"image": image, "text": "polygon", "masks": [[2, 2, 40.5, 2, 40, 30.5]], "split": "train"})
-        plain.append({"image": image, "question": "Is region1 red?", "answer": "no", "regions": masks, "split": "train"})
+        plain.append(
+            {"image": image, "text": "polygon", "masks": [[2, 2, 40.5, 2, 40, 30.5]], "split": "train"}
+        )
+        plain.append(
+            {
+                "image": image,
+                "question": "Is region1 red?",
+                "answer": "no",
+                "regions": masks,
+                "split": "train",
+            }
+        )
     clips = json.loads((root / "mevis/train/meta_expressions.json").read_text())["videos"]
     masks = json.loads((root / "mevis/train/mask_dict.json").read_text())
     clip, (name, video) = {}, next(iter(clips.items()))
     clip["objects"] = [{"obj_id": int(number), "name": "thing"} for number in list(masks)[:2]]
-    clip |= {"video_id": name, "masks_file": "masks.json", "frames": [{"file": f"frames/{f}.png"} for f in video["frames"]]}
+    clip |= {
+        "video_id": name,
+        "masks_file": "masks.json",
+        "frames": [{"file": f"frames/{f}.png"} for f in video["frames"]],
+    }
     for folder in ("plain", "regions"):
         shutil.copytree(root / "images", root / folder / "images")
     (root / "plain/annotations.json").write_text(json.dumps(plain))

@@ -1,6 +1,7 @@
 """The parts that perf/gpu.py measures: a Job in, its figures out. Each runs in a process of its own.
 
-MFU: operations of `ans_core.model.footprint` without recomputation, of tokens that are no padding, over the device's peak.
+MFU: operations of `ans_core.model.footprint` without recomputation, of tokens that are no padding, over the
+device's peak.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ from perf.model import THINGS, random_model
 from perf.sft import LONG_SIDE, PICTURES, enlarged, model_of, photographs
 
 PEAK = 989e12
-"""Operations a second of an H100 or H200 in bf16, dense; counted with where the device's own peak is not known, as on a CPU."""
+"""Operations a second of an H100 or H200 in bf16, dense; counted with where the device's own peak is not
+known, as on a CPU."""
 WARM_UP = 3
 """Steps before those that count."""
 WAYS = ((False, 0), (True, 0), (True, None), (False, None))
@@ -173,8 +175,10 @@ def samples_of() -> list[Sample]:
         for number, (thing, mask) in enumerate(zip(scene.things, scene.masks, strict=True)):
             found.append(
                 Sample(
-                    sample_id=f"{index}-{number}", dataset="drawn", image_id=str(index), frames=(picture,), height=height, width=width,
-                    task="region_caption" if number % 2 else "referring", text=region_caption(thing), masks=((rle.encode(mask),),),
+                    sample_id=f"{index}-{number}", dataset="drawn", image_id=str(index), frames=(picture,),
+                    height=height, width=width,
+                    task="region_caption" if number % 2 else "referring", text=region_caption(thing),
+                    masks=((rle.encode(mask),),),
                 )
             )  # fmt: skip
     return found
@@ -183,11 +187,15 @@ def samples_of() -> list[Sample]:
 def captions(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples with one mask each, as captions of regions."""
     masked = [s for s in samples if s.masks and s.masks[0][0] is not None]
-    return [replace(s, task="region_caption", text=s.text or "a thing in the picture", masks=s.masks[:1]) for s in masked]
+    return [
+        replace(s, task="region_caption", text=s.text or "a thing in the picture", masks=s.masks[:1])
+        for s in masked
+    ]
 
 
 def network(job: Job, samples: Sequence[Sample], *, speaks: bool = False) -> Network:
-    """Return the model with random weights. `speaks`: its answers have a `[SEG]`; else its head is a plain one."""
+    """Return the model with random weights. `speaks`: its answers have a `[SEG]`; else its head is a plain
+    one."""
     if job.tiny:
         return model_of(list(samples), "tiny").to(job.device).eval()
     model = random_model(job.size, device=str(job.device), dtype=torch.bfloat16)
@@ -204,7 +212,9 @@ def policies_of(job: Job, samples: Sequence[Sample], config: Config) -> adapters
     model.norms_in_fp32()
     model.requires_grad_(False)
     modules = adapters.policy_modules(model, drawing=config.rl.drawing)
-    return adapters.Policies(model, adapters.rl_config(**config.rl.lora.model_dump(), modules=modules), seed=0)
+    return adapters.Policies(
+        model, adapters.rl_config(**config.rl.lora.model_dump(), modules=modules), seed=0
+    )
 
 
 class Enough(Exception):
@@ -212,25 +222,36 @@ class Enough(Exception):
 
 
 def train(
-    job: Job, module: torch.nn.Module, make: Callable[[int, int], Any], metrics: list[dict[str, float]], *, name: str, accumulate: int,
+    job: Job, module: torch.nn.Module, make: Callable[[int, int], Any], metrics: list[dict[str, float]], *,
+    name: str, accumulate: int,
     compiled: bool, watch: Watch | None = None, after_step: Callable[[int], dict[str, float]] | None = None,
 ) -> None:  # fmt: skip
-    """Train for as many steps as `metrics` has places, as the stages do, and write each step's metrics there."""
+    """Train for as many steps as `metrics` has places, as the stages do, and write each step's metrics
+    there."""
     schedule = loop.Schedule(
-        steps=len(metrics), lr=1e-5, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=accumulate, save_every=10**6
+        steps=len(metrics),
+        lr=1e-5,
+        weight_decay=0.0,
+        warmup=0.0,
+        clip_grad=1.0,
+        accumulate=accumulate,
+        save_every=10**6,
     )
     workers = min(8, cores_of_process() - 1) if job.device.type == "cuda" else 0
     machine = loop.Machine(device=job.device, dtype="bf16", workers=workers, compile=compiled)
 
     def note(found: dict[str, float], step: int) -> None:
         metrics[step] |= found
-        job.figures.say(f"step {step}: {found[f'{name}/speed/step_s']:.2f} s, loss {found[f'{name}/loss']:.3f}")
+        job.figures.say(
+            f"step {step}: {found[f'{name}/speed/step_s']:.2f} s, loss {found[f'{name}/loss']:.3f}"
+        )
         if step + 1 == len(metrics):
             raise Enough
 
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
         loop.train(
-            module, make, name=name, schedule=schedule, machine=machine, seed=0, scratch=Path(folder), log=note, watch=watch,
+            module, make, name=name, schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
+            log=note, watch=watch,
             after_step=after_step,
         )  # fmt: skip
 
@@ -244,17 +265,23 @@ def sft(job: Job) -> None:
     bare = network(job, samples) if job.tiny else published.build_meta(job.size)
     model = network(job, samples)
     adapters.prepare_sft(model, adapters.lora_config(**lora.model_dump()), seed=0)
-    module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
+    module = Supervised(
+        model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points
+    )
     source = Source(name="pictures", kind="extra", samples=samples)
     questions = settings.questions_per_image
     mixture = Mixture([source], {"extra": 1.0}, questions=questions, frames=1, seed=0, turn=conversation.turn)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    learned = sum(4 * 3 * p.numel() for p in model.parameters() if p.requires_grad)  # gradients and two moments, fp32
+    # gradients and two moments, fp32
+    learned = sum(4 * 3 * p.numel() for p in model.parameters() if p.requires_grad)
     operations = Operations(bare, rank=lora.rank)
     first = 1 if job.tiny else WARM_UP
     steps = first + (2 if job.tiny else 5 if job.quick else 20)
     for compiled, recomputed in WAYS[1::2] if job.tiny else WAYS:
-        case = f"{'compiled' if compiled else 'eager'}, checkpointing {'layers' if recomputed is None else 'none'}"
+        case = (
+            f"{'compiled' if compiled else 'eager'}, checkpointing "
+            f"{'layers' if recomputed is None else 'none'}"
+        )
         model.compiled, model.checkpointing = compiled, recomputed
         layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
         micros: list[MicroBatch] = []
@@ -263,7 +290,9 @@ def sft(job: Job) -> None:
         def make(step: int, micro: int, layout: Layout = layout) -> Batch:
             return collate_readable(mixture.rows(step, micro, batch=2, micros=2), model.tokenizer, layout)[0]
 
-        def counts(batch: Batch, micros: list[MicroBatch] = micros, works: list[Work] = works) -> dict[str, float]:
+        def counts(
+            batch: Batch, micros: list[MicroBatch] = micros, works: list[Work] = works
+        ) -> dict[str, float]:
             micros.append(size_of(batch))
             works.append(Work.of(batch))
             return {"tokens": micros[-1].rows * micros[-1].tokens}
@@ -272,7 +301,16 @@ def sft(job: Job) -> None:
         counters.clear()
         job.reset_peak()
         try:
-            train(job, module, make, metrics, name="sft", accumulate=2, compiled=compiled, watch=Watch(counts=counts))
+            train(
+                job,
+                module,
+                make,
+                metrics,
+                name="sft",
+                accumulate=2,
+                compiled=compiled,
+                watch=Watch(counts=counts),
+            )
         except torch.OutOfMemoryError as error:
             job.figures.say(f"{case}: {str(error).splitlines()[0]}")
             continue
@@ -280,7 +318,12 @@ def sft(job: Job) -> None:
         spent_s = [m["sft/speed/step_s"] for m in counted]
         tokens = sum(m["sft/speed/tokens_per_s"] * m["sft/speed/step_s"] for m in counted)
         useful = sum(sum(operations.of(work).values()) for work in works[2 * first :])
-        kept = [activation_bytes(bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, recomputed=recomputed) for m in micros]
+        kept = [
+            activation_bytes(
+                bare, m, rank=lora.rank, dropout=lora.dropout > 0, half=True, recomputed=recomputed
+            )
+            for m in micros
+        ]
         job.figures.add(
             case,
             tokens_per_s=tokens / sum(spent_s),
@@ -292,7 +335,8 @@ def sft(job: Job) -> None:
             breaks=compiled_graphs()["compile/breaks"],
             peak_gb=job.peak_gb(),
             formula_gb=(weights + learned + max(sum(parts.values()) for parts in kept)) / 1e9,
-            waiting=sum(m["sft/speed/waiting_for_data"] * s for m, s in zip(counted, spent_s, strict=True)) / sum(spent_s),
+            waiting=sum(m["sft/speed/waiting_for_data"] * s for m, s in zip(counted, spent_s, strict=True))
+            / sum(spent_s),
             tokens_a_row=statistics.mean(m.tokens for m in micros),
         )
         if recomputed == 0:
@@ -330,7 +374,9 @@ def micro_batch(job: Job, module: Supervised, batch: Batch, case: str) -> None:
             images = timed("vision_tower", lambda: image_tokens(model, batch.views))
             with torch.no_grad():
                 frames = timed("sam2_encoder", lambda: encoded_frames(model, batch, None))
-            hidden = timed("language_forward", lambda: model.hidden_states(packed(batch), images.split(batch.views)))
+            hidden = timed(
+                "language_forward", lambda: model.hidden_states(packed(batch), images.split(batch.views))
+            )
             loss = timed("masks_and_losses", lambda: loss_of(module, batch, hidden, frames))
         timed("backward", loss.backward)
         timed("optimizer", optimizer.step)
@@ -338,19 +384,28 @@ def micro_batch(job: Job, module: Supervised, batch: Batch, case: str) -> None:
 
     for _ in range(2 if job.quick else 5):
         once()
-    job.figures.add(f"micro-batch, {case}", **{name: statistics.median(times[1:]) for name, times in spent.items()})
+    job.figures.add(
+        f"micro-batch, {case}", **{name: statistics.median(times[1:]) for name, times in spent.items()}
+    )
     on_gpu = job.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiled:
         once()
-    rows = [row for row in profiled.key_averages() if row.device_type == (DeviceType.CUDA if on_gpu else DeviceType.CPU)]
-    times = {row.key: (row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1e3 for row in rows}
+    rows = [
+        row
+        for row in profiled.key_averages()
+        if row.device_type == (DeviceType.CUDA if on_gpu else DeviceType.CPU)
+    ]
+    times = {
+        row.key: (row.self_device_time_total if on_gpu else row.self_cpu_time_total) / 1e3 for row in rows
+    }
     job.figures.add(f"{KERNELS}{case}", all=sum(times.values()), number=sum(row.count for row in rows))
     for name in sorted(times, key=times.__getitem__, reverse=True)[:10]:
         job.figures.add(f"{KERNELS}{case}", **{name[:80]: times[name]})
 
 
 def loss_of(module: Supervised, batch: Batch, hidden: torch.Tensor, frames: FrameFeatures) -> torch.Tensor:
-    """Return the loss of a batch with masks, as `Supervised.forward` does, from hidden states and encoded frames."""
+    """Return the loss of a batch with masks, as `Supervised.forward` does, from hidden states and encoded
+    frames."""
     (rows, places), model = batch.learned, module.model
     text = module.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
     embeddings = model.seg_embeddings(hidden[batch.segs[0], batch.segs[1]])
@@ -366,19 +421,26 @@ def decode(job: Job) -> None:
     exact_head(model)
     reader = Reader(temperature=1.0, forbidden=[model.image_token_id, *stop_ids(model)], guard="guard")
     pictures = {s.frames: s for s in reversed(samples)}.values()
-    scenes = [draw_scene(seed=7, split="val", index=i, image_size=448).image for i in range(len(pictures))]  # one tile
+    # one tile
+    scenes = [draw_scene(seed=7, split="val", index=i, image_size=448).image for i in range(len(pictures))]
     requests = {
         "long": [caption_request(s, true_mask(s)) for s in pictures],
-        "short": [request_of(image=scene, text=prompts.REFERRING_EVAL.format(text=THINGS[0])) for scene in scenes],
+        "short": [
+            request_of(image=scene, text=prompts.REFERRING_EVAL.format(text=THINGS[0])) for scene in scenes
+        ],
     }
     few, many = (2, 8) if job.tiny else (8, 64)
-    cases = product(requests.items(), (16,) if job.tiny else (64, 16), (False,) if job.tiny else (True, False))
+    cases = product(
+        requests.items(), (16,) if job.tiny else (64, 16), (False,) if job.tiny else (True, False)
+    )
     for (length, asked), rows, model.compiled in cases:
         with job.autocast():
             prompted = prompt(model, asked[: rows // GROUP])
 
             def said(tokens: int, prompted: PrefilledBatch = prompted, rows: int = rows) -> None:
-                found = sample(model, prompted, group=GROUP, max_tokens=tokens, reader=reader, seeds=range(rows))
+                found = sample(
+                    model, prompted, group=GROUP, max_tokens=tokens, reader=reader, seeds=range(rows)
+                )
                 assert {len(answer.ids) for answer in found} == {tokens}
 
             job.reset_peak()
@@ -401,7 +463,8 @@ def rl(job: Job) -> None:
     samples = captions(samples_of())
     batch, group, tokens = (2, 2, 8) if job.tiny else (8, GROUP, 64)
     config = job.config(
-        f"rl.optim.batch={batch}", "rl.optim.accumulate=1", f"rl.group={group}", f"rl.max_tokens={tokens}", "rl.checkpointing=layers",
+        f"rl.optim.batch={batch}", "rl.optim.accumulate=1", f"rl.group={group}", f"rl.max_tokens={tokens}",
+        "rl.checkpointing=layers",
         "rl.loops={caption: 1.0, mask: 0.2}", "rl.samples_every=0", "rl.rows=0", "rl.use_llm_judge=false",
     )  # fmt: skip
     policies = policies_of(job, samples, config)
@@ -415,12 +478,24 @@ def rl(job: Job) -> None:
         counters.clear()
         job.reset_peak()
         module = DualLoop(
-            policies, config.rl, seed=0, points=config.sft.mask_points, loss_weights=(config.sft.mask_weight, config.sft.dice_weight),
+            policies, config.rl, seed=0, points=config.sft.mask_points,
+            loss_weights=(config.sft.mask_weight, config.sft.dice_weight),
             rewards=REWARDS, log=lambda found, step, metrics=metrics: metrics[step].update(found),
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
-            make = RolloutBatches(config, practice, model, joined, LeftOutFile(Path(folder) / "left_out.jsonl"))
-            train(job, module, make, metrics, name="rl", accumulate=1, compiled=compiled, after_step=module.after_step)
+            make = RolloutBatches(
+                config, practice, model, joined, LeftOutFile(Path(folder) / "left_out.jsonl")
+            )
+            train(
+                job,
+                module,
+                make,
+                metrics,
+                name="rl",
+                accumulate=1,
+                compiled=compiled,
+                after_step=module.after_step,
+            )
         parts = [name for name in metrics[-1] if name.startswith("rl/seconds/")]
         job.figures.add(
             "compiled" if compiled else "eager",
@@ -440,7 +515,10 @@ def trl(job: Job) -> None:
         rl_speed.BATCH, rl_speed.GROUP, rl_speed.ANSWER, prompts_of = 2, 2, 8, 16
     else:
         rl_speed.BATCH, rl_speed.GROUP, rl_speed.ANSWER, prompts_of = 8, GROUP, 128, 512
-        rl_speed.WORDS, rl_speed.LANGUAGE = 32000, {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "mlp": 8960}
+        rl_speed.WORDS, rl_speed.LANGUAGE = (
+            32000,
+            {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "mlp": 8960},
+        )
     torch.set_default_device(job.device)  # rl_speed makes its tensors there
     half = job.device.type == "cuda"
     own = rl_speed.Own(half=half)
@@ -468,18 +546,29 @@ def parity(job: Job) -> None:
     golden = Path(os.environ.get("ANS_REFERENCE", "/none")) / "golden"
     if not golden.is_dir():
         raise Skip("ANS_REFERENCE names no folder with `golden`")
-    pictures = [Image.open(BytesIO(frames[0])).convert("RGB") for frames in dict.fromkeys(s.frames for s in samples_of())][:3]
+    pictures = [
+        Image.open(BytesIO(frames[0])).convert("RGB")
+        for frames in dict.fromkeys(s.frames for s in samples_of())
+    ][:3]
     questions = ("<image>Please segment the person.", "<image>Describe.")
-    asked = [request_of(image=picture, text=text) for picture in pictures for text in questions][: 2 if job.quick else None]
+    asked = [request_of(image=picture, text=text) for picture in pictures for text in questions][
+        : 2 if job.quick else None
+    ]
     for kind in ("qwen2", "qwen3_vl", "qwen2_5_vl"):
-        right = Sa2VA.from_pretrained(golden / kind, dtype=torch.float32, device_map="cpu").predict_many(asked, batch=1)
+        right = Sa2VA.from_pretrained(golden / kind, dtype=torch.float32, device_map="cpu").predict_many(
+            asked, batch=1
+        )
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             if dtype == torch.float16 and job.device.type == "cpu":
                 continue
             model = Sa2VA.from_pretrained(golden / kind, dtype=dtype, device_map=job.device)
             found = model.predict_many(asked, batch=1)
             equal = sum(a.text == b.text for a, b in zip(right, found, strict=True)) / len(asked)
-            pairs = [(x, y) for a, b in zip(right, found, strict=True) for x, y in zip(a.masks, b.masks, strict=False)]
+            pairs = [
+                (x, y)
+                for a, b in zip(right, found, strict=True)
+                for x, y in zip(a.masks, b.masks, strict=False)
+            ]
             ious = [float((x & y).sum() / max(1, (x | y).sum())) if (x | y).any() else 1.0 for x, y in pairs]
             least = {"mean_iou": statistics.mean(ious), "least_iou": min(ious)} if ious else {}
             job.figures.add(f"{kind}, {str(dtype).removeprefix('torch.')}", texts_equal=equal, **least)
@@ -489,7 +578,9 @@ def state(job: Job) -> None:
     settings = job.config().sft
     model = network(job, samples_of())
     adapters.prepare_sft(model, adapters.lora_config(**settings.lora.model_dump()), seed=0)
-    module = Supervised(model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points)
+    module = Supervised(
+        model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points
+    )
     optimizer = optimizer_of(module, lr=1e-5, weight_decay=0.0, scales={}, fused=job.device.type == "cuda")
     wrapped, optimizer = Accelerator(cpu=job.device.type == "cpu").prepare(module, optimizer)
     for p in module.parameters():
@@ -508,7 +599,11 @@ def state(job: Job) -> None:
         read = job.clock()
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     job.figures.add(
-        "trained tensors and optimizer", waiting_s=copied - begun, written_s=written - begun, read_s=read - written, gigabytes=size / 1e9
+        "trained tensors and optimizer",
+        waiting_s=copied - begun,
+        written_s=written - begun,
+        read_s=read - written,
+        gigabytes=size / 1e9,
     )
 
 
@@ -519,15 +614,22 @@ def evaluate(job: Job) -> None:
         second: Callable[[Sample], Any] = true_mask if name == "captions" else lambda s: s.text
         requests = [asked(s, second(s)) for s in samples]
         ask = partial(predict.predict, model, requests, max_tokens=24, batch=8)
-        job.figures.add(name, questions_per_s=len(requests) / job.seconds(ask, repeats=1), peak_gb=job.peak_gb())
+        job.figures.add(
+            name, questions_per_s=len(requests) / job.seconds(ask, repeats=1), peak_gb=job.peak_gb()
+        )
 
 
 def track(job: Job) -> None:
     frames, side = (4, 128) if job.tiny else (8 if job.quick else 32, 1024)
     model = network(job, samples_of()[:8])
-    clip = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=side, frames=frames).frames]
+    clip = [
+        Image.fromarray(f)
+        for f in draw_clip(seed=7, split="val", index=3, image_size=side, frames=frames).frames
+    ]
     for objects in (3, 16):
-        embeddings = torch.from_numpy(np.random.default_rng(0).standard_normal((objects, model.config.grounding.width), np.float32))
+        embeddings = torch.from_numpy(
+            np.random.default_rng(0).standard_normal((objects, model.config.grounding.width), np.float32)
+        )
         embeddings = embeddings.to(job.device, model.text_hidden_fcs[0].weight.dtype)
         job.reset_peak()
         spent_s = job.seconds(partial(track_objects, model, clip, embeddings, PredictOptions()), repeats=1)

@@ -1,15 +1,17 @@
-"""How much better than its greedy answer a model's best sampled answers are: what RL has to choose from; Markdown tables.
+"""How much better than its greedy answer a model's best sampled answers are: what RL has to choose from;
+Markdown tables.
 
     ans run                                          # makes runs/<profile>; up to `sft` is enough
     python perf/headroom.py [--split test]           # 2 cores: some 5 minutes; writes perf/results/<name>-<split>-headroom-seed<N>.json
     python perf/headroom.py --table [--name NAME]    # of all seeds that are there
 
-The answers are sampled from the SFT model as RL's rollouts are (`rl.group`, `rl.temperature`, `rl.max_tokens`). Loop 1: IoU of the mask
-that the same model draws from each caption of a region. Expressions: IoU of each answer as the benchmark scores it, absent and several
-things included. The best of an answer's samples is chosen with the true mask in hand, and the greedy answer is one of them.
+The answers are sampled from the SFT model as RL's rollouts are (`rl.group`, `rl.temperature`,
+`rl.max_tokens`). Loop 1: IoU of the mask that the same model draws from each caption of a region.
+Expressions: IoU of each answer as the benchmark scores it, absent and several things included. The best of an
+answer's samples is chosen with the true mask in hand, and the greedy answer is one of them.
 
-It is no bound on RL, which draws new samples in every step and trains what draws masks, too. It says how often a step's samples hold
-anything better than what the model says anyway.
+It is no bound on RL, which draws new samples in every step and trains what draws masks, too. It says how
+often a step's samples hold anything better than what the model says anyway.
 """
 
 from __future__ import annotations
@@ -41,23 +43,36 @@ from ans_core.types import Predict, Prediction, Request, Sample
 from perf.bar import RESULTS, spread
 
 Scores = dict[str, list[list[float]]]
-"""Greedy score and scores of the G samples, `[greedy, sample 1, ..., sample G]` for each region or expression, by what is measured."""
+"""Greedy score and scores of the G samples, `[greedy, sample 1, ..., sample G]` for each region or
+expression, by what is measured."""
 
 
 @torch.no_grad()
-def sampled(model: Network, requests: Sequence[Request], cfg: Config, *, what: str, group: int) -> list[list[Prediction]]:
-    """Return G sampled answers to each request. Seeds depend on the request's number alone, not on what shares its batch."""
-    reader = Reader(temperature=cfg.rl.temperature, forbidden=[model.image_token_id], guard=cfg.rl.logit_guard)
+def sampled(
+    model: Network, requests: Sequence[Request], cfg: Config, *, what: str, group: int
+) -> list[list[Prediction]]:
+    """Return G sampled answers to each request. Seeds depend on the request's number alone, not on what
+    shares its batch."""
+    reader = Reader(
+        temperature=cfg.rl.temperature, forbidden=[model.image_token_id], guard=cfg.rl.logit_guard
+    )
     found = []
     batch = max(1, cfg.evaluate.batch // group)
     for start in tqdm(range(0, len(requests), batch), desc=what, mininterval=1):
         some = requests[start : start + batch]
         each = [request for request in some for _ in range(group)]
-        seeds = [dist.seed_of(cfg.seed, "headroom", what, start + i, g) for i in range(len(some)) for g in range(group)]
+        seeds = [
+            dist.seed_of(cfg.seed, "headroom", what, start + i, g)
+            for i in range(len(some))
+            for g in range(group)
+        ]
         with model.own_precision():
             prompted = prompt(model, each)
             said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
-        answers = [one.prediction() for one in answers_of(model, each, prompted, [one.ids for one in said], PredictOptions())]
+        answers = [
+            one.prediction()
+            for one in answers_of(model, each, prompted, [one.ids for one in said], PredictOptions())
+        ]
         found += [answers[i : i + group] for i in range(0, len(answers), group)]
     return found
 
@@ -70,7 +85,9 @@ def loop1(
     greedy = ask(requests)
     captions = [
         [first.text, *(one.text for one in more)]
-        for first, more in zip(greedy, sampled(model, requests, cfg, what="caption", group=group), strict=True)
+        for first, more in zip(
+            greedy, sampled(model, requests, cfg, what="caption", group=group), strict=True
+        )
     ]
     size = group + 2
     ious = redrawn_ious(
@@ -82,10 +99,17 @@ def loop1(
     return [row[:-1] for row in rows], [row[-1:] for row in rows]
 
 
-def expressions(model: Network, ask: Predict, referring: Sequence[Sample], cfg: Config, *, group: int) -> list[list[float]]:
+def expressions(
+    model: Network, ask: Predict, referring: Sequence[Sample], cfg: Config, *, group: int
+) -> list[list[float]]:
     benchmark = BENCHMARKS["referring"]
     requests = [benchmark.request(one) for one in referring]
-    answers = [[first, *more] for first, more in zip(ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True)]
+    answers = [
+        [first, *more]
+        for first, more in zip(
+            ask(requests), sampled(model, requests, cfg, what="refer", group=group), strict=True
+        )
+    ]
     scored = [benchmark.of_samples(referring, [own[g] for own in answers]) for g in range(group + 1)]
     columns = [[sample["score"] for sample in one.samples] for one in scored]
     return [list(row) for row in zip(*columns, strict=True)]
@@ -102,7 +126,12 @@ def measured(cfg: Config, *, split: str, group: int, regions: int) -> Scores:
     captions, truth = loop1(model, ask, some, cfg, group=group)
     found = expressions(model, ask, referring, cfg, group=group)
     absent = [row for row, s in zip(found, referring, strict=True) if not s.masks]
-    scores = {"loop 1 IoU": captions, "loop 1 IoU of true captions": truth, "all expressions": found, "absent things": absent}
+    scores = {
+        "loop 1 IoU": captions,
+        "loop 1 IoU of true captions": truth,
+        "all expressions": found,
+        "absent things": absent,
+    }
     return {name: rows for name, rows in scores.items() if rows}
 
 
@@ -115,18 +144,27 @@ COLUMNS: dict[str, Callable[[list[float]], float]] = {
 
 
 def table(seeds: Sequence[Scores]) -> str:
-    """Mean ± deviation over seeds; then what the best of the greedy answer and the first k samples has over the greedy one, by k. Raises
-    SystemExit where seeds have unlike numbers of samples."""
+    """Mean ± deviation over seeds; then what the best of the greedy answer and the first k samples has over
+    the greedy one, by k. Raises SystemExit where seeds have unlike numbers of samples."""
     names = [name for name in seeds[0] if len(seeds[0][name][0]) > 1]
     if len(sizes := {len(row) for seed in seeds for name in names for row in seed[name]}) != 1:
-        raise SystemExit(f"the files have unlike numbers of samples, {sorted(size - 1 for size in sizes)}: measure all with one --group")
+        raise SystemExit(
+            f"the files have unlike numbers of samples, {sorted(size - 1 for size in sizes)}: measure all "
+            "with one --group"
+        )
     lines = [f"| | {' | '.join(COLUMNS)} |", "|-" * (len(COLUMNS) + 1) + "|"]
     for name in names:
-        lines.append(f"| {name} | {' | '.join(of_seeds(seeds, name, column) for column in COLUMNS.values())} |")
+        lines.append(
+            f"| {name} | {' | '.join(of_seeds(seeds, name, column) for column in COLUMNS.values())} |"
+        )
     for name in (name for name in seeds[0] if name not in names):
         lines.append(f"| {name} | {of_seeds(seeds, name, COLUMNS['greedy'])} |{' |' * (len(COLUMNS) - 1)}")
     most = range(1, sizes.pop())
-    lines += ["", f"| best - greedy, by samples | {' | '.join(map(str, most))} |", "|-" * (len(most) + 1) + "|"]
+    lines += [
+        "",
+        f"| best - greedy, by samples | {' | '.join(map(str, most))} |",
+        "|-" * (len(most) + 1) + "|",
+    ]
     for name in names:
         cells = [of_seeds(seeds, name, partial(gain, samples=count), sign="+") for count in most]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -137,12 +175,16 @@ def gain(row: list[float], *, samples: int) -> float:
     return max(row[: samples + 1]) - row[0]
 
 
-def of_seeds(seeds: Sequence[Scores], name: str, column: Callable[[list[float]], float], *, sign: str = "") -> str:
+def of_seeds(
+    seeds: Sequence[Scores], name: str, column: Callable[[list[float]], float], *, sign: str = ""
+) -> str:
     return spread([statistics.fmean(map(column, seed[name])) for seed in seeds], sign)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--split", default="test")
     parser.add_argument("--group", type=int, help="samples of each answer; `rl.group` by default")
     parser.add_argument("--regions", type=int, default=800)
@@ -152,8 +194,12 @@ if __name__ == "__main__":
     config = load(Path("params.yaml"))
     name = f"{arguments.name or config.profile}-{arguments.split}-headroom"
     if not arguments.table:
-        scores = measured(config, split=arguments.split, group=arguments.group or config.rl.group, regions=arguments.regions)
-        rounded = {what: [[round(value, 4) for value in row] for row in rows] for what, rows in scores.items()}
+        scores = measured(
+            config, split=arguments.split, group=arguments.group or config.rl.group, regions=arguments.regions
+        )
+        rounded = {
+            what: [[round(value, 4) for value in row] for row in rows] for what, rows in scores.items()
+        }
         (RESULTS / f"{name}-seed{config.seed}.json").write_text(json.dumps(rounded))
     if not (paths := sorted(RESULTS.glob(f"{name}-seed*.json"))):
         raise SystemExit(f"{RESULTS}/{name}-seed*.json: no such file; make one without --table")

@@ -1,10 +1,12 @@
-"""Whether the data sets can be learned as their readers give them: a small model from random weights overfits drawn samples of each.
+"""Whether the data sets can be learned as their readers give them: a small model from random weights overfits
+drawn samples of each.
 
     python perf/learn_formats.py [NAME ...] [--samples 64] [--steps 600]     # a set takes 1 to 3 minutes of one core
 
-Every set is written in its published layout, read, mixed and collated as for SFT, and trained on until mask IoU > 0.9 (referring) or text
-loss < 0.1 (all others) on the samples themselves. The exit status tells whether all were. For masks the model first learns clicks, as in
-the stage `base`: see `learn_clicks`. Then SAM2's image encoder is frozen, as in SFT.
+Every set is written in its published layout, read, mixed and collated as for SFT, and trained on until mask
+IoU > 0.9 (referring) or text loss < 0.1 (all others) on the samples themselves. The exit status tells whether
+all were. For masks the model first learns clicks, as in the stage `base`: see `learn_clicks`. Then SAM2's
+image encoder is frozen, as in SFT.
 """
 
 from __future__ import annotations
@@ -45,7 +47,16 @@ SCENES = {
     "mevis": ("mevis", "mevis"),
 }
 """Sets that the demo draws -> format and path."""
-CLIPS = ("mevis", "revos", "ref_youtube_vos", "ref_davis17", "ref_sav", "chat_univi", "coco_video", "youtube_vis")
+CLIPS = (
+    "mevis",
+    "revos",
+    "ref_youtube_vos",
+    "ref_davis17",
+    "ref_sav",
+    "chat_univi",
+    "coco_video",
+    "youtube_vis",
+)
 """Sets of one or two clips with two squares; MeViS's is version 2 here."""
 NAMES = (*SCENES, *picture_sets.SETS, *(f"clips/{name}" for name in CLIPS))
 SIDE = 64
@@ -64,7 +75,8 @@ LR = {"text": (3e-3, 0.0), "clicks": (2e-3, 8e-4), "masks": (1e-3, 5e-4)}
 MUON = 4.0
 """Muon's rates over these."""
 GROUNDING = GroundingConfig(
-    image_size=2 * SIDE, embed=32, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2), width=64,
+    image_size=2 * SIDE, embed=32, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 4, 2),
+    width=64,
     memory_layers=1, memory_feedforward=32, memory_width=16,
 )  # fmt: skip
 
@@ -97,10 +109,13 @@ def samples_of(name: str, count: int, root: Path) -> list[Sample]:
 
 
 def small_model(samples: list[Sample]) -> Network:
-    """A model whose tokenizer knows the samples' words and those they are asked in, so that rows are short; everything in it is trained."""
+    """A model whose tokenizer knows the samples' words and those they are asked in, so that rows are short;
+    everything in it is trained."""
     rng = Random(0)
     turns = [turn(sample, rng) for sample in samples for _ in range(4)]
-    texts = [text for t in turns for text in (t.question, t.answer, *(said for pair in t.past for said in pair))]
+    texts = [
+        text for t in turns for text in (t.question, t.answer, *(said for pair in t.past for said in pair))
+    ]
     tokenizer = build_tokenizer([*texts, *["user\nassistant\n"] * 50], vocabulary=800)
     config = tiny_config(
         vision={"image_size": SIDE, "patch_size": 8, "hidden": 64, "layers": 2, "heads": 2, "mlp": 128},
@@ -114,11 +129,13 @@ def small_model(samples: list[Sample]) -> Network:
 
 
 def clicks_loss(module: Supervised, batch: Batch) -> Float[Tensor, ""]:
-    """Text loss + losses of the masks that SAM2 draws from a click inside each + 5 x MSE between `[SEG]`'s embedding and the click's.
+    """Text loss + losses of the masks that SAM2 draws from a click inside each + 5 x MSE between `[SEG]`'s
+    embedding and the click's.
 
-    From `[SEG]`'s own embeddings alone masks stay at IoU 0.25 for hundreds of steps: at first they hardly differ (LOG), so SAM2 learns one
-    mean mask for all, and the text loss makes `[SEG]`'s states alike meanwhile. Published bases know clicks; `Finding` teaches `tiny`'s the
-    same. All of SAM2's three masks learn: its unlearned IoU head changes its choice among them.
+    From `[SEG]`'s own embeddings alone masks stay at IoU 0.25 for hundreds of steps: at first they hardly
+    differ (LOG), so SAM2 learns one mean mask for all, and the text loss makes `[SEG]`'s states alike
+    meanwhile. Published bases know clicks; `Finding` teaches `tiny`'s the same. All of SAM2's three masks
+    learn: its unlearned IoU head changes its choice among them.
     """
     model, hidden = module.model, module.states(batch)
     rows, places = batch.learned
@@ -131,7 +148,9 @@ def clicks_loss(module: Supervised, batch: Batch) -> Float[Tensor, ""]:
     at = torch.stack([middle(batch.targets[pair]) for pair in first]) * (model.sam2.image_size / MASK)
     clicks = model.sam2.click_embeddings(at).detach()
     frames = model.sam2.encode(batch.sam_frames)
-    masks = model.sam2.decode(frames, batch.pair_frame, clicks[torch.searchsorted(shown, batch.pair_seg)]).all_logits
+    masks = model.sam2.decode(
+        frames, batch.pair_frame, clicks[torch.searchsorted(shown, batch.pair_seg)]
+    ).all_logits
     drawn = [part for token in masks.unbind(1) for part in mask_losses(token, batch.targets, points=0)]
     return loss + torch.stack(drawn).sum() + 5 * F.mse_loss(prompts[shown], clicks)
 
@@ -143,16 +162,24 @@ def middle(mask: Bool[Tensor, "M M"]) -> Float[Tensor, 2]:
 
 
 class Descent:
-    """AdamW, and Muon for the layers' matrices, with a warm-up and a cosine, at rates of the language side's and of SAM2's own."""
+    """AdamW, and Muon for the layers' matrices, with a warm-up and a cosine, at rates of the language side's
+    and of SAM2's own."""
 
     def __init__(self, model: Network, rates: Sequence[float], *, steps: int) -> None:
         named = list(model.named_parameters())
-        self.parts = [[p for n, p in named if n.startswith("sam2.") == sam2 and p.requires_grad] for sam2 in (False, True)]
+        self.parts = [
+            [p for n, p in named if n.startswith("sam2.") == sam2 and p.requires_grad]
+            for sam2 in (False, True)
+        ]
         lr, sam2_lr = rates
-        self.optimizer = optimizer_of(model, lr=lr, weight_decay=0.0, scales={"sam2.": sam2_lr / lr}, muon_lr=MUON * lr)
+        self.optimizer = optimizer_of(
+            model, lr=lr, weight_decay=0.0, scales={"sam2.": sam2_lr / lr}, muon_lr=MUON * lr
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["scale"]
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: lr_factor(step, steps=steps, warmup=0.05))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: lr_factor(step, steps=steps, warmup=0.05)
+        )
 
     def step(self, loss: Float[Tensor, ""]) -> None:
         self.optimizer.zero_grad()
@@ -207,7 +234,10 @@ def main() -> None:
         start = time.process_time()
         found = learn(name, count=arguments.samples, steps=arguments.steps)
         reached = f"text loss {found.text:.3f}" if found.iou is None else f"mask IoU {found.iou:.3f}"
-        told = f"{name:32} {found.samples:3} samples  {reached} after {found.steps} steps, {time.process_time() - start:.0f} s of CPU"
+        told = (
+            f"{name:32} {found.samples:3} samples  {reached} after {found.steps} steps, "
+            f"{time.process_time() - start:.0f} s of CPU"
+        )
         print(told if found.enough else f"{told}  NOT LEARNED", flush=True)
         missed += [] if found.enough else [name]
     raise SystemExit(f"not learned: {', '.join(missed)}" if missed else 0)

@@ -7,15 +7,15 @@
     python perf/memory_training.py peak [--model large] [--side 1024] [--frames 16] [--objects 3] [--clips 1] [--dtype bf16] [--modules all]
     python perf/memory_training.py speed --model runs/tiny/base/base [--objects 1 5 16] [--frames 24]
 
-crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after training with a detached
-memory bank, and, of each, without memory (every frame decoded from its own features by the prompt of the first).
-real: J&F on the second half of each clip of a folder in the format `videos`, before and after training on the first halves.
-starts: the stage `memory` with the settings of params.yaml, from one base by many seeds: J&F of the validation clips before and after.
-activations: bytes that autograd keeps for the backward pass of a clip with SAM2.1's sizes, the time, with and without recomputing,
-and the program's most memory so far.
-peak: the most bytes that a whole training step with SAM2.1's sizes takes at once, computed with fake tensors (perf/training_peak.py).
-speed: frames per second against the stock video predictor on the same weights and clip, and how far
-the masks agree.
+crossings: J&F on held-out clips of look-alikes that cross, of a SAM2 before memory training, after it, after
+training with a detached memory bank, and, of each, without memory (every frame decoded from its own features
+by the prompt of the first). real: J&F on the second half of each clip of a folder in the format `videos`,
+before and after training on the first halves. starts: the stage `memory` with the settings of params.yaml,
+from one base by many seeds: J&F of the validation clips before and after. activations: bytes that autograd
+keeps for the backward pass of a clip with SAM2.1's sizes, the time, with and without recomputing, and the
+program's most memory so far. peak: the most bytes that a whole training step with SAM2.1's sizes takes at
+once, computed with fake tensors (perf/training_peak.py). speed: frames per second against the stock video
+predictor on the same weights and clip, and how far the masks agree.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ from perf.peak import watched
 from perf.training_peak import as_on_gpu, faked, fakes, step_peak
 
 MODULES = (
-    "memory_attention", "memory_encoder", "sam_mask_decoder", "sam_prompt_encoder", "maskmem_tpos_enc", "obj_ptr_proj", "no_obj_ptr",
+    "memory_attention", "memory_encoder", "sam_mask_decoder", "sam_prompt_encoder", "maskmem_tpos_enc",
+    "obj_ptr_proj", "no_obj_ptr",
 )  # fmt: skip
 
 DEFAULT = ("memory_attention", "memory_encoder")
@@ -70,7 +71,8 @@ DEFAULT = ("memory_attention", "memory_encoder")
 
 
 def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
-    """Draw two things of one shape, colour and size whose straight paths cross, and a third that stands still in front of them."""
+    """Draw two things of one shape, colour and size whose straight paths cross, and a third that stands still
+    in front of them."""
     rng = np.random.default_rng([seed, index, 11])
     alike = random_thing(rng, shape="circle", colour=str(rng.choice(["red", "green", "blue"])), size="large")
     still = random_thing(rng, shape="square", colour="yellow", size="small")
@@ -85,21 +87,40 @@ def crossing_clip(*, seed: int, index: int, size: int, frames: int) -> Clip:
     canvas = background(rng, size)
     things = (alike, alike, still)
     shots = [
-        render(tuple(replace(t, x=float(p[f, 0]), y=float(p[f, 1])) for t, p in zip(things, paths, strict=True)), canvas)
+        render(
+            tuple(replace(t, x=float(p[f, 0]), y=float(p[f, 1])) for t, p in zip(things, paths, strict=True)),
+            canvas,
+        )
         for f in range(frames)
     ]
     masklets = tuple(tuple(rle.encode(np.asarray(shot[1][n])) for shot in shots) for n in range(len(things)))
-    return Clip(name=f"crossing/{index}", frames=tuple(media.reference(np.asarray(shot[0])) for shot in shots), masklets=masklets)
+    return Clip(
+        name=f"crossing/{index}",
+        frames=tuple(media.reference(np.asarray(shot[0])) for shot in shots),
+        masklets=masklets,
+    )
 
 
 def detached(out: dict[str, Any]) -> dict[str, Any]:
     """Cut a frame's memory off the graph, as sam2-video-training does."""
     kept = remembered(out)
-    return {key: [x.detach() for x in value] if isinstance(value, list) else value.detach() for key, value in kept.items()}
+    return {
+        key: [x.detach() for x in value] if isinstance(value, list) else value.detach()
+        for key, value in kept.items()
+    }
 
 
 def trained(
-    start: Grounding, clips: Sequence[Clip], *, steps: int, batch: int, lr: float, muon_lr: float, frames: int, seed: int, detach: bool
+    start: Grounding,
+    clips: Sequence[Clip],
+    *,
+    steps: int,
+    batch: int,
+    lr: float,
+    muon_lr: float,
+    frames: int,
+    seed: int,
+    detach: bool,
 ) -> tuple[Grounding, float]:
     """Train a copy; return it and the share of the memory encoder's tensors that had a gradient."""
     sam2 = copy.deepcopy(start)
@@ -122,11 +143,19 @@ def trained(
         return make_batch(tensors, PromptOptions(kinds={"box": 0.5, "mask": 0.5}), rngs=rngs)
 
     schedule = loop.Schedule(
-        steps=steps, lr=lr, muon_lr=muon_lr, weight_decay=0.01, warmup=0.05, clip_grad=1.0, accumulate=1, save_every=steps
+        steps=steps,
+        lr=lr,
+        muon_lr=muon_lr,
+        weight_decay=0.01,
+        warmup=0.05,
+        clip_grad=1.0,
+        accumulate=1,
+        save_every=steps,
     )
     with tempfile.TemporaryDirectory() as scratch:
         loop.train(
-            module, make, name="memory", schedule=schedule, machine=loop.Machine(device=torch.device("cpu"), dtype="bf16"),
+            module, make, name="memory", schedule=schedule,
+            machine=loop.Machine(device=torch.device("cpu"), dtype="bf16"),
             seed=seed, scratch=Path(scratch), log=lambda metrics, step: None,
         )  # fmt: skip
     encoder = [name for name in parameters if name.startswith("memory_encoder.")]
@@ -140,13 +169,23 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def real(arguments: argparse.Namespace) -> str:
     """Train on the first half of every clip's frames and follow its objects through the second half."""
     start = sam2_files.load(arguments.base)
-    clips = Clips([list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0]))])
+    clips = Clips(
+        [list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0]))]
+    )
     halves = [(_part(clip, first=True), _part(clip, first=False)) for clip in clips]
-    lines = [f"| seed | prompt | before, of {len(clips)} clips | trained | trained, read without memory |", "|---|---|---|---|---|"]
+    lines = [
+        f"| seed | prompt | before, of {len(clips)} clips | trained | trained, read without memory |",
+        "|---|---|---|---|---|",
+    ]
     for seed in arguments.seeds:
-        sam2, _ = trained(start, [train for train, _ in halves], detach=False, seed=seed, **options_of(arguments))
+        sam2, _ = trained(
+            start, [train for train, _ in halves], detach=False, seed=seed, **options_of(arguments)
+        )
         for prompt in ("mask", "box"):
-            cells = [f"{validate(one, [later for _, later in halves], prompt=prompt)['J&F']:.3f}" for one in (start, sam2)]
+            cells = [
+                f"{validate(one, [later for _, later in halves], prompt=prompt)['J&F']:.3f}"
+                for one in (start, sam2)
+            ]
             alone = validate(sam2, [later for _, later in halves], prompt=prompt, memory=False)
             cells.append(f"{alone['J&F']:.3f}" if prompt == "box" else "")  # a mask is read as its box
             lines.append(f"| {seed} | {prompt} | " + " | ".join(cells) + " |")
@@ -157,17 +196,25 @@ def real(arguments: argparse.Namespace) -> str:
 def _part(clip: Clip, *, first: bool) -> Clip:
     middle = len(clip.frames) // 2
     part = slice(middle) if first else slice(middle, None)
-    return Clip(name=clip.name, frames=clip.frames[part], masklets=tuple(masklet[part] for masklet in clip.masklets))
+    return Clip(
+        name=clip.name, frames=clip.frames[part], masklets=tuple(masklet[part] for masklet in clip.masklets)
+    )
 
 
 def crossings(arguments: argparse.Namespace) -> str:
     start = sam2_files.load(arguments.base)
     length = 2 * arguments.frames
-    lines = ["| seed | before | trained | trained, detached | trained, read without memory | memory encoder's tensors with a gradient |"]
+    lines = [
+        "| seed | before | trained | trained, detached | trained, read without memory | memory encoder's "
+        "tensors with a gradient |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for seed in arguments.seeds:
         train, held_out = (
-            [crossing_clip(seed=seed + shift, index=i, size=start.image_size, frames=length) for i in range(count)]
+            [
+                crossing_clip(seed=seed + shift, index=i, size=start.image_size, frames=length)
+                for i in range(count)
+            ]
             for shift, count in ((0, arguments.clips), (10_000, arguments.held_out))
         )
         options = {**options_of(arguments), "seed": seed}
@@ -184,13 +231,16 @@ def crossings(arguments: argparse.Namespace) -> str:
 def starts(arguments: argparse.Namespace) -> str:
     config = load(Path("params.yaml"))
     optim = config.memory.optim.model_copy(update={"steps": arguments.steps})
-    memory = config.memory.model_copy(update={"train": True, "optim": optim, "limit_train_batches": arguments.steps})
+    memory = config.memory.model_copy(
+        update={"train": True, "optim": optim, "limit_train_batches": arguments.steps}
+    )
     lines = ["| seed | J&F before | after |", "|---|---|---|"]
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
             found = stage.run(
                 config.model_copy(update={"seed": seed, "memory": memory}),
-                inputs={"data": arguments.data, "base": arguments.base}, out=Path(folder, "out"), scratch=Path(folder, "scratch"),
+                inputs={"data": arguments.data, "base": arguments.base}, out=Path(folder, "out"),
+                scratch=Path(folder, "scratch"),
                 log=lambda metrics, step: None,
             )  # fmt: skip
         lines.append(f"| {seed} | {found['J&F/before']:.3f} | {found['J&F/best']:.3f} |")
@@ -206,7 +256,11 @@ WAYS = {"plain": "plain back-propagation through time", "again": "frames compute
 def sized(model: str, side: int) -> GroundingConfig:
     """Return the sizes of a SAM2.1."""
     embed, blocks = SIZES[model]
-    sizes: dict[str, Any] = sam2_files.PUBLISHED[embed, blocks] | {"embed": embed, "image_size": side, "temporal_pointers": True}
+    sizes: dict[str, Any] = sam2_files.PUBLISHED[embed, blocks] | {
+        "embed": embed,
+        "image_size": side,
+        "temporal_pointers": True,
+    }
     return GroundingConfig(**sizes)
 
 
@@ -214,14 +268,22 @@ def square(*, side: int, frames: int, objects: int, clips: int = 1) -> TrackingB
     """Return clips of noise in which every object is the same square, given as a mask in the first frame."""
     masks = torch.zeros(objects, frames, side, side, dtype=torch.bool)
     masks[..., side // 4 : side // 2, side // 4 : side // 2] = True
-    clip = ClipTensors(pixels=torch.randn(frames, 3, side, side), masks=masks, known=torch.ones(objects, frames, dtype=torch.bool))
+    clip = ClipTensors(
+        pixels=torch.randn(frames, 3, side, side),
+        masks=masks,
+        known=torch.ones(objects, frames, dtype=torch.bool),
+    )
     return make_batch([clip] * clips, PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)] * clips)
 
 
 def peak(arguments: argparse.Namespace) -> str:
-    """Compute the most bytes of a step on a GPU; with --measure those of a step on this CPU, and run it to compare."""
+    """Compute the most bytes of a step on a GPU; with --measure those of a step on this CPU, and run it to
+    compare."""
     size = {"side": arguments.side, "objects": arguments.objects, "clips": arguments.clips}
-    lines = ["| frames | | weights | optimizer | inputs | gradients | activations | peak, MB | in | |", "|" + "---|" * 10]
+    lines = [
+        "| frames | | weights | optimizer | inputs | gradients | activations | peak, MB | in | |",
+        "|" + "---|" * 10,
+    ]
     for frames in arguments.frames:
         batch = square(frames=frames, **size)
         for way in arguments.ways:
@@ -237,8 +299,18 @@ def peak(arguments: argparse.Namespace) -> str:
                 with watched() as grown:
                     real = step_peak(module, optimizer, batch, half=arguments.dtype == "bf16")
                 own = real.total - real.weights - real.inputs  # made in the step
-                measured = f"real tensors {real.total / 1e6:,.0f}; of it new {own / 1e6:,.0f}, process grown by {grown.grown / 1e6:,.0f}"
-            parts = (found.weights, found.optimizer, found.inputs, found.gradients, found.activations, found.total)
+                measured = (
+                    f"real tensors {real.total / 1e6:,.0f}; of it new {own / 1e6:,.0f}, process grown by "
+                    f"{grown.grown / 1e6:,.0f}"
+                )
+            parts = (
+                found.weights,
+                found.optimizer,
+                found.inputs,
+                found.gradients,
+                found.activations,
+                found.total,
+            )
             cells = " | ".join(f"{part / 1e6:,.0f}" for part in parts)
             lines.append(f"| {frames} | {WAYS[way]} | {cells} | {found.phase} | {measured} |")
             print(lines[-1], flush=True)
@@ -291,13 +363,18 @@ def activations(arguments: argparse.Namespace) -> str:
             module(batch)[0].backward()
             times.append(time.perf_counter() - begun)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        lines.append(f"| {WAYS[way]} | {sum(held.values()) / 2**20:.0f} MiB | {min(times):.2f} s | {peak:.2f} GiB |")
+        lines.append(
+            f"| {WAYS[way]} | {sum(held.values()) / 2**20:.0f} MiB | {min(times):.2f} s | {peak:.2f} GiB |"
+        )
     return "\n".join(lines)
 
 
 def speed(arguments: argparse.Namespace) -> str:
     sam2 = sam2_files.load(arguments.model)
-    lines = ["| objects | stock predictor, frames/s | here, frames/s | ratio | pixels that differ |", "|---|---|---|---|---|"]
+    lines = [
+        "| objects | stock predictor, frames/s | here, frames/s | ratio | pixels that differ |",
+        "|---|---|---|---|---|",
+    ]
     clip = crossing_clip(seed=0, index=0, size=arguments.picture, frames=arguments.frames)
     side = arguments.picture
     with tempfile.TemporaryDirectory() as folder:
@@ -310,14 +387,27 @@ def speed(arguments: argparse.Namespace) -> str:
         predictor = instantiate(OmegaConf.load(Path(folder, "model", sam2_files.STOCK)).model).eval()
         predictor.load_state_dict(sam2.state_dict())
         for count in arguments.objects:
-            corners = [(8 + 5 * (n % 8), 8 + 9 * (n // 8), 8 + 5 * (n % 8) + side // 3, 8 + 9 * (n // 8) + side // 3) for n in range(count)]
+            corners = [
+                (8 + 5 * (n % 8), 8 + 9 * (n // 8), 8 + 5 * (n % 8) + side // 3, 8 + 9 * (n // 8) + side // 3)
+                for n in range(count)
+            ]
             theirs, stock_s = stock(predictor, shots, corners, arguments.repeats)
             times = []
             for _ in range(arguments.repeats):
                 begun = time.perf_counter()
-                found = [low for _, low in follow(sam2, pictures, [ObjectPrompt.box(c) for c in corners], frames=len(pictures))]
+                found = [
+                    low
+                    for _, low in follow(
+                        sam2, pictures, [ObjectPrompt.box(c) for c in corners], frames=len(pictures)
+                    )
+                ]
                 times.append(time.perf_counter() - begun)
-            ours = torch.stack([torch.nn.functional.interpolate(low[:, None], size=(side, side), mode="bilinear")[:, 0] for low in found])
+            ours = torch.stack(
+                [
+                    torch.nn.functional.interpolate(low[:, None], size=(side, side), mode="bilinear")[:, 0]
+                    for low in found
+                ]
+            )
             differing = float(((ours > 0) != (theirs > 0)).float().mean())
             here, there = len(pictures) / min(times), len(pictures) / stock_s
             lines.append(f"| {count} | {there:.2f} | {here:.2f} | {here / there:.2f} | {differing:.2e} |")
@@ -325,8 +415,11 @@ def speed(arguments: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def stock(predictor: Any, shots: Path, corners: Sequence[Sequence[float]], repeats: int) -> tuple[Tensor, float]:
-    """Return logits (F, N, H, W) and the best time in seconds: reading the frames, the prompts and the propagation, as here."""
+def stock(
+    predictor: Any, shots: Path, corners: Sequence[Sequence[float]], repeats: int
+) -> tuple[Tensor, float]:
+    """Return logits (F, N, H, W) and the best time in seconds: reading the frames, the prompts and the
+    propagation, as here."""
     best = float("inf")
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -339,7 +432,9 @@ def stock(predictor: Any, shots: Path, corners: Sequence[Sequence[float]], repea
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for command in ("crossings", "real"):
         it = commands.add_parser(command)
@@ -371,7 +466,12 @@ def main() -> None:
     for name, value in (("side", 1024), ("objects", 3), ("clips", 1)):
         it.add_argument(f"--{name}", type=int, default=value)
     it.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
-    it.add_argument("--modules", nargs="+", default=list(DEFAULT), help="those that are trained; all = the whole SAM2 (what it reads)")
+    it.add_argument(
+        "--modules",
+        nargs="+",
+        default=list(DEFAULT),
+        help="those that are trained; all = the whole SAM2 (what it reads)",
+    )
     it.add_argument("--measure", action="store_true", help="compute a CPU's step, and run it")
     it = commands.add_parser("speed")
     it.add_argument("--model", required=True)
@@ -380,8 +480,18 @@ def main() -> None:
         it.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     if arguments.command == "peak" and arguments.measure and len(arguments.frames) * len(arguments.ways) > 1:
-        parser.error("--measure takes one way and one number of frames: a process grows little by what it has freed before")
-    run = {"crossings": crossings, "real": real, "starts": starts, "activations": activations, "peak": peak, "speed": speed}
+        parser.error(
+            "--measure takes one way and one number of frames: a process grows little by what it has freed "
+            "before"
+        )
+    run = {
+        "crossings": crossings,
+        "real": real,
+        "starts": starts,
+        "activations": activations,
+        "peak": peak,
+        "speed": speed,
+    }
     print(run[arguments.command](arguments))
 
 

@@ -6,11 +6,13 @@
 1. k = 8 expressions about one picture, together and one by one.
 2. Eight requests, one of every kind (pictures, regions, a clip, plain text), together and one by one.
 3. Twelve of each kind, every kind in a batch of its own, and all one by one: what batching can give at most.
-4. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side; and as upstream's
+4. Three objects through a clip of 16 frames: as here, every frame encoded once and the objects side by side;
+   and as upstream's
    algorithm has it, one object after the other, the frames encoded anew for each and the conditioning frames once more for the memory.
 
-And per second of the eight together: tokens and masks; at last the most memory that was held. `--random`: a published size with random
-weights, which need no download. What such a model says is nonsense, so its head is made to say `[SEG]` as every answer's second word.
+And per second of the eight together: tokens and masks; at last the most memory that was held. `--random`: a
+published size with random weights, which need no download. What such a model says is nonsense, so its head is
+made to say `[SEG]` as every answer's second word.
 """
 
 from __future__ import annotations
@@ -39,7 +41,16 @@ from ans_core.pictures import rle
 from ans_core.types import Request
 
 FRAMES, OBJECTS, LIKE, LONGEST = 16, 3, 12, 24
-THINGS = ("red circle", "blue square", "green star", "large one", "small one", "striped one", "leftmost one", "one at the top")
+THINGS = (
+    "red circle",
+    "blue square",
+    "green star",
+    "large one",
+    "small one",
+    "striped one",
+    "leftmost one",
+    "one at the top",
+)
 
 
 def seconds(*ways: Callable[[], object], repeats: int) -> list[list[float]]:
@@ -99,7 +110,9 @@ def mixed(side: int, number: int = 0) -> list[Request]:
         request_of(image=scenes[2].image, text=prompts.REGION_EVAL, mask_prompts=regions[2][:1]),
         request_of(image=scenes[3].image, text=prompts.REGION_EVAL, mask_prompts=regions[3][:2]),
         request_of(image=scenes[4].image, text=prompts.REGION_EVAL, mask_prompts=[dot]),
-        request_of(image=scenes[5].image, text="Please segment the large one.", past=[(segment, "Sure, [SEG].")]),
+        request_of(
+            image=scenes[5].image, text="Please segment the large one.", past=[(segment, "Sure, [SEG].")]
+        ),
         request_of(text="What is a circle?"),
         request_of(video=list(clip.frames), text=prompts.VIDEO_EVAL.format(text="the moving circle")),
     ]
@@ -128,7 +141,11 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--device", default="cpu")
     options.add_argument("--dtype", default="float32")
-    options.add_argument("--random", choices=sorted(published.PUBLISHED), help="a published size with random weights, instead of --model")
+    options.add_argument(
+        "--random",
+        choices=sorted(published.PUBLISHED),
+        help="a published size with random weights, instead of --model",
+    )
     options.add_argument("--side", type=int, default=128, help="of pictures, in pixels")
     given = options.parse_args()
     dtype = getattr(torch, given.dtype)
@@ -137,7 +154,10 @@ def main() -> None:
     else:
         model = Sa2VA.from_pretrained(given.model, dtype=dtype, device_map=given.device)
     size = sum(p.numel() for p in model.parameters())
-    print(f"{given.random or given.model}, {size:,} parameters, {given.device}, {torch.get_num_threads()} threads")
+    print(
+        f"{given.random or given.model}, {size:,} parameters, {given.device}, {torch.get_num_threads()} "
+        "threads"
+    )
     way = PredictOptions()
 
     def together(requests: list[Request]) -> None:
@@ -149,15 +169,26 @@ def main() -> None:
 
     picture = draw_scene(seed=7, split="val", index=9, image_size=given.side).image
     eight = [request_of(image=picture, text=prompts.REFERRING_EVAL.format(text=text)) for text in THINGS]
-    told("8 expressions of one picture", *seconds(lambda: together(eight), lambda: apart(eight), repeats=given.repeats))
+    told(
+        "8 expressions of one picture",
+        *seconds(lambda: together(eight), lambda: apart(eight), repeats=given.repeats),
+    )
     every = mixed(given.side)
     at_once, one_by_one = seconds(lambda: together(every), lambda: apart(every), repeats=given.repeats)
     told("8 requests of every kind", at_once, one_by_one)
     answers = ask.answers(model, every, way, max_tokens=LONGEST)
-    tokens = len(every) * LONGEST if given.random else sum(len(model.tokenizer.encode(answer.text)) for answer in answers)
+    tokens = (
+        len(every) * LONGEST
+        if given.random
+        else sum(len(model.tokenizer.encode(answer.text)) for answer in answers)
+    )
     masks = sum(len(answer.mask_logits) * answer.mask_logits.shape[1] for answer in answers)
     took_s = statistics.median(at_once)
-    print(f"8 requests of every kind: {tokens / took_s:.0f} tokens/s, {masks / took_s:.1f} masks/s (a frame's counts as one)", flush=True)
+    print(
+        f"8 requests of every kind: {tokens / took_s:.0f} tokens/s, {masks / took_s:.1f} masks/s (a "
+        "frame's counts as one)",
+        flush=True,
+    )
     kinds = [list(kind) for kind in zip(*(mixed(given.side, number) for number in range(LIKE)), strict=True)]
 
     def by_kind() -> None:
@@ -170,8 +201,13 @@ def main() -> None:
 
     told(f"{LIKE} of each kind, a batch a kind", *seconds(by_kind, all_apart, repeats=given.repeats))
 
-    frames = [Image.fromarray(f) for f in draw_clip(seed=7, split="val", index=3, image_size=given.side, frames=FRAMES).frames]
-    embeddings = torch.from_numpy(np.random.default_rng(0).standard_normal((OBJECTS, model.config.grounding.width), np.float32))
+    frames = [
+        Image.fromarray(f)
+        for f in draw_clip(seed=7, split="val", index=3, image_size=given.side, frames=FRAMES).frames
+    ]
+    embeddings = torch.from_numpy(
+        np.random.default_rng(0).standard_normal((OBJECTS, model.config.grounding.width), np.float32)
+    )
     embeddings = embeddings.to(model.device, model.text_hidden_fcs[0].weight.dtype)
     with torch.no_grad():
         passes = as_upstream(model, frames, embeddings, way)
@@ -180,7 +216,11 @@ def main() -> None:
             f"{OBJECTS} objects through {FRAMES} frames (image encoder: {FRAMES} passes against {passes})",
             *seconds(ours, lambda: as_upstream(model, frames, embeddings, way), repeats=given.repeats),
         )
-    peak = torch.cuda.max_memory_allocated() if given.device != "cpu" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if given.device != "cpu"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
     print(f"most memory: {peak / 1e9:.1f} GB")
 
 

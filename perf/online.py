@@ -1,12 +1,14 @@
-"""Learning online, measured: the search for neighbours, and answers while a worker learns on the same machine.
+"""Learning online, measured: the search for neighbours, and answers while a worker learns on the same
+machine.
 
     ans run --agent                           # makes runs/<profile>
     python perf/online.py                     # 2 cores: a quarter of an hour; writes perf/results/online.json
     python perf/online.py --questions 0       # the search alone
 
-Printed: milliseconds of a search among 10,000 experiences (of 200), also in processor time, which other work does not lengthen. Seconds of
-an answer over HTTP, one question after the other: by the engine alone, and beside a worker that learns from these questions without a
-pause, from its first update on. Lost: questions without an answer. Updates, releases: of the worker while they were answered.
+Printed: milliseconds of a search among 10,000 experiences (of 200), also in processor time, which other work
+does not lengthen. Seconds of an answer over HTTP, one question after the other: by the engine alone, and
+beside a worker that learns from these questions without a pause, from its first update on. Lost: questions
+without an answer. Updates, releases: of the worker while they were answered.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
 
 
 def quantiles(seconds: list[float], unit: float = 1.0) -> dict[str, float]:
-    return {name: round(float(np.quantile(seconds, share)) / unit, 4) for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0))}
+    return {
+        name: round(float(np.quantile(seconds, share)) / unit, 4)
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("most", 1.0))
+    }
 
 
 def timed(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -51,8 +56,12 @@ def searches(clock: Callable[[], float]) -> dict[str, float]:
 
 
 def ask(url: str, name: str, question: str, frame: bytes) -> None:
-    body = json.dumps({"question": question, "image": base64.b64encode(frame).decode(), "request": name}).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=600) as reply:
+    body = json.dumps(
+        {"question": question, "image": base64.b64encode(frame).decode(), "request": name}
+    ).encode()
+    with urllib.request.urlopen(
+        urllib.request.Request(url, body, {"Content-Type": "application/json"}), timeout=600
+    ) as reply:
         json.load(reply)
 
 
@@ -93,7 +102,9 @@ def served(count: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flows.cli", "agent"]
         where = ["--store", f"{folder}/store"]
-        engine = subprocess.Popen([*command, "serve", *where, "--port", "0"], stdout=subprocess.PIPE, text=True)
+        engine = subprocess.Popen(
+            [*command, "serve", *where, "--port", "0"], stdout=subprocess.PIPE, text=True
+        )
         worker = None
         try:
             assert engine.stdout is not None
@@ -115,15 +126,23 @@ def served(count: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("perf/results/online.json"))
     arguments = parser.parse_args()
-    found: dict[str, object] = {"search_ms": searches(time.perf_counter), "search_cpu_ms": searches(time.process_time)}
+    found: dict[str, object] = {
+        "search_ms": searches(time.perf_counter),
+        "search_cpu_ms": searches(time.process_time),
+    }
     print(json.dumps(found), flush=True)
     if arguments.questions:
         if arguments.questions < (cold := load(Path("params.yaml")).agent.online.admission.cold_start):
-            raise SystemExit(f"--questions {arguments.questions}: the worker learns from {cold} on (admission.cold_start); ask as many")
+            raise SystemExit(
+                f"--questions {arguments.questions}: the worker learns from {cold} on "
+                "(admission.cold_start); ask as many"
+            )
         found |= served(arguments.questions)
         print(json.dumps(found, indent=1))
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")

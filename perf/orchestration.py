@@ -2,11 +2,13 @@
 
     python perf/orchestration.py [--repeat 3]
 
-Stages are stand-ins that compute nothing (tests/workspace.py), in a throw-away checkout with the real dvc, Prefect and MLflow. Each time is
-the least of several; the processor's time of the processes that were waited for tells how much of it a loaded machine added.
+Stages are stand-ins that compute nothing (tests/workspace.py), in a throw-away checkout with the real dvc,
+Prefect and MLflow. Each time is the least of several; the processor's time of the processes that were waited
+for tells how much of it a loaded machine added.
 
 - nothing to do: `dvc repro` and the flow `full-pipeline` on a server that runs, where every stage is cached.
-- a stage: what each of STAGES adds to a flow that runs it. One start of Python is a process that imports the stage's runner.
+- a stage: what each of STAGES adds to a flow that runs it. One start of Python is a process that imports the
+  stage's runner.
 - a metric: what `log` costs the training thread, of 1,000 steps with 10 metrics each.
 - memory: of `ans up` (server, worker, MLflow) when idle; shared pages count once.
 """
@@ -67,7 +69,12 @@ def least(what: Callable[[], object], repeat: int) -> Seconds:
 
 def python(folder: Path, *words: str, **extra: str) -> None:
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment(folder, **extra), capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment(folder, **extra),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -77,7 +84,15 @@ def memory_gb(folder: Path) -> float:
 
 
 def metric_ms(folder: Path) -> float:
-    given = {"stage": "sft", "version": "1", "profile": "smoke", "state_key": "k", "params": {}, "settings": {}, "data": {}}
+    given = {
+        "stage": "sft",
+        "version": "1",
+        "profile": "smoke",
+        "state_key": "k",
+        "params": {},
+        "settings": {},
+        "data": {},
+    }
     with stage_run(folder, **given) as run:
         metrics = {f"m{i}": 0.5 for i in range(10)}
         start_s = time.perf_counter()
@@ -125,7 +140,10 @@ def main(repeat: int) -> int:
     for what, found, bar, unit in rows:
         value = found.wall if isinstance(found, Seconds) else found
         processor = f"{found.processor:.3g} s" if isinstance(found, Seconds) else ""
-        print(f"| {what} | {value:.3g} {unit} | {processor} | {bar:.3g} {unit} | {'ok' if value <= bar else 'ABOVE'} |")
+        print(
+            f"| {what} | {value:.3g} {unit} | {processor} | {bar:.3g} {unit} | "
+            f"{'ok' if value <= bar else 'ABOVE'} |"
+        )
         above |= value > bar
     return int(above)
 

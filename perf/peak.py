@@ -16,7 +16,9 @@ class Peak:
 
 
 def anonymous() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) * 1024
 
 

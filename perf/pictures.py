@@ -1,8 +1,10 @@
-"""The README's pictures: expressions of `test` with the masks that the model drew, from nearly the best to nearly the worst; a clip.
+"""The README's pictures: expressions of `test` with the masks that the model drew, from nearly the best to
+nearly the worst; a clip.
 
     make pictures PROFILE=quick        after `make demo`; writes docs/images/answers.png and clip.gif
 
-Which ones is decided by rank alone: of all expressions of one thing those at RANKS, of all clips the one in the middle.
+Which ones is decided by rank alone: of all expressions of one thing those at RANKS, of all clips the one in
+the middle.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ def main() -> None:
     parser.add_argument("--row", default="rl", help="whose answers: sft or rl (default)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     arguments = parser.parse_args()
-    lines = (arguments.run / "evaluate" / arguments.row / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (arguments.run / "evaluate" / arguments.row / "predictions.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     records = [json.loads(line) for line in lines]
     stills = ranked([r for r in records if r["benchmark"] == "referring/test" and r["n_targets"] == 1], RANKS)
     clips = ranked([r for r in records if r["benchmark"] == "video/test"], (0.5,))
@@ -72,7 +78,9 @@ def panel(record: dict[str, Any], sample: Sample, index: int = 0) -> Image.Image
     name = "J&F" if len(sample.frames) > 1 else "IoU"
     lines = [*textwrap.wrap(record["asked"], 36)[:2], f"{name} {record['score']:.2f}"]
     font = ImageFont.load_default(size=14)
-    ImageDraw.Draw(whole).multiline_text((2, drawn.height + 2), "\n".join(lines), fill=(20, 20, 20), font=font, spacing=3)
+    ImageDraw.Draw(whole).multiline_text(
+        (2, drawn.height + 2), "\n".join(lines), fill=(20, 20, 20), font=font, spacing=3
+    )
     return whole
 
 

@@ -2,8 +2,8 @@
 
     python perf/precision.py [--repeats 10]
 
-Forward and backward pass, sizes of `tiny`, one thread, milliseconds, best of the repeats, in turns. Attention in bf16: by PyTorch's fused
-kernel, by that kernel in fp32, and as `ans_core/precision.py` does it.
+Forward and backward pass, sizes of `tiny`, one thread, milliseconds, best of the repeats, in turns. Attention
+in bf16: by PyTorch's fused kernel, by that kernel in fp32, and as `ans_core/precision.py` does it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def operations() -> dict[str, tuple[Callable[[Tensor, str], Tensor], Tensor]]:
     return {
         "linear 4608 x 128 -> 384": (lambda x, way: linear(x), torch.randn(4608, 128)),
         "attention 32 x 4 heads x 144 x 32": (attention, torch.randn(32, 4, 144, 32)),
-        "attention 16 x 4 heads x 328 x 40, masked": (partial(attention, mask=causal), torch.randn(16, 4, 328, 40)),
+        "attention 16 x 4 heads x 328 x 40, masked": (
+            partial(attention, mask=causal),
+            torch.randn(16, 4, 328, 40),
+        ),
         "attention 8 x 4 heads x 900 x 40": (attention, torch.randn(8, 4, 900, 40)),
         "convolution 16 x 64 x 32 x 32, 3 x 3": (lambda x, way: conv(x), torch.randn(16, 64, 32, 32)),
     }
@@ -53,7 +56,9 @@ def seconds(operation: Callable[[Tensor, str], Tensor], x: Tensor, way: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=10)
     repeats = parser.parse_args().repeats
     torch.manual_seed(0)
@@ -64,7 +69,10 @@ def main() -> None:
         for _ in range(repeats + 2):
             for way in WAYS:
                 found[way].append(seconds(operation, x, way))
-        print(f"| {name} | " + " | ".join(f"{1000 * min(found[way][2:]):.1f}" for way in WAYS) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(f"{1000 * min(found[way][2:]):.1f}" for way in WAYS) + " |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

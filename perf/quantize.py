@@ -1,16 +1,19 @@
-"""What `quantize=` saves and costs: bytes, time, words and masks of a checkpoint as it is stored and in 8 bits.
+"""What `quantize=` saves and costs: bytes, time, words and masks of a checkpoint as it is stored and in 8
+bits.
 
     python perf/quantize.py --model runs/tiny/model [--repeats 5] [--scenes 50] [--dtype bfloat16] [--device cuda --kinds int8 fp8]
     python perf/quantize.py --model runs/tiny/model --agent runs/tiny/agent/rft [--scenes 50]    # an agent's answers
     python perf/quantize.py --random 8 --width 1024                  # speed and memory of a larger text model with random weights
 
-Of a checkpoint: bytes of the language model's layers and of the whole, tokens per second of reading a prompt and of writing, and over
-questions about drawn scenes the share of answers with the same words, the mean IoU of their masks with the stored model's, and the mean IoU
-of both with the truth. Times are taken in turns. `--agent`: over `--scenes` questions of each family about stills of `val`, right answers
-and those that are the same as in full, and bytes of the language model with its copies of layers. `--random`: so many layers of Qwen2's
-kind and this width; times alone.
+Of a checkpoint: bytes of the language model's layers and of the whole, tokens per second of reading a prompt
+and of writing, and over questions about drawn scenes the share of answers with the same words, the mean IoU
+of their masks with the stored model's, and the mean IoU of both with the truth. Times are taken in turns.
+`--agent`: over `--scenes` questions of each family about stills of `val`, right answers and those that are
+the same as in full, and bytes of the language model with its copies of layers. `--random`: so many layers of
+Qwen2's kind and this width; times alone.
 
-fp8 computes on a GPU only; `--kinds fp8-weights` rounds the weights alone to fp8 on any device, which shows what that rounding costs.
+fp8 computes on a GPU only; `--kinds fp8-weights` rounds the weights alone to fp8 on any device, which shows
+what that rounding costs.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ def questions(scenes: int, side: int) -> tuple[list[Any], list[np.ndarray]]:
     for index in range(scenes):
         scene = draw_scene(seed=0, split="test", index=index, image_size=side)
         for expression in single_expressions(np.random.default_rng(index), scene.things):
-            found.append(request_of(image=scene.image, text=prompts.REFERRING_EVAL.format(text=expression.text)))
+            found.append(
+                request_of(image=scene.image, text=prompts.REFERRING_EVAL.format(text=expression.text))
+            )
             truth.append(scene.masks[list(expression.targets)].any(0))
     return found, truth
 
@@ -90,11 +95,14 @@ def cost(stored: list[Answer], other: list[Answer], truth: list[np.ndarray]) -> 
     error = (after - before).std(ddof=1) / np.sqrt(len(masks)) if len(masks) > 1 else float("nan")
     return (
         f"{len(truth)} questions: same words {words:.3f}, IoU with the stored model's masks {same:.4f}, "
-        f"IoU with the truth {before.mean():.4f} -> {after.mean():.4f} ({(after - before).mean():+.4f}, standard error {error:.4f})"
+        f"IoU with the truth {before.mean():.4f} -> {after.mean():.4f} ({(after - before).mean():+.4f}, "
+        f"standard error {error:.4f})"
     )
 
 
-def speeds(models: dict[str, torch.nn.Module], *, width: int, dtype: torch.dtype, repeats: int) -> dict[str, str]:
+def speeds(
+    models: dict[str, torch.nn.Module], *, width: int, dtype: torch.dtype, repeats: int
+) -> dict[str, str]:
     """Read a prompt of READ tokens, then write WRITTEN more one by one; the first turn is not counted."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for turn in range(repeats + 1):
@@ -106,10 +114,16 @@ def speeds(models: dict[str, torch.nn.Module], *, width: int, dtype: torch.dtype
     told = {}
     for name, times in found.items():
         read, write = (statistics.median(one[part] for one in times) for part in (0, 1))
-        ratios = [sorted(base[part] / own[part] for base, own in zip(first, times, strict=True)) for part in (0, 1)]
+        ratios = [
+            sorted(base[part] / own[part] for base, own in zip(first, times, strict=True)) for part in (0, 1)
+        ]
         told[name] = "; ".join(
-            f"{what} {count / value:.1f} tokens/s, {statistics.median(ratio):.2f} times as fast ({ratio[0]:.2f} to {ratio[-1]:.2f})"
-            for what, count, value, ratio in (("reading", READ, read, ratios[0]), ("writing", WRITTEN, write, ratios[1]))
+            f"{what} {count / value:.1f} tokens/s, {statistics.median(ratio):.2f} times as fast "
+            f"({ratio[0]:.2f} to {ratio[-1]:.2f})"
+            for what, count, value, ratio in (
+                ("reading", READ, read, ratios[0]),
+                ("writing", WRITTEN, write, ratios[1]),
+            )
         )
     return told
 
@@ -125,7 +139,9 @@ def read_and_write(text_model: torch.nn.Module, *, width: int, dtype: torch.dtyp
         if step in (0, 1):
             marks.append(now())
         given = prompt if step == 0 else prompt[:, :1]
-        out = text_model(inputs_embeds=given, past_key_values=out.past_key_values if out else None, use_cache=True)
+        out = text_model(
+            inputs_embeds=given, past_key_values=out.past_key_values if out else None, use_cache=True
+        )
     return marks[1] - marks[0], now() - marks[1]
 
 
@@ -138,7 +154,8 @@ def now() -> float:
 def random_text_model(layers: int, width: int, dtype: torch.dtype) -> Qwen2Model:
     torch.manual_seed(0)
     config = Qwen2Config(
-        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
+        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
+        num_attention_heads=width // 64,
         num_key_value_heads=width // 64, vocab_size=1000,
     )  # fmt: skip
     return Qwen2Model(config).to(dtype).eval().requires_grad_(False)
@@ -148,7 +165,9 @@ def of_random(given: argparse.Namespace) -> None:
     """Time all kinds in turns: other work on the machine then slows all of them alike."""
     models: dict[str, torch.nn.Module] = {}
     for kind in ("as it is", *given.kinds):
-        model = random_text_model(given.random, given.width, getattr(torch, given.dtype or "float32")).to(given.device)
+        model = random_text_model(given.random, given.width, getattr(torch, given.dtype or "float32")).to(
+            given.device
+        )
         if kind == "fp8-weights":
             weights_alone(model.layers)
         elif kind != "as it is":
@@ -156,9 +175,14 @@ def of_random(given: argparse.Namespace) -> None:
             for layer in model.layers:
                 work(layer)
         models[kind] = model
-    told = speeds(models, width=given.width, dtype=getattr(torch, given.dtype or "float32"), repeats=given.repeats)
+    told = speeds(
+        models, width=given.width, dtype=getattr(torch, given.dtype or "float32"), repeats=given.repeats
+    )
     for kind, model in models.items():
-        print(f"{kind:<12} layers {quantization.stored_bytes(model.layers) / 1e6:.1f} MB, {told[kind]}", flush=True)
+        print(
+            f"{kind:<12} layers {quantization.stored_bytes(model.layers) / 1e6:.1f} MB, {told[kind]}",
+            flush=True,
+        )
 
 
 def of_checkpoint(given: argparse.Namespace) -> None:
@@ -168,14 +192,18 @@ def of_checkpoint(given: argparse.Namespace) -> None:
     models = {}
     for kind in ("as stored", *given.kinds):
         model = load(given.model, kind, **where)
-        sizes = [quantization.stored_bytes(part) / 1e6 for part in (model.vlm.model.language_model.layers, model)]
+        sizes = [
+            quantization.stored_bytes(part) / 1e6 for part in (model.vlm.model.language_model.layers, model)
+        ]
         print(f"{kind}: layers {sizes[0]:.2f} MB of {sizes[1]:.2f} MB", flush=True)
         answers = model.predict_many(asked, max_tokens=64)
         stored = stored or answers
         print(f"  {cost(stored, answers, truth)}", flush=True)
         models[kind] = model.vlm.model.language_model
     dtype = model.dtype
-    for kind, told in speeds(models, width=model.vlm.config.text_config.hidden_size, dtype=dtype, repeats=given.repeats).items():
+    for kind, told in speeds(
+        models, width=model.vlm.config.text_config.hidden_size, dtype=dtype, repeats=given.repeats
+    ).items():
         print(f"{kind}: {told}", flush=True)
 
 
@@ -188,8 +216,13 @@ def of_agent(given: argparse.Namespace) -> None:
             Path(given.model), Path(given.agent), operations=OPERATIONS, device=device,
             quantize=None if kind is None else quantization.check(kind, device),
         )  # fmt: skip
-        model, asked = policy.model, held_out(STILLS, each=given.scenes, split="val", seed=0, tile=policy.model.backbone.crop_side)
-        with Toolbox(model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=agent.reader) as toolbox:
+        model, asked = (
+            policy.model,
+            held_out(STILLS, each=given.scenes, split="val", seed=0, tile=policy.model.backbone.crop_side),
+        )
+        with Toolbox(
+            model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=agent.reader
+        ) as toolbox:
             told = operations_told(toolbox, policy.is_told(episode.operations_told))
             requests = [question_request(question, told) for question in asked]
             played = play(model, toolbox, requests, limits=Limits.of(episode), batch=episode.batch)
@@ -198,14 +231,20 @@ def of_agent(given: argparse.Namespace) -> None:
         right = sum(is_right(answer or "", question) for answer, question in zip(answers, asked, strict=True))
         same = sum(one == other for one, other in zip(answers, full, strict=True))
         size = quantization.stored_bytes(model.vlm.model.language_model) / 1e6
-        print(f"{kind or 'as stored'}: right {right} of {len(asked)}, as in full {same}, language model {size:.2f} MB", flush=True)
+        print(
+            f"{kind or 'as stored'}: right {right} of {len(asked)}, as in full {same}, language model "
+            f"{size:.2f} MB",
+            flush=True,
+        )
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--model", default="runs/tiny/model")
     options.add_argument("--agent", metavar="FOLDER")
-    options.add_argument("--kinds", nargs="+", default=["int8", "fp8-weights"], choices=["int8", "fp8", "fp8-weights"])
+    options.add_argument(
+        "--kinds", nargs="+", default=["int8", "fp8-weights"], choices=["int8", "fp8", "fp8-weights"]
+    )
     options.add_argument("--random", type=int, metavar="LAYERS")
     options.add_argument("--width", type=int, default=1024)
     options.add_argument("--device", default="cpu")

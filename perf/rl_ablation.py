@@ -1,16 +1,18 @@
-"""What each part of RL is good for: short runs from one SFT model with a part left out, judged by a frozen inverse model.
+"""What each part of RL is good for: short runs from one SFT model with a part left out, judged by a frozen
+inverse model.
 
     ans run                                                # makes runs/tiny, up to `sft` is enough
     python perf/rl_ablation.py                             # two hours or more; writes perf/results/rl-ablation-seed<N>.json as it goes
     python perf/rl_ablation.py --table                     # only the table, of all seeds that are there
     python perf/rl_ablation.py --steps 180 --name rl-gain --only "as in the profile" "ten times the KL"    # into a file of another name
 
-Every run is the profile's RL with `--steps` steps, without rows of SFT beside it unless its name says so. Judged on held-out regions
-(`val`): IoU of loop 1 (the model captions, the frozen SFT model draws), METEOR of loop 2 (the model draws, the frozen SFT model captions),
-captions that are right word for word, and those whose colour and shape are; and gIoU of expressions of one thing, and of all (absent and
-several things). Gains are paired by region or expression with the SFT model's own. Printed beside the table: the share of each loop's
-groups in which all rewards are equal, a mean over the steps. A file of the same seed, steps and regions keeps the runs that it has: name
-another, or remove it, if SFT's model or the code is another one.
+Every run is the profile's RL with `--steps` steps, without rows of SFT beside it unless its name says so.
+Judged on held-out regions (`val`): IoU of loop 1 (the model captions, the frozen SFT model draws), METEOR of
+loop 2 (the model draws, the frozen SFT model captions), captions that are right word for word, and those
+whose colour and shape are; and gIoU of expressions of one thing, and of all (absent and several things).
+Gains are paired by region or expression with the SFT model's own. Printed beside the table: the share of each
+loop's groups in which all rewards are equal, a mean over the steps. A file of the same seed, steps and
+regions keeps the runs that it has: name another, or remove it, if SFT's model or the code is another one.
 """
 
 from __future__ import annotations
@@ -99,15 +101,21 @@ def configured(cfg: Config, changes: dict[str, Any], steps: int) -> Config:
     return Config.model_validate(values)
 
 
-def judged(ask: Predict, inverse: Predict, regions: Sequence[Sample], referring: Sequence[Sample]) -> dict[str, list[float]]:
+def judged(
+    ask: Predict, inverse: Predict, regions: Sequence[Sample], referring: Sequence[Sample]
+) -> dict[str, list[float]]:
     """Return the table's columns, each region by region or expression by expression."""
     caption, refer = BENCHMARKS["region_caption"], BENCHMARKS["referring"]
-    found = {f"{loop} {metric}": values for loop, metric, values in loop_scores(regions, ask=ask, inverse=inverse)}
+    found = {
+        f"{loop} {metric}": values for loop, metric, values in loop_scores(regions, ask=ask, inverse=inverse)
+    }
     told = ask([caption.request(sample) for sample in regions])
     answers = ask([refer.request(sample) for sample in referring])
     ious = [sample["score"] for sample in refer.of_samples(referring, answers).samples]
     found["exact captions"] = [float(same_text(p.text, s.text)) for p, s in zip(told, regions, strict=True)]
-    right = attributes_right([p.text for p in told], [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in regions])
+    right = attributes_right(
+        [p.text for p in told], [{key: s.meta[key] for key in ATTRIBUTES if key in s.meta} for s in regions]
+    )
     found["attributes"] = [float(r["colour"] and r["shape"]) for r in right if "colour" in r and "shape" in r]
     found["gIoU"] = [iou for iou, s in zip(ious, referring, strict=True) if len(s.masks) == 1]
     found["all expressions"] = ious
@@ -130,18 +138,27 @@ NAMES = ("loop1 IoU", "loop2 METEOR", "exact captions", "attributes", "gIoU", "a
 
 
 def table(paths: Sequence[Path]) -> str:
-    """One seed: gains +- standard error over regions or expressions; several: their mean +- deviation over seeds. A column for which an
-    older file holds one number has no standard error, and one that it lacks is left out."""
+    """One seed: gains +- standard error over regions or expressions; several: their mean +- deviation over
+    seeds. A column for which an older file holds one number has no standard error, and one that it lacks is
+    left out."""
     seeds = [json.loads(path.read_text())["runs"] for path in paths]
     names = [n for n in NAMES if all(n in runs["SFT"] for runs in seeds)]
     lines = [f"| run | {' | '.join(names)} |", "|-" * (len(names) + 1) + "|"]
     lines.append(
-        "| SFT | " + " | ".join(f"{statistics.fmean(statistics.fmean(runs['SFT'][n]) for runs in seeds):.3f}" for n in names) + " |"
+        "| SFT | "
+        + " | ".join(
+            f"{statistics.fmean(statistics.fmean(runs['SFT'][n]) for runs in seeds):.3f}" for n in names
+        )
+        + " |"
     )
     for run in seeds[0]:
         if run != "SFT" and all(run in runs for runs in seeds):
             moved = all(runs[run] for runs in seeds)
-            cells = [gain([differences(runs, run, n) for runs in seeds]) for n in names] if moved else [NOTHING, *[""] * (len(names) - 1)]
+            cells = (
+                [gain([differences(runs, run, n) for runs in seeds]) for n in names]
+                if moved
+                else [NOTHING, *[""] * (len(names) - 1)]
+            )
             lines.append(f"| {run} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -161,7 +178,9 @@ def gain(seeds: Sequence[Sequence[float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--regions", type=int, default=800)
     parser.add_argument("--only", nargs="*", default=list(RUNS), choices=list(RUNS))
@@ -173,7 +192,9 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     if arguments.table:
         if not (paths := sorted(path.parent.glob(f"{arguments.name}-seed*.json"))):
-            raise SystemExit(f"{path.parent}/{arguments.name}-seed*.json: no such file; make one without --table")
+            raise SystemExit(
+                f"{path.parent}/{arguments.name}-seed*.json: no such file; make one without --table"
+            )
         print(table(paths))
         return
     runs = Path("runs") / cfg.profile
@@ -202,12 +223,19 @@ def main() -> None:
             except RuntimeError as error:
                 if not str(error).startswith("after training these parts"):
                     raise
-                results["runs"][name] = {}  # a run that moved nothing is refused: the SFT model is what it left
+                # a run that moved nothing is refused: the SFT model is what it left
+                results["runs"][name] = {}
             else:
                 results.setdefault("tied groups", {})[name] = tied(out / "curves.csv")
-                results["runs"][name] = judged(asking(rl_model(inputs["base"] / "base", inputs["sft"], out)), start, regions, referring)
+                results["runs"][name] = judged(
+                    asking(rl_model(inputs["base"] / "base", inputs["sft"], out)), start, regions, referring
+                )
         path.write_text(json.dumps(results))
-        print(f"{name}: {time.perf_counter() - began:.0f} s, {results.get('tied groups', {}).get(name)}\n{table([path])}", flush=True)
+        print(
+            f"{name}: {time.perf_counter() - began:.0f} s, "
+            f"{results.get('tied groups', {}).get(name)}\n{table([path])}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What RL holds of N samples, and how long it takes until it knows them: an index is written, then read as the stage `rl` does.
+"""What RL holds of N samples, and how long it takes until it knows them: an index is written, then read as
+the stage `rl` does.
 
 python perf/rl_memory.py 1000000
 """

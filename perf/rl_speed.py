@@ -1,13 +1,17 @@
-"""A whole GRPO step here and in TRL: generation, rewards, reference and update, in turns in one process on one CPU thread.
+"""A whole GRPO step here and in TRL: generation, rewards, reference and update, in turns in one process on
+one CPU thread.
 
     python perf/rl_speed.py [--repeats 7]
 
-Both sides have the same weights, LoRA, optimizer, rewards, objective and numbers of tokens; before anything is measured, their
-log-probabilities and gradients of the same answers are compared. The reference is the model with adapters off.
+Both sides have the same weights, LoRA, optimizer, rewards, objective and numbers of tokens; before anything
+is measured, their log-probabilities and gradients of the same answers are compared. The reference is the
+model with adapters off.
 
-1. Text, by length of the prompt: against TRL's `GRPOTrainer.training_step`, with its gradient checkpointing off, and on (its default).
+1. Text, by length of the prompt: against TRL's `GRPOTrainer.training_step`, with its gradient checkpointing
+   off, and on (its default).
 2. The memory of both: bytes that are no file's over those before the step, each in processes of its own.
-3. Captions of regions in pictures: against TRL's way, written out here for the same model (TRL has no Sa2VA): each of the G copies brings
+3. Captions of regions in pictures: against TRL's way, written out here for the same model (TRL has no Sa2VA):
+   each of the G copies brings
    picture and prompt anew to generation, reference and update.
 """
 
@@ -59,7 +63,8 @@ WORDS, ANSWER, CAPTION = 2000, 32, 24
 """Vocabulary of the text model; tokens of an answer and of a caption, which all are that long."""
 PROMPTS = (64, 256, 512)
 PICTURES = (96, 256)
-"""Pixels on a side: the `tiny` profile's, 36 image tokens; and those that give 256, as in the published sizes."""
+"""Pixels on a side: the `tiny` profile's, 36 image tokens; and those that give 256, as in the published
+sizes."""
 LANGUAGE = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 1024}
 """Sizes of the text model. perf/gpu.py measures others, and other numbers above."""
 SIDES = ("own", "TRL", "TRL, checkpointing")
@@ -71,12 +76,16 @@ AGREE = 1e-4
 
 
 def advantages(rewards: Sequence[float]) -> Tensor:
-    return grpo.advantages(torch.tensor(rewards).view(-1, GROUP), scale="group", std_floor=STD_FLOOR).flatten()
+    return grpo.advantages(
+        torch.tensor(rewards).view(-1, GROUP), scale="group", std_floor=STD_FLOOR
+    ).flatten()
 
 
 def grpo_loss(logps: Tensor, reference: Tensor, advantage: Tensor, rollout: Tensor) -> Tensor:
     objective = grpo.Objective(form="dapo", clip_low=CLIP_LOW, clip_high=CLIP_HIGH, max_tokens=ANSWER)
-    loss, _ = grpo.policy_loss(logps, logps.detach(), advantage[rollout], rollout, objective, answers=len(advantage))
+    loss, _ = grpo.policy_loss(
+        logps, logps.detach(), advantage[rollout], rollout, objective, answers=len(advantage)
+    )
     return loss + KL * grpo.token_kl(logps, reference)[0]
 
 
@@ -102,10 +111,13 @@ def distinct(completions: Sequence[str], **_: object) -> list[float]:
 
 
 def text_model() -> Network:
-    """A word is a token, and special tokens lie beyond the model's vocabulary, so no answer ends before its time."""
+    """A word is a token, and special tokens lie beyond the model's vocabulary, so no answer ends before its
+    time."""
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=CHAT_TOKENS[2], pad_token=CHAT_TOKENS[0])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token=CHAT_TOKENS[2], pad_token=CHAT_TOKENS[0]
+    )
     tokenizer.add_tokens([*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS], special_tokens=True)
     config = tiny_config(
         vision={"image_size": 16, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64},
@@ -129,7 +141,8 @@ class Own:
                 p.data = p.data.bfloat16()
             self.model.norms_in_fp32()
         self.policies = Policies(self.model, rl_config(**LORA, modules=[]), seed=0)
-        for name, p in self.model.named_parameters():  # at their usual start, 0, policy and reference would be one
+        # at their usual start, 0, policy and reference would be one
+        for name, p in self.model.named_parameters():
             if ".lora_B.policy." in name:
                 torch.nn.init.normal_(p, std=0.02)
         self.reader = Reader(temperature=1.0, forbidden=[], guard="guard")
@@ -143,7 +156,9 @@ class Own:
         """As `predict.prompt` makes text requests: nothing but the first token is read beforehand."""
         embeds, there = self.model.embed_text(ids), torch.ones_like(ids, dtype=torch.bool)
         first, at_0 = there[:, :1], torch.zeros(len(ids), 1, dtype=torch.long)
-        _, cache = self.model.backbone.language_model(embeds[:, :1], attention_mask=first.long(), position_ids=at_0)
+        _, cache = self.model.backbone.language_model(
+            embeds[:, :1], attention_mask=first.long(), position_ids=at_0
+        )
         assert cache is not None
         prompted = PrefilledBatch(
             prefixes=embeds[:, :1],
@@ -163,7 +178,12 @@ class Own:
         groups = []
         for i, (*prefix, last) in enumerate(ids.tolist()):
             asked, own = Segment(ids=(last,), trainable=False), answers[i * GROUP : (i + 1) * GROUP]
-            groups.append(Group(prefix=tuple(prefix), rollouts=tuple((asked, Segment(ids=tuple(a), trainable=True)) for a in own)))
+            groups.append(
+                Group(
+                    prefix=tuple(prefix),
+                    rollouts=tuple((asked, Segment(ids=tuple(a), trainable=True)) for a in own),
+                )
+            )
         fields, rollout = pack(groups, pad_id=0)
         return Packed(**fields), rollout
 
@@ -189,7 +209,8 @@ class Own:
 
 
 class Trl:
-    """TRL's trainer over a copy of an `Own`'s text model and adapter. What it does more is to keep metrics, always."""
+    """TRL's trainer over a copy of an `Own`'s text model and adapter. What it does more is to keep metrics,
+    always."""
 
     def __init__(self, own: Own, *, checkpointing: bool = False, half: bool = False) -> None:
         """half: on a GPU, frozen weights in bf16."""
@@ -199,7 +220,11 @@ class Trl:
         language = own.model.vlm.model.language_model
         model = Qwen2ForCausalLM(deepcopy(language.config))
         trained = own.policies.tensors("policy")
-        plain = {name.replace(".base_layer", ""): value for name, value in language.state_dict().items() if ".lora_" not in name}
+        plain = {
+            name.replace(".base_layer", ""): value
+            for name, value in language.state_dict().items()
+            if ".lora_" not in name
+        }
         head = {"lm_head.weight": own.model.vlm.lm_head.weight}
         model.load_state_dict({f"model.{name}": value for name, value in plain.items()} | head)
         if half:
@@ -234,12 +259,15 @@ class Trl:
             peft_config=lora,
         )
         self.model = self.trainer.model
-        self.trainer.current_gradient_accumulation_steps = 1  # this and the next are done by `train`, which is not called
+        # this and the next are done by `train`, which is not called
+        self.trainer.current_gradient_accumulation_steps = 1
         if checkpointing:
             self.model.gradient_checkpointing_enable()
         with torch.no_grad():
             for name, value in trained.items():
-                theirs = name.replace("internvl.model.language_model.", "base_model.model.model.").replace(".*.", ".default.")
+                theirs = name.replace("internvl.model.language_model.", "base_model.model.model.").replace(
+                    ".*.", ".default."
+                )
                 self.model.get_parameter(theirs).copy_(value)
         self.learner = Learner(self.model)
         assert sum(p.numel() for p in self.learner.trained) == sum(p.numel() for p in own.learner.trained)
@@ -253,13 +281,18 @@ class Trl:
 
 def drawn(length: int, turn: int) -> list[str]:
     """Random prompts of so many words."""
-    words = torch.randint(WORDS, (BATCH, length), generator=torch.Generator("cpu").manual_seed(1000 * length + turn), device="cpu")
+    words = torch.randint(
+        WORDS,
+        (BATCH, length),
+        generator=torch.Generator("cpu").manual_seed(1000 * length + turn),
+        device="cpu",
+    )
     return [" ".join(f"w{i}" for i in row) for row in words.tolist()]
 
 
 def difference(own: Own, trl: Trl, length: int) -> tuple[float, float, float]:
-    """Largest differences of the policy's and of the reference's log-probabilities, and of gradients (as a share of the largest), for the
-    same answers and advantages."""
+    """Largest differences of the policy's and of the reference's log-probabilities, and of gradients (as a
+    share of the largest), for the same answers and advantages."""
     trainer, ids = trl.trainer, own.ids(drawn(length, turn=0))
     answers = torch.tensor([s.ids for s in own.sample_answers(ids, turn=0)])
     assert answers.shape == (BATCH * GROUP, ANSWER), answers.shape
@@ -272,12 +305,18 @@ def difference(own: Own, trl: Trl, length: int) -> tuple[float, float, float]:
     whole = torch.cat([asked, answers], dim=1)
     trl.model.train()
     with torch.no_grad():
-        theirs = trainer._get_per_token_logps_and_entropies(trl.model, whole, torch.ones_like(whole), ANSWER)[0]
+        theirs = trainer._get_per_token_logps_and_entropies(trl.model, whole, torch.ones_like(whole), ANSWER)[
+            0
+        ]
         with trl.model.disable_adapter():
-            their_reference = trainer._get_per_token_logps_and_entropies(trl.model, whole, torch.ones_like(whole), ANSWER)[0]
+            their_reference = trainer._get_per_token_logps_and_entropies(
+                trl.model, whole, torch.ones_like(whole), ANSWER
+            )[0]
     inputs = {
-        "prompt_ids": asked, "prompt_mask": torch.ones_like(asked), "completion_ids": answers, "completion_mask": torch.ones_like(answers),
-        "advantages": advantage, "ref_per_token_logps": their_reference, "num_items_in_batch": torch.tensor(answers.numel()),
+        "prompt_ids": asked, "prompt_mask": torch.ones_like(asked), "completion_ids": answers,
+        "completion_mask": torch.ones_like(answers),
+        "advantages": advantage, "ref_per_token_logps": their_reference,
+        "num_items_in_batch": torch.tensor(answers.numel()),
     }  # fmt: skip
     trainer._compute_loss(trl.model, inputs).backward()
     gradients = [torch.cat([p.grad.flatten() for p in side.learner.trained]) for side in (own, trl)]
@@ -291,7 +330,8 @@ def difference(own: Own, trl: Trl, length: int) -> tuple[float, float, float]:
 
 
 def measured(side: str) -> None:
-    """The longest prompts after one step with short ones, in which libraries load and the optimizer makes its state."""
+    """The longest prompts after one step with short ones, in which libraries load and the optimizer makes its
+    state."""
     from peak import watched
 
     own = Own()
@@ -312,8 +352,10 @@ def regions(side: int, count: int) -> list[Sample]:
         Image.fromarray(scene.image).save(file, "PNG")
         samples.append(
             Sample(
-                sample_id=str(index), dataset="drawn", image_id=str(index), frames=(file.getvalue(),), height=side, width=side,
-                task="region_caption", text=region_caption(scene.things[0]), masks=((rle.encode(scene.masks[0]),),),
+                sample_id=str(index), dataset="drawn", image_id=str(index), frames=(file.getvalue(),),
+                height=side, width=side,
+                task="region_caption", text=region_caption(scene.things[0]),
+                masks=((rle.encode(scene.masks[0]),),),
             )
         )  # fmt: skip
     return samples
@@ -326,26 +368,46 @@ class Captions:
         told = [s.text for s in regions(64, 200)] + [prompts.REGION_EVAL, prompts.region_text([1])] * 50
         tokenizer = build_tokenizer(told)
         config = tiny_config(
-            vision=Vision(image_size=side).model_dump(), language=Language().model_dump(), grounding=GroundingConfig(**Sam().model_dump()),
+            vision=Vision(image_size=side).model_dump(), language=Language().model_dump(),
+            grounding=GroundingConfig(**Sam().model_dump()),
             tokenizer=tokenizer, template="qwen_chat", video_frames=4,
         )  # fmt: skip
         self.model = build_tiny(config, tokenizer, seed=0).eval()
-        self.policies = Policies(self.model, rl_config(**LORA, modules=policy_modules(self.model, drawing=False)), seed=0)
+        self.policies = Policies(
+            self.model, rl_config(**LORA, modules=policy_modules(self.model, drawing=False)), seed=0
+        )
         for name, p in self.model.named_parameters():
             if ".lora_B.policy." in name:
                 torch.nn.init.normal_(p, std=0.02)
-        self.reader = Reader(temperature=1.0, forbidden=[self.model.image_token_id, *stop_ids(self.model)], guard="guard")
+        self.reader = Reader(
+            temperature=1.0, forbidden=[self.model.image_token_id, *stop_ids(self.model)], guard="guard"
+        )
         self.learner = Learner(self.model)
-        chosen = {"group": GROUP, "max_tokens": CAPTION, "kl": KL, "scale_rewards": "group", "clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
+        chosen = {
+            "group": GROUP,
+            "max_tokens": CAPTION,
+            "kl": KL,
+            "scale_rewards": "group",
+            "clip_low": CLIP_LOW,
+            "clip_high": CLIP_HIGH,
+        }
         default = Rl()
         self.settings = default.model_copy(update=chosen)
         samples = regions(side, BATCH)
         self.batch = rl_batch(samples, [s.text for s in samples], self.model, mask_size=32)
         self.requests = [caption_request(s, true_mask(s)) for s in samples]
-        self.cells = [[grid_cells(rle.decode(m), grid=self.shown) for m in r.mask_prompts] for r in self.requests]
+        self.cells = [
+            [grid_cells(rle.decode(m), grid=self.shown) for m in r.mask_prompts] for r in self.requests
+        ]
         start = prefix_ids(tokenizer, template=config.template, frame_tokens=self.batch.views[0].tokens)
         self.asked = [
-            start + question_ids(tokenizer, r.text.removeprefix("<image>"), template=config.template, cells=[int(c.sum()) for c in cells])
+            start
+            + question_ids(
+                tokenizer,
+                r.text.removeprefix("<image>"),
+                template=config.template,
+                cells=[int(c.sum()) for c in cells],
+            )
             for r, cells in zip(self.requests, self.cells, strict=True)
         ]
         self.frames = self.model.sam2.encode(self.batch.pixels)
@@ -361,8 +423,10 @@ class Captions:
             vision = encoded(self.model, self.batch.views)
         return RolloutStep(
             policies=self.policies, settings=self.settings, reader=self.reader, batch=self.batch,
-            encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS, mask_policy=MASK_POLICIES["token"](8),
-            exploration=Exploration(width=0.5), mask_points=1, mask_losses=(0.0, 0.0), seeds=(0, turn), timer=StepTimer(),
+            encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS,
+            mask_policy=MASK_POLICIES["token"](8),
+            exploration=Exploration(width=0.5), mask_points=1, mask_losses=(0.0, 0.0), seeds=(0, turn),
+            timer=StepTimer(),
         )  # fmt: skip
 
     def act(self, step: RolloutStep) -> Experience:
@@ -381,18 +445,25 @@ class Captions:
         return sum(len(logps) for logps in done.sampled_logps)
 
     def read(self, answers: Tensor) -> tuple[Tensor, Tensor]:
-        """(embeds, attention) of B x G rows, each with its picture and its whole prompt, padded on the left, as TRL makes them."""
+        """(embeds, attention) of B x G rows, each with its picture and its whole prompt, padded on the left,
+        as TRL makes them."""
         width = max(len(ids) for ids in self.asked)
         pad = self.model.tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(ids)) + ids for ids in self.asked]).repeat_interleave(GROUP, dim=0)
+        ids = torch.tensor([[pad] * (width - len(ids)) + ids for ids in self.asked]).repeat_interleave(
+            GROUP, dim=0
+        )
         ids = torch.cat([ids, answers], dim=1)
         views = [view for view in self.batch.views for _ in range(GROUP)]
         images = self.model.project(self.model.vision_features(views)).split(views)
-        return self.model.embed(ids, images, [c for c in self.cells for _ in range(GROUP)]), ids.ne(pad).long()
+        return self.model.embed(ids, images, [c for c in self.cells for _ in range(GROUP)]), ids.ne(
+            pad
+        ).long()
 
     def logps(self, answers: Tensor) -> Tensor:
         embeds, attention = self.read(answers)
-        hidden = self.model.vlm.model.language_model(inputs_embeds=embeds, attention_mask=attention, use_cache=False).last_hidden_state
+        hidden = self.model.vlm.model.language_model(
+            inputs_embeds=embeds, attention_mask=attention, use_cache=False
+        ).last_hidden_state
         logp = self.reader(self.model.logits(hidden[:, -CAPTION - 1 : -1].flatten(0, 1))).log_softmax(dim=1)
         return logp.gather(1, answers.flatten()[:, None])[:, 0]
 
@@ -400,12 +471,17 @@ class Captions:
         with torch.no_grad():
             embeds, attention = self.read(torch.zeros(BATCH * GROUP, 0, dtype=torch.long))
             answers = self.model.vlm.generate(
-                inputs_embeds=embeds, attention_mask=attention, max_new_tokens=CAPTION, do_sample=True, top_k=0, top_p=1.0,
-                temperature=1.0, suppress_tokens=self.reader.forbidden, pad_token_id=self.model.tokenizer.pad_token_id,
+                inputs_embeds=embeds, attention_mask=attention, max_new_tokens=CAPTION, do_sample=True,
+                top_k=0, top_p=1.0,
+                temperature=1.0, suppress_tokens=self.reader.forbidden,
+                pad_token_id=self.model.tokenizer.pad_token_id,
             )  # fmt: skip
             said = [text_of(self.model, ids) for ids in answers.tolist()]
             truth = [Prediction(text=s.text) for s in self.batch.samples]
-            reward = [REWARDS["meteor"](Prediction(text=t.rstrip(".")), truth[i // GROUP]) for i, t in enumerate(said)]
+            reward = [
+                REWARDS["meteor"](Prediction(text=t.rstrip(".")), truth[i // GROUP])
+                for i, t in enumerate(said)
+            ]
             with self.policies.using("reference"):
                 reference = self.logps(answers)
         rollout = torch.arange(BATCH * GROUP).repeat_interleave(CAPTION)
@@ -444,7 +520,8 @@ def told(what: str, own: list[float], others: dict[str, list[float]]) -> None:
     for name, times in others.items():
         ratios = [b / a for a, b in zip(own, times, strict=True)]
         print(
-            f"; {name} {min(times):.2f} / {statistics.median(times):.2f} s = {statistics.median(ratios):.2f} times"
+            f"; {name} {min(times):.2f} / {statistics.median(times):.2f} s = "
+            f"{statistics.median(ratios):.2f} times"
             f" ({min(ratios):.2f} to {max(ratios):.2f}), of the minima {min(times) / min(own):.2f}",
             end="",
         )
@@ -456,7 +533,10 @@ def text(repeats: int) -> None:
     sides = {"own": own, "TRL": Trl(own), "TRL, checkpointing": Trl(own, checkpointing=True)}
     gaps = [difference(own, sides["TRL"], length) for length in PROMPTS]
     largest = [max(values) for values in zip(*gaps, strict=True)]
-    print("largest differences of log-probabilities, the reference's, gradients: " + ", ".join(f"{gap:.1e}" for gap in largest))
+    print(
+        "largest differences of log-probabilities, the reference's, gradients: "
+        + ", ".join(f"{gap:.1e}" for gap in largest)
+    )
     assert max(largest) < AGREE, largest
     for length in PROMPTS:
         ways = [partial(side.step, length) for side in sides.values()]
@@ -468,10 +548,15 @@ def memory() -> None:
     found: dict[str, list[int]] = {side: [] for side in SIDES}
     for _ in range(PROCESSES):
         for side, grown in found.items():
-            out = subprocess.run([sys.executable, __file__, "--measure", side], check=True, stdout=subprocess.PIPE, text=True).stdout
+            out = subprocess.run(
+                [sys.executable, __file__, "--measure", side], check=True, stdout=subprocess.PIPE, text=True
+            ).stdout
             grown.append(int(out.split()[-1]))
     own = statistics.median(found["own"])
-    told = [f"{side} {statistics.median(g)} MB ({min(g)} to {max(g)}), {own / statistics.median(g):.2f}" for side, g in found.items()]
+    told = [
+        f"{side} {statistics.median(g)} MB ({min(g)} to {max(g)}), {own / statistics.median(g):.2f}"
+        for side, g in found.items()
+    ]
     print(f"prompts of {PROMPTS[-1]} tokens, memory and own as a share of it: " + "; ".join(told), flush=True)
 
 
@@ -480,9 +565,14 @@ def pictures(repeats: int) -> None:
         captions = Captions(side)
         gap = captions.difference()
         assert gap < AGREE, gap
-        ours, theirs = seconds([captions.own, captions.repeated], tokens=BATCH * GROUP * CAPTION, repeats=repeats)
+        ours, theirs = seconds(
+            [captions.own, captions.repeated], tokens=BATCH * GROUP * CAPTION, repeats=repeats
+        )
         lengths = sorted(len(ids) for ids in captions.asked)
-        what = f"pictures of {side} pixels, {sum(captions.batch.views[0].tokens)} of {lengths[0]} to {lengths[-1]} tokens of the prompt"
+        what = (
+            f"pictures of {side} pixels, {sum(captions.batch.views[0].tokens)} of {lengths[0]} to "
+            f"{lengths[-1]} tokens of the prompt"
+        )
         told(what, ours, {"TRL's way": theirs})
 
 
@@ -495,7 +585,10 @@ def main() -> None:
     if given.measure:
         measured(given.measure)
         return
-    print(f"B = {BATCH}, G = {GROUP}; a step's seconds, minimum / median of {given.repeats}; median ratio of a turn (its range)")
+    print(
+        f"B = {BATCH}, G = {GROUP}; a step's seconds, minimum / median of {given.repeats}; median ratio of "
+        "a turn (its range)"
+    )
     text(given.repeats)
     memory()
     pictures(given.repeats)

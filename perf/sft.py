@@ -1,17 +1,21 @@
-"""SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at a time.
+"""SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at
+a time.
 
     ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1] [--size tiny|like-1b] [--sides own cached plain]
 
-FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to 1,000 pixels on the long side.
-The model has the `tiny` profile's sizes and random weights. With `--size like-1b` it is a reduced sa2va-1b, whose frozen encoders take the
-share of a step's operations that they take there (see LIKE_1B). The sides do the same steps: the same samples, LoRA, losses and optimizer.
+FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to
+1,000 pixels on the long side. The model has the `tiny` profile's sizes and random weights. With `--size
+like-1b` it is a reduced sa2va-1b, whose frozen encoders take the share of a step's operations that they take
+there (see LIKE_1B). The sides do the same steps: the same samples, LoRA, losses and optimizer.
 
 - own: rows of up to QUESTIONS about a picture, which is encoded once, in batches.
 - cached: the same pictures again, their features read from disk.
-- plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision tower run for each.
+- plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision
+  tower run for each.
 
-The sides take turns, `--rounds` times. A column's value is the median of all steps, with the least and the most of the rounds' medians.
-"CPU s" is the time of the process that trains, all threads together, without its loaders: other work on the machine hardly changes it.
+The sides take turns, `--rounds` times. A column's value is the median of all steps, with the least and the
+most of the rounds' medians. "CPU s" is the time of the process that trains, all threads together, without its
+loaders: other work on the machine hardly changes it.
 """
 
 from __future__ import annotations
@@ -58,13 +62,15 @@ LIKE_1B: dict[str, dict[str, Any]] = {
     "vision": {"image_size": 448, "patch_size": 14, "hidden": 256, "layers": 6, "heads": 4, "mlp": 1024},
     "language": {"hidden": 224, "layers": 8, "heads": 7, "kv_heads": 1, "mlp": 1216},
     "sam": {
-        "image_size": 512, "embed": 24, "heads": 1, "stages": (1, 2, 6, 1), "global_blocks": (5, 7), "windows": (8, 4, 8, 4), "width": 64,
+        "image_size": 512, "embed": 24, "heads": 1, "stages": (1, 2, 6, 1), "global_blocks": (5, 7),
+        "windows": (8, 4, 8, 4), "width": 64,
         "memory_layers": 1, "memory_feedforward": 64, "memory_width": 16,
     },
 }  # fmt: skip
-"""sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture instead of up to 13. With 8 layers
-in the language model and rows of 360 to 430 tokens, a step has 1.78 times the operations of one with the cache, by torch's FlopCounterMode.
-That is sa2va-1b's figure with gradient checkpointing, rows of 4,096 tokens and 13 tiles (`python perf/memory.py`)."""
+"""sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture
+instead of up to 13. With 8 layers in the language model and rows of 360 to 430 tokens, a step has 1.78 times
+the operations of one with the cache, by torch's FlopCounterMode. That is sa2va-1b's figure with gradient
+checkpointing, rows of 4,096 tokens and 13 tiles (`python perf/memory.py`)."""
 POINTS = 1024
 FIGURES = ("samples_per_s", "step_s", "waiting_for_data", "cpu_s")
 SIDES = ("own", "cached", "plain")
@@ -90,18 +96,27 @@ def enlarged(image: Image.Image) -> tuple[bytes, int, int]:
 
 def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
     def resized(mask: RLE) -> RLE:
-        return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize((width, height), Image.Resampling.NEAREST)))
+        return rle.encode(
+            np.asarray(Image.fromarray(rle.decode(mask)).resize((width, height), Image.Resampling.NEAREST))
+        )
 
-    masks = tuple(tuple(None if mask is None else resized(mask) for mask in masklet) for masklet in sample.masks)
+    masks = tuple(
+        tuple(None if mask is None else resized(mask) for mask in masklet) for masklet in sample.masks
+    )
     return replace(sample, frames=(picture,), height=height, width=width, masks=masks)
 
 
 def model_of(samples: list[Sample], size: str) -> Network:
     base = Config(profile="perf").base
-    sizes = LIKE_1B if size == "like-1b" else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
+    sizes = (
+        LIKE_1B
+        if size == "like-1b"
+        else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
+    )
     rng = Random(0)
     turns = [conversation.turn(sample, rng) for sample in samples for _ in range(4)]
-    tokenizer = build_tokenizer([text for turn in turns for text in (turn.question, turn.answer)])  # else rows are of single letters
+    # else rows are of single letters
+    tokenizer = build_tokenizer([text for turn in turns for text in (turn.question, turn.answer)])
     config = tiny_config(
         vision=sizes["vision"],
         language=sizes["language"],
@@ -117,7 +132,14 @@ class Side:
     """One way to train, on the rows of `mixture`."""
 
     def __init__(
-        self, samples: list[Sample], *, size: str, steps: int, workers: int, plain: bool = False, features: FeatureCache | None = None
+        self,
+        samples: list[Sample],
+        *,
+        size: str,
+        steps: int,
+        workers: int,
+        plain: bool = False,
+        features: FeatureCache | None = None,
     ) -> None:
         self.size, self.steps, self.workers, self.plain = size, FIRST + steps, workers, plain
         model = model_of(samples, size)
@@ -125,7 +147,9 @@ class Side:
         self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS, features=features)
         self.layout = layout_of(model, mask_size=128, max_length=8192, objects=5 if plain else 0)
         source = Source(name="regions", kind="extra", samples=samples)
-        self.mixture = Mixture([source], {"extra": 1.0}, questions=QUESTIONS[size], frames=1, seed=0, turn=conversation.turn)
+        self.mixture = Mixture(
+            [source], {"extra": 1.0}, questions=QUESTIONS[size], frames=1, seed=0, turn=conversation.turn
+        )
 
     def rows(self, step: int) -> list[Row]:
         return self.mixture.rows(step, 0, batch=BATCH[self.size], micros=1)
@@ -135,12 +159,21 @@ class Side:
 
     def run(self) -> list[dict[str, float]]:
         """Return every step's figures."""
-        return self._one_by_one() if self.plain else self._train(lambda step, micro: self.batch(self.rows(step)), accumulate=1)
+        return (
+            self._one_by_one()
+            if self.plain
+            else self._train(lambda step, micro: self.batch(self.rows(step)), accumulate=1)
+        )
 
     def _one_by_one(self) -> list[dict[str, float]]:
         """Every sample is a micro-batch: a step has as many as they have questions."""
         singles = [
-            [Row(name=r.name, frames=r.frames, turns=(t,), seed=r.seed) for r in self.rows(s) for t in r.turns] for s in range(self.steps)
+            [
+                Row(name=r.name, frames=r.frames, turns=(t,), seed=r.seed)
+                for r in self.rows(s)
+                for t in r.turns
+            ]
+            for s in range(self.steps)
         ]
         least = min(map(len, singles))
         return self._train(lambda step, micro: self.batch([singles[step][micro]]), accumulate=least)
@@ -151,16 +184,26 @@ class Side:
 
         def log(metrics: dict[str, float], step: int) -> None:
             spent.append(time.process_time())
-            told.append({name: metrics[f"sft/speed/{name}"] for name in FIGURES[:-1]} | {FIGURES[-1]: spent[-1] - spent[-2]})
+            told.append(
+                {name: metrics[f"sft/speed/{name}"] for name in FIGURES[:-1]}
+                | {FIGURES[-1]: spent[-1] - spent[-2]}
+            )
 
         counts = Watch(counts=lambda batch: {"samples": float(batch.branch.amax(1).clamp(min=0).sum())})
         schedule = loop.Schedule(
-            steps=self.steps, lr=1e-4, weight_decay=0.05, warmup=0.0, clip_grad=1.0, accumulate=accumulate, save_every=10**6
+            steps=self.steps,
+            lr=1e-4,
+            weight_decay=0.05,
+            warmup=0.0,
+            clip_grad=1.0,
+            accumulate=accumulate,
+            save_every=10**6,
         )
         machine = loop.Machine(device=torch.device("cpu"), dtype="bf16", workers=self.workers)
         with tempfile.TemporaryDirectory() as folder:
             loop.train(
-                self.module, make, name="sft", schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
+                self.module, make, name="sft", schedule=schedule, machine=machine, seed=0,
+                scratch=Path(folder),
                 log=log, watch=counts,
             )  # fmt: skip
         return told[FIRST:]
@@ -175,7 +218,10 @@ def cell(rounds: list[list[dict[str, float]]], name: str) -> str:
 def main(steps: int, workers: int, rounds: int, size: str, sides: Sequence[str]) -> None:
     samples = photographs(Path(os.environ["ANS_REFERENCE"]))
     pictures = {s.frames for s in samples}
-    print(f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, {workers} loader processes, {size}\n")
+    print(
+        f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, "
+        f"{workers} loader processes, {size}\n"
+    )
     print("| side | samples/s | s a step | share waiting for data | CPU s a step |\n|---|---|---|---|---|")
     side = partial(Side, samples, size=size, steps=steps, workers=workers)
     found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
@@ -185,13 +231,17 @@ def main(steps: int, workers: int, rounds: int, size: str, sides: Sequence[str])
             side(features=cache).run()  # fills it
         for _ in range(rounds):
             for name in sides:
-                found[name].append(side(plain=name == "plain", features=cache if name == "cached" else None).run())
+                found[name].append(
+                    side(plain=name == "plain", features=cache if name == "cached" else None).run()
+                )
     for name, told in found.items():
         print(f"| {name} | {' | '.join(cell(told, figure) for figure in FIGURES)} |")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)

@@ -1,8 +1,9 @@
-"""One training step in, the most bytes that live at once out, by kind; also of a step that no machine at hand could run.
+"""One training step in, the most bytes that live at once out, by kind; also of a step that no machine at hand
+could run.
 
-Every storage counts from the operation that makes it until nothing refers to it any more. With fake tensors (shapes without values) nothing
-is computed and nothing is allocated. What one kernel takes and gives back inside itself, what an allocator rounds up or can't reuse, and
-CUDA's own memory are not counted.
+Every storage counts from the operation that makes it until nothing refers to it any more. With fake tensors
+(shapes without values) nothing is computed and nothing is allocated. What one kernel takes and gives back
+inside itself, what an allocator rounds up or can't reuse, and CUDA's own memory are not counted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class StepPeak:
     gradients: int
     """Of weights, as far as the backward pass had come."""
     activations: int
-    """All else: what the backward pass reads, the memory bank, gradients of activations, results that are let go at once."""
+    """All else: what the backward pass reads, the memory bank, gradients of activations, results that are let
+    go at once."""
     phase: str
     """forward, backward or update."""
 
@@ -82,9 +84,11 @@ class LiveBytes(TorchDispatchMode):
 
 
 class AnsweredReads(TorchDispatchMode):
-    """Answers what a fake tensor can't: a value that is read is true, or 1, and rows chosen by a mask are all rows.
+    """Answers what a fake tensor can't: a value that is read is true, or 1, and rows chosen by a mask are all
+    rows.
 
-    In a step of Tracking, values are read for curves, and to leave out frames and objects without ground truth."""
+    In a step of Tracking, values are read for curves, and to leave out frames and objects without ground
+    truth."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -106,16 +110,21 @@ def fakes() -> Iterator[FakeTensorMode]:
 def as_on_gpu() -> Iterator[None]:
     """Let fake tensors of a CPU take the room that a GPU's would, which torch without CUDA has none of.
 
-    Attention keeps its result and one number a query and head, never the matrix, with dropout, too (flash and memory-efficient attention; a
-    CPU holds the matrix where there is dropout). Norms are computed in fp32 under autocast.
+    Attention keeps its result and one number a query and head, never the matrix, with dropout, too (flash and
+    memory-efficient attention; a CPU holds the matrix where there is dropout). Norms are computed in fp32
+    under autocast.
     """
     norm, power = F.layer_norm, Tensor.pow
 
     def wide(x: Tensor) -> Tensor:
         return x.float() if torch.is_autocast_enabled("cpu") else x
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0) -> Tensor:
-        result: Tensor = aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, dropout_p)[0]
+    def attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0
+    ) -> Tensor:
+        result: Tensor = aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p
+        )[0]
         return result
 
     replaced: list[tuple[Any, str, Any]] = [
@@ -186,4 +195,6 @@ def step_peak(module: nn.Module, optimizer: Optimizer, batch: Any, *, half: bool
         hook.remove()
     phase, gradients = live.at_most
     rest = live.most - weights - state - inputs - gradients
-    return StepPeak(weights=weights, optimizer=state, inputs=inputs, gradients=gradients, activations=rest, phase=phase)
+    return StepPeak(
+        weights=weights, optimizer=state, inputs=inputs, gradients=gradients, activations=rest, phase=phase
+    )

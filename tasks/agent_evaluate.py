@@ -1,4 +1,5 @@
-"""`python -m tasks.agent_evaluate ROW`: runs ans_core.stages.agent_evaluate as DVC's stage `agent_evaluate@ROW`."""
+"""`python -m tasks.agent_evaluate ROW`: runs ans_core.stages.agent_evaluate as DVC's stage
+`agent_evaluate@ROW`."""
 
 from tasks.runner import main_row
 

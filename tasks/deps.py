@@ -23,7 +23,8 @@ HEADER = """\
 
 
 def settings_read(file: Path) -> set[str]:
-    """Return the settings that a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no deeper)."""
+    """Return the settings that a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no
+    deeper)."""
     tree = ast.parse(file.read_text(), filename=str(file))
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     read = set()
@@ -39,10 +40,15 @@ def settings_read(file: Path) -> set[str]:
 
 
 def unlisted_settings(stage: Stage, root: Path = Path()) -> set[str]:
-    """Return settings that a stage reads but its row of the table lacks: changing them would not run the stage again."""
+    """Return settings that a stage reads but its row of the table lacks: changing them would not run the
+    stage again."""
     file = root / f"ans_core/stages/{stage.task}.py"
     listed = FREE_SECTIONS | set(stage.sections)
-    return {name for name in settings_read(file) if not {name, name.partition(".")[0]} & listed} if file.exists() else set()
+    return (
+        {name for name in settings_read(file) if not {name, name.partition(".")[0]} & listed}
+        if file.exists()
+        else set()
+    )
 
 
 def code_stage() -> dict[str, Any]:
@@ -76,7 +82,8 @@ def dvc_input(stage: Stage, name: str) -> str:
 
 
 def dvc_rows(rows: list[Stage]) -> dict[str, Any]:
-    """Return the rows of one task as a DVC `foreach`: named task@row, equal except for the folder they start from (`item`)."""
+    """Return the rows of one task as a DVC `foreach`: named task@row, equal except for the folder they start
+    from (`item`)."""
     shared = [name for name in rows[0].inputs if all(name in row.inputs for row in rows)]
     items = {str(row.row): row.item for row in rows if row.item is not None}
     key = "${key}" if items else "${item}"
@@ -84,7 +91,10 @@ def dvc_rows(rows: list[Stage]) -> dict[str, Any]:
         "foreach": items or [row.row for row in rows],
         "do": {
             "cmd": f"exec python -m tasks.{rows[0].task} {key}",
-            "deps": [*(dvc_input(rows[0], name) for name in shared), *(["runs/${profile}/${item}"] if items else [])],
+            "deps": [
+                *(dvc_input(rows[0], name) for name in shared),
+                *(["runs/${profile}/${item}"] if items else []),
+            ],
             "params": parameters(rows[0]),
             "outs": [f"runs/${{profile}}/{Path(rows[0].out).parent.as_posix()}/{key}"],
         },
@@ -92,7 +102,8 @@ def dvc_rows(rows: list[Stage]) -> dict[str, Any]:
 
 
 def dvc_yaml(group: str = MAIN) -> str:
-    """Return the dvc.yaml of a group. One that lies in a folder of its own runs its stages in the folder above."""
+    """Return the dvc.yaml of a group. One that lies in a folder of its own runs its stages in the folder
+    above."""
     stages: dict[str, Any] = {code.NAME: code_stage()} if group == MAIN else {}
     for stage in TABLE:
         if stage.group == group and stage.task not in stages:
@@ -102,14 +113,22 @@ def dvc_yaml(group: str = MAIN) -> str:
         return HEADER + yaml.safe_dump({"stages": stages, "plots": plots()}, sort_keys=False, width=132)
     for entry in stages.values():
         entry.get("do", entry)["wdir"] = ".."
-    return HEADER + yaml.safe_dump({"vars": ["../params.yaml:profile,agent"], "stages": stages}, sort_keys=False, width=132)
+    return HEADER + yaml.safe_dump(
+        {"vars": ["../params.yaml:profile,agent"], "stages": stages}, sort_keys=False, width=132
+    )
 
 
 def plots() -> list[dict[str, Any]]:
-    """Return what `dvc plots` draws: the curves of every stage of the main group that has some, a chart per name
-    (.dvc/plots/curves.json)."""
+    """Return what `dvc plots` draws: the curves of every stage of the main group that has some, a chart per
+    name (.dvc/plots/curves.json)."""
     return [
-        {f"{stage.name} curves": {"x": "step", "y": {f"runs/${{profile}}/{stage.out}/curves.csv": "value"}, "template": "curves"}}
+        {
+            f"{stage.name} curves": {
+                "x": "step",
+                "y": {f"runs/${{profile}}/{stage.out}/curves.csv": "value"},
+                "template": "curves",
+            }
+        }
         for stage in TABLE
         if stage.curves and stage.group == MAIN
     ]

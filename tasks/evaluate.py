@@ -1,4 +1,5 @@
-"""`python -m tasks.evaluate ROW`: runs ans_core.stages.evaluate on one checkpoint as DVC's stage `evaluate@ROW`."""
+"""`python -m tasks.evaluate ROW`: runs ans_core.stages.evaluate on one checkpoint as DVC's stage
+`evaluate@ROW`."""
 
 from tasks.runner import main_row
 

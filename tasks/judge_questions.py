@@ -1,4 +1,5 @@
-"""`python -m tasks.judge_questions`: runs ans_core.stages.judge_questions as DVC's stage `judge_questions`."""
+"""`python -m tasks.judge_questions`: runs ans_core.stages.judge_questions as DVC's stage
+`judge_questions`."""
 
 from tasks.runner import main
 

@@ -1,4 +1,5 @@
-"""How a stage's processes start: a stage and `launch` in, the exact command out; and jobs of Slurm or Ray run to their end."""
+"""How a stage's processes start: a stage and `launch` in, the exact command out; and jobs of Slurm or Ray run
+to their end."""
 
 from __future__ import annotations
 
@@ -21,27 +22,44 @@ from tasks.process import leave_note
 from tasks.slurm import IN_JOB, LOCAL_ONLY
 from tasks.stages import Stage
 
-PASSED = ("ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE")
+PASSED = (
+    "ANS_PIPELINE",
+    "ANS_PIPELINE_PID",
+    "ANS_STORE_AWAY",
+    "MLFLOW_TRACKING_URI",
+    "OMP_NUM_THREADS",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+)
 """What a Ray job gets of the environment; its dashboard shows them, so no keys."""
 
 
 def check_sharding(stage: Stage, config: Config) -> None:
-    """Raise ConfigError for a stage that can't train with its weights divided among the processes (ZeRO-3)."""
-    if config.launch.deepspeed_stage != 3 or stage.task not in {"rl", "memory"} or (stage.task == "memory" and not config.memory.train):
+    """Raise ConfigError for a stage that can't train with its weights divided among the processes
+    (ZeRO-3)."""
+    if (
+        config.launch.deepspeed_stage != 3
+        or stage.task not in {"rl", "memory"}
+        or (stage.task == "memory" and not config.memory.train)
+    ):
         return
     reason = {
-        "rl": "its processes generate answers of unlike lengths, and every layer of every word would wait for all of them",
+        "rl": (
+            "its processes generate answers of unlike lengths, and every layer of every word would wait for "
+            "all of them"
+        ),
         "memory": "it trains and saves SAM2 whole, which is small",
     }[stage.task]
     raise ConfigError(
-        f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them whole: {reason}."
+        f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them "
+        f"whole: {reason}."
         " Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
     )
 
 
 def check_shares(stage: Stage, config: Config) -> None:
-    """Raise ValueError for a stage of the agent whose step has not a row for each micro-batch of each process. (Not among the checks of all
-    settings: whoever trains no agent need not care.)"""
+    """Raise ValueError for a stage of the agent whose step has not a row for each micro-batch of each
+    process. (Not among the checks of all settings: whoever trains no agent need not care.)"""
     if stage.task == "agent_sft":
         config.agent.sft.check_shares(processes=config.launch.of("agent_sft").processes)
     if stage.task == "rft":
@@ -52,11 +70,18 @@ def stage_words(stage: Stage) -> list[str]:
     return ["-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])]
 
 
-def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], *, port: int) -> list[str] | None:
-    """Return the command that starts the stage once per process; None if this process is the only one. DeepSpeed wants a launcher of one
-    process, too: without its variables it looks for MPI. Raises ConfigError for settings that can't be started."""
+def ranks_command(
+    stage: Stage, launch: Launch, environment: Mapping[str, str], *, port: int
+) -> list[str] | None:
+    """Return the command that starts the stage once per process; None if this process is the only one.
+    DeepSpeed wants a launcher of one process, too: without its variables it looks for MPI. Raises ConfigError
+    for settings that can't be started."""
     if stage.one_node:
-        return [sys.executable, *words, *stage_words(stage)] if (words := one_node_words(launch, environment)) else None
+        return (
+            [sys.executable, *words, *stage_words(stage)]
+            if (words := one_node_words(launch, environment))
+            else None
+        )
     if not stage.distributed or (launch.processes == 1 and launch.deepspeed_stage == 0):
         return None
     if launch.launcher != "deepspeed" or IN_JOB in environment:
@@ -64,27 +89,44 @@ def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str], 
         return [sys.executable, "-m", "torch.distributed.run", *options, *stage_words(stage)]
     if launch.hostfile:
         started = ["--module", *stage_words(stage)[1:]]
-        return [sys.executable, "-m", "deepspeed.launcher.runner", f"--hostfile={launch.hostfile}", "--no_local_rank", *started]
-    slots = base64.urlsafe_b64encode(json.dumps({"localhost": list(range(launch.processes))}).encode()).decode()
-    place = [f"--world_info={slots}", "--node_rank=0", "--master_addr=127.0.0.1", f"--master_port={port}", "--no_local_rank"]
+        return [
+            sys.executable,
+            "-m",
+            "deepspeed.launcher.runner",
+            f"--hostfile={launch.hostfile}",
+            "--no_local_rank",
+            *started,
+        ]
+    slots = base64.urlsafe_b64encode(
+        json.dumps({"localhost": list(range(launch.processes))}).encode()
+    ).decode()
+    place = [
+        f"--world_info={slots}",
+        "--node_rank=0",
+        "--master_addr=127.0.0.1",
+        f"--master_port={port}",
+        "--no_local_rank",
+    ]
     return [sys.executable, "-m", "deepspeed.launcher.launch", *place, "--module", *stage_words(stage)[1:]]
 
 
 def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
-    """Return what comes between Python and a module that this node's processes share; nothing for one process."""
+    """Return what comes between Python and a module that this node's processes share; nothing for one
+    process."""
     here = inference_processes_here(launch, environment)
     return shared_words(here) if here > 1 else []
 
 
 def processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
-    """Return how many of the processes are this node's. How many of a hostfile's, or of a job that is yet to be submitted, is not known:
-    one."""
+    """Return how many of the processes are this node's. How many of a hostfile's, or of a job that is yet to
+    be submitted, is not known: one."""
     nodes = int(environment.get("PET_NNODES") or environment.get("SLURM_NNODES", "1"))
     return 1 if launch.hostfile or _awaits_job(launch, environment) else launch.processes // nodes
 
 
 def inference_processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
-    """Return how many processes of this node share a stage that trains nothing; of a job that is yet to be submitted, one."""
+    """Return how many processes of this node share a stage that trains nothing; of a job that is yet to be
+    submitted, one."""
     if launch.inference_processes and not _awaits_job(launch, environment):
         return launch.inference_processes
     return processes_here(launch, environment)
@@ -95,11 +137,14 @@ def _awaits_job(launch: Launch, environment: Mapping[str, str]) -> bool:
 
 
 def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
-    """Return torchrun's options for this node. torchrun's own variables PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT say
-    that there are several; `processes` counts those of all. Raises ConfigError if they can't be divided."""
+    """Return torchrun's options for this node. torchrun's own variables PET_NNODES, PET_NODE_RANK,
+    PET_MASTER_ADDR and PET_MASTER_PORT say that there are several; `processes` counts those of all. Raises
+    ConfigError if they can't be divided."""
     nodes = int(environment.get("PET_NNODES", "1"))
     if processes % nodes:
-        raise ConfigError(f"launch.processes is {processes}, on PET_NNODES={nodes} nodes: give a multiple of the nodes")
+        raise ConfigError(
+            f"launch.processes is {processes}, on PET_NNODES={nodes} nodes: give a multiple of the nodes"
+        )
     return [*(["--standalone"] if nodes == 1 else []), f"--nproc-per-node={processes // nodes}"]
 
 
@@ -114,12 +159,15 @@ def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool
 
 
 def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
-    """Submit the stage and return the job's exit status. A TERM to this process cancels the job. key: of the states that it resumes."""
+    """Submit the stage and return the job's exit status. A TERM to this process cancels the job. key: of the
+    states that it resumes."""
     name = f"ans-{stage.name.replace('@', '-')}-{key}"
     if launch.launcher == "ray":
         return _ray_job(stage, launch, root.resolve(), name=f"{name}-{uuid.uuid4().hex[:8]}")
     wanted = slurm.options(launch, stage.task, several=stage.distributed)
-    return slurm.run(slurm.Job(name=name, words=tuple(stage_words(stage)), options=wanted, root=root.resolve()))
+    return slurm.run(
+        slurm.Job(name=name, words=tuple(stage_words(stage)), options=wanted, root=root.resolve())
+    )
 
 
 def is_submitted(launch: Launch, environment: Mapping[str, str]) -> bool:
@@ -132,9 +180,11 @@ def submit_words(name: str, task: str, words: Sequence[str]) -> list[str]:
     return ["-m", "tasks.slurm", name, task, *words]
 
 
-def ray_command(stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str) -> list[str]:
-    """Return the command that submits the stage to Ray, waits for its end and has its exit status. `root` is a folder that all nodes
-    share."""
+def ray_command(
+    stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str
+) -> list[str]:
+    """Return the command that submits the stage to Ray, waits for its end and has its exit status. `root` is
+    a folder that all nodes share."""
     words = shlex.join([sys.executable, *stage_words(stage)])
     there = [f"--address={launch.ray_address}"] if launch.ray_address else []
     variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
@@ -143,7 +193,17 @@ def ray_command(stage: Stage, launch: Launch, environment: Mapping[str, str], ro
         wanted = launch.inference_processes or wanted
     gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
     told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
-    return ["ray", "job", "submit", *there, *told, "--", "sh", "-c", f"cd {shlex.quote(str(root))} && exec {words}"]
+    return [
+        "ray",
+        "job",
+        "submit",
+        *there,
+        *told,
+        "--",
+        "sh",
+        "-c",
+        f"cd {shlex.quote(str(root))} && exec {words}",
+    ]
 
 
 def _ray_job(stage: Stage, launch: Launch, root: Path, *, name: str) -> int:
@@ -157,7 +217,9 @@ def _ray_job(stage: Stage, launch: Launch, root: Path, *, name: str) -> int:
     try:
         process = subprocess.Popen(command, env=environment)
     except FileNotFoundError:
-        raise ConfigError(f"launch.launcher is ray, and there is no `{command[0]}` on this machine's PATH") from None
+        raise ConfigError(
+            f"launch.launcher is ray, and there is no `{command[0]}` on this machine's PATH"
+        ) from None
     try:
         return process.wait()
     except SystemExit:

@@ -8,5 +8,6 @@ import yaml
 
 
 def parse(text: str) -> Any:
-    """Return the values of a dvc.lock. Raises yaml.YAMLError. libyaml takes a fifth of the time of `safe_load`."""
+    """Return the values of a dvc.lock. Raises yaml.YAMLError. libyaml takes a fifth of the time of
+    `safe_load`."""
     return yaml.load(text, Loader=yaml.CSafeLoader)

@@ -19,20 +19,23 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Send this process TERM when the thread that started it dies (Linux). Without it a stage outlives a killed flow.
+    """Send this process TERM when the thread that started it dies (Linux). Without it a stage outlives a
+    killed flow.
 
     Raises SystemExit if its parent (the process that ANS_PARENT_PID names, or any but init) is gone already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         named = os.environ.pop("ANS_PARENT_PID", None)
-        adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()  # in a container, dvc may be process 1
+        # in a container, dvc may be process 1
+        adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()
         if os.getppid() != int(named) if named else adopted:
             raise SystemExit("the process that started this one is gone")
 
 
 def leave_note(**values: Any) -> None:
-    """Add to the file that ANS_NOTE names: a stage tells the flow there what its exit status can't. Does nothing without ANS_NOTE."""
+    """Add to the file that ANS_NOTE names: a stage tells the flow there what its exit status can't. Does
+    nothing without ANS_NOTE."""
     if "ANS_NOTE" in os.environ:
         path = Path(os.environ["ANS_NOTE"])
         path.write_text(json.dumps(read_note(path) | values), encoding="utf-8")
@@ -66,8 +69,9 @@ def holder_of(path: Path) -> str:
 
 @contextmanager
 def imports_without_collector() -> Iterator[None]:
-    """Import without the garbage collector, which also leaves alone what is there at the end: imports make a million objects that stay, and
-    to walk through them again and again takes a sixth of 7 s (torch and transformers) or 0.6 of 3.4 s (Prefect and MLflow)."""
+    """Import without the garbage collector, which also leaves alone what is there at the end: imports make a
+    million objects that stay, and to walk through them again and again takes a sixth of 7 s (torch and
+    transformers) or 0.6 of 3.4 s (Prefect and MLflow)."""
     gc.disable()
     try:
         yield
@@ -78,8 +82,8 @@ def imports_without_collector() -> Iterator[None]:
 
 @contextmanager
 def held(path: Path, what: str, wait: bool = True) -> Iterator[int]:
-    """Hold an exclusive lock that the kernel drops when its holder dies, and all children that were given the file that is yielded. If
-    another process holds it: wait with a message, or refuse."""
+    """Hold an exclusive lock that the kernel drops when its holder dies, and all children that were given the
+    file that is yielded. If another process holds it: wait with a message, or refuse."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         waited_s = 0
@@ -92,7 +96,8 @@ def held(path: Path, what: str, wait: bool = True) -> Iterator[int]:
                 holder = file.read().strip() or "another process"
                 if not wait:
                     raise SystemExit(
-                        f"{what} can't start: {holder} is at work in this workspace. Wait for it, or work in a clone."
+                        f"{what} can't start: {holder} is at work in this workspace. Wait for it, or work "
+                        "in a clone."
                     ) from None
                 if waited_s % 30 == 0:
                     print(f"{what} waits: {holder} is at work in this workspace", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""What the report says of a run: code and data, the stages with times and machines, and the settings that differ from the profile."""
+"""What the report says of a run: code and data, the stages with times and machines, and the settings that
+differ from the profile."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Differing = dict[str, tuple[str, str]]
 
 
 def write(path: Path, config: Config, keys: dict[str, str], root: Path) -> Path:
-    """Write {versions, stages, settings} as JSON. `keys`: the state key of each stage, which finds the run that made its output."""
+    """Write {versions, stages, settings} as JSON. `keys`: the state key of each stage, which finds the run
+    that made its output."""
     found = {
         "versions": git_tags(root) | {"dvc.lock sha256": lock_hash(root)},
         "stages": stages(keys, root),
@@ -26,19 +28,23 @@ def write(path: Path, config: Config, keys: dict[str, str], root: Path) -> Path:
 
 
 def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
-    """Return when, how long, where and from which commit each stage ran; a stage that MLflow does not know (it came from DVC's cache) is
-    left out."""
+    """Return when, how long, where and from which commit each stage ran; a stage that MLflow does not know
+    (it came from DVC's cache) is left out."""
     found: dict[str, dict[str, str]] = {}
     try:
         for name, key in keys.items():
             if run := last_run(root, {"ans.stage": name, "ans.key": key}):
-                seconds = round(run.data.metrics.get("duration_s", (run.info.end_time - run.info.start_time) / 1000))
+                seconds = round(
+                    run.data.metrics.get("duration_s", (run.info.end_time - run.info.start_time) / 1000)
+                )
                 tags = run.data.tags
                 found[name] = {
                     "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.info.start_time / 1000)),
                     "took": f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}",
                     "on": tags.get("ans.host", ""),
-                    "precision": {1.0: "bf16", 0.0: "fp32"}.get(run.data.metrics.get("precision/bf16", math.nan), ""),
+                    "precision": {1.0: "bf16", 0.0: "fp32"}.get(
+                        run.data.metrics.get("precision/bf16", math.nan), ""
+                    ),
                     "commit": tags.get("git.sha", "")[:10] + ("*" if tags.get("git.dirty") == "true" else ""),
                 }
     except store_faults() as error:
@@ -47,9 +53,14 @@ def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
 
 
 def differing(config: Config, root: Path) -> Differing | None:
-    """Return (the profile's value, the run's) of settings that differ; None if the profile's file is not there."""
+    """Return (the profile's value, the run's) of settings that differ; None if the profile's file is not
+    there."""
     profile = root / PROFILES / f"{config.profile}.yaml"
     if not profile.is_file():
         return None
     before, now = (flat(values) for values in (resolve(profile), config.model_dump(mode="json")))
-    return {key: (before.get(key, "–"), now.get(key, "–")) for key in before | now if before.get(key) != now.get(key)}
+    return {
+        key: (before.get(key, "–"), now.get(key, "–"))
+        for key in before | now
+        if before.get(key) != now.get(key)
+    }

@@ -1,7 +1,8 @@
-"""The registry of checkpoints in MLflow: one registered model per profile, whose versions name a converted checkpoint by DVC's hash.
+"""The registry of checkpoints in MLflow: one registered model per profile, whose versions name a converted
+checkpoint by DVC's hash.
 
-No weights are copied: `flows.dvc_state.check_out` brings a version back from DVC's cache. The alias `challenger` is the newest version,
-`champion` the best so far.
+No weights are copied: `flows.dvc_state.check_out` brings a version back from DVC's cache. The alias
+`challenger` is the newest version, `champion` the best so far.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ def register(root: Path, profile: str, md5: str, *, run_id: str | None) -> Versi
 
     mlflow, name = client(root), model_name(profile)
     try:
-        mlflow.create_registered_model(name, description="Checkpoints of this profile; the tag dvc.md5 names the folder in DVC's cache.")
+        mlflow.create_registered_model(
+            name, description="Checkpoints of this profile; the tag dvc.md5 names the folder in DVC's cache."
+        )
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = versions(mlflow, name).get(md5) or mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
+    made = versions(mlflow, name).get(md5) or mlflow.create_model_version(
+        name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5}
+    )
     mlflow.set_registered_model_alias(name, "challenger", made.version)
     return Version(number=str(made.version), md5=md5, run_id=made.run_id)
 
@@ -63,7 +68,11 @@ def version_of(root: Path, profile: str, wanted: str) -> Version | None:
     mlflow, name = client(root), model_name(profile)
     try:
         by_number = wanted.isdigit()
-        found = mlflow.get_model_version(name, wanted) if by_number else mlflow.get_model_version_by_alias(name, wanted)
+        found = (
+            mlflow.get_model_version(name, wanted)
+            if by_number
+            else mlflow.get_model_version_by_alias(name, wanted)
+        )
     except MlflowException:
         return None
     return Version(number=str(found.version), md5=found.tags[HASH], run_id=found.run_id)

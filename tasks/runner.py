@@ -1,4 +1,5 @@
-"""Run a stage: settings, locks, disk, progress, logs and exit codes around ans_core; a name in, an output folder out."""
+"""Run a stage: settings, locks, disk, progress, logs and exit codes around ans_core; a name in, an output
+folder out."""
 
 from __future__ import annotations
 
@@ -51,27 +52,38 @@ MIN_FREE_BYTES = 500_000_000
 
 
 class Progress:
-    """The stage's `log`: a line in the log file, and metrics to MLflow. Stages draw their own progress bars."""
+    """The stage's `log`: a line in the log file, and metrics to MLflow. Stages draw their own progress
+    bars."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
 
     def __call__(self, metrics: dict[str, float], step: int) -> None:
-        logging.info("step %d %s", step, json.dumps({key: round(float(value), 6) for key, value in metrics.items()}))
+        logging.info(
+            "step %d %s", step, json.dumps({key: round(float(value), 6) for key, value in metrics.items()})
+        )
         self._run.log(metrics, step)
 
 
 def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "") -> dict[str, str]:
-    """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the stage before wrote it; of a
-    folder that no stage writes its fingerprint."""
+    """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the
+    stage before wrote it; of a folder that no stage writes its fingerprint."""
     locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
-    entries = [entry for lock in locks if lock.exists() for entry in lock_file.parse(lock.read_text())["stages"].values()]
+    entries = [
+        entry
+        for lock in locks
+        if lock.exists()
+        for entry in lock_file.parse(lock.read_text())["stages"].values()
+    ]
     recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
     outs = {made.out_path(config.profile).as_posix() for made in TABLE}
     paths = {name: path.as_posix() for name, path in stage.input_paths(config).items() if name != leave_out}
     recorded |= {path: fingerprint(root / path) for path in paths.values() if path not in outs}
     if missing := [path for path in paths.values() if path not in recorded]:
-        raise ConfigError(f"dvc.lock has no record of {missing}: run `dvc repro {stage.target}`, which makes what {stage.name} needs first")
+        raise ConfigError(
+            f"dvc.lock has no record of {missing}: run `dvc repro {stage.target}`, which makes what "
+            f"{stage.name} needs first"
+        )
     return {name: recorded[path] for name, path in paths.items()}
 
 
@@ -88,24 +100,32 @@ def settings_of(stage: Stage, config: Config) -> dict[str, Any]:
 
 
 def check_disk(stage: Stage, config: Config, root: Path) -> None:
-    """Check for room for a resumable state, the output and DVC's copy of it, each about as large as the largest input model."""
+    """Check for room for a resumable state, the output and DVC's copy of it, each about as large as the
+    largest input model."""
     models = [path for name, path in stage.input_paths(config, root).items() if name in {"base", "model"}]
     sizes = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in models]
     need = MIN_FREE_BYTES + 3 * max(sizes, default=0)
     free = shutil.disk_usage(root).free
     if free < need:
         raise ConfigError(
-            f"{stage.name} needs about {need / 1e9:.1f} GB in {root.resolve()}, {free / 1e9:.1f} GB are free: "
+            f"{stage.name} needs about {need / 1e9:.1f} GB in {root.resolve()}, {free / 1e9:.1f} GB are "
+            "free: "
             "`dvc gc -w --all-commits`, or a larger disk"
         )
 
 
 def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | None = None) -> Path:
-    """Start the log file. `process`: rank of a process that is not the first, which logs to a file beside it."""
+    """Start the log file. `process`: rank of a process that is not the first, which logs to a file beside
+    it."""
     beside = f"-process{process}" if process else ""
     path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}{beside}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    logging.basicConfig(
+        filename=path,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
     return path
 
 
@@ -115,14 +135,18 @@ def is_first_node() -> bool:
 
 def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
     with imports_without_collector():
-        function: Callable[..., dict[str, float]] = importlib.import_module(f"ans_core.stages.{stage.task}").run
+        function: Callable[..., dict[str, float]] = importlib.import_module(
+            f"ans_core.stages.{stage.task}"
+        ).run
     return function
 
 
 def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
-    """Run the function into `<out>.partial` and rename it. `scratch` stays, marked done: DVC still has to record the output.
+    """Run the function into `<out>.partial` and rename it. `scratch` stays, marked done: DVC still has to
+    record the output.
 
-    With several processes only the first writes to `out` (and of `cota` all write pictures); the others wait inside the stage's function.
+    With several processes only the first writes to `out` (and of `cota` all write pictures); the others wait
+    inside the stage's function.
     """
     out = stage.out_path(config.profile, root)
     scratch = root / ".ans/scratch" / config.profile / stage.name / key
@@ -134,7 +158,9 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     if stage.task == "report":
         keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
         inputs["versions"] = provenance.write(scratch / "versions.json", config, keys, root)
-    metrics: dict[str, float] = stage_function(stage)(config, inputs=inputs, out=partial, scratch=scratch, log=log, **row)
+    metrics: dict[str, float] = stage_function(stage)(
+        config, inputs=inputs, out=partial, scratch=scratch, log=log, **row
+    )
     if int(os.environ.get("RANK", "0")) == 0:
         if out.exists():
             shutil.rmtree(out)
@@ -147,15 +173,16 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
 
 
 def drop_done_scratch(root: Path, keep: str) -> None:
-    """Remove training states of finished attempts, which DVC has recorded by the time another stage starts."""
+    """Remove training states of finished attempts, which DVC has recorded by the time another stage
+    starts."""
     for mark in (root / ".ans/scratch").glob(f"*/*/*/{DONE}"):
         if mark.parent.name != keep:
             shutil.rmtree(mark.parent)
 
 
 def drop_partial_outputs(root: Path, *, keep: Path | None = None) -> None:
-    """Remove what killed stages had written of their outputs, of any profile, but for `keep`; no attempt goes on with it. To be called
-    under STAGE_LOCK."""
+    """Remove what killed stages had written of their outputs, of any profile, but for `keep`; no attempt goes
+    on with it. To be called under STAGE_LOCK."""
     for stage in TABLE:
         for folder in (root / "runs").glob(f"*/{stage.out}.partial"):
             if folder != keep:
@@ -167,11 +194,18 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     drop_done_scratch(root, keep=key)
     out = stage.out_path(config.profile, root)
     drop_partial_outputs(root, keep=out.with_name(out.name + ".partial"))
-    params = {"profile": config.profile, **settings_of(stage, config), "launch": config.launch.model_dump(mode="json")}
+    params = {
+        "profile": config.profile,
+        **settings_of(stage, config),
+        "launch": config.launch.model_dump(mode="json"),
+    }
     sources = [*config.prepare.sources, *config.evaluate.sources]
-    data = {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
+    data = (
+        {source.name: source.files for source in sources if source.files} if stage.name == "prepare" else {}
+    )
     with stage_run(
-        root, stage=stage.name, version=Code(root).version_of(stage), profile=config.profile, state_key=key, params=params,
+        root, stage=stage.name, version=Code(root).version_of(stage), profile=config.profile, state_key=key,
+        params=params,
         settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
         stage_function(stage)  # its imports count not as its duration
@@ -185,7 +219,8 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
 
 
 def main(name: str, root: Path = Path()) -> None:
-    """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
+    """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2
+    a mistake in the settings."""
     die_with_parent()
     stop.exit_on_signals()
     stage = stage_named(name)
@@ -232,7 +267,9 @@ def main(name: str, root: Path = Path()) -> None:
         status = USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED
         leave_note(status=status, message=f"{type(error).__name__}: {error}")
         where = name if first else f"{name}, process {rank},"
-        print(f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr)
+        print(
+            f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr
+        )
         sys.exit(status)
 
 

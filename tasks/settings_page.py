@@ -1,4 +1,5 @@
-"""The settings' classes and the profiles in, docs/settings.md out: `python -m tasks.settings_page`, a part of `make dvc`."""
+"""The settings' classes and the profiles in, docs/settings.md out: `python -m tasks.settings_page`, a part of
+`make dvc`."""
 
 from __future__ import annotations
 
@@ -32,30 +33,52 @@ Whole numbers end at 10^9. A profile is named where its value is not the default
 
 def page(root: Path) -> str:
     profiles = {path.stem: resolve(path) for path in sorted((root / PROFILES).glob("*.yaml"))}
-    return "\n".join([HEADER, *sections(Config, "", Config(profile="NAME").model_dump(mode="json"), profiles)])
+    return "\n".join(
+        [HEADER, *sections(Config, "", Config(profile="NAME").model_dump(mode="json"), profiles)]
+    )
 
 
-def sections(model: type[BaseModel], prefix: str, defaults: dict[str, Any], profiles: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield a heading and a table of a section's own settings, then its sections. `prefix`: as `sft.`; defaults, profiles: its values."""
+def sections(
+    model: type[BaseModel], prefix: str, defaults: dict[str, Any], profiles: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    """Yield a heading and a table of a section's own settings, then its sections. `prefix`: as `sft.`;
+    defaults, profiles: its values."""
     inner: dict[str, type[BaseModel]] = {}
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             inner[name] = field.annotation
     if prefix:
         yield f"## {prefix.rstrip('.')}\n\n{prose(model.__doc__)}\n"
-    rows = [row(model, name, prefix, defaults, profiles) for name in model.model_fields if name not in inner and name != "profile"]
+    rows = [
+        row(model, name, prefix, defaults, profiles)
+        for name in model.model_fields
+        if name not in inner and name != "profile"
+    ]
     if rows:
         yield "\n".join(["| setting | values | default | meaning | profiles |", "|-|-|-|-|-|", *rows, ""])
     for name, section in inner.items():
-        yield from sections(section, f"{prefix}{name}.", defaults[name], {profile: values[name] for profile, values in profiles.items()})
+        yield from sections(
+            section,
+            f"{prefix}{name}.",
+            defaults[name],
+            {profile: values[name] for profile, values in profiles.items()},
+        )
     for name, field in model.model_fields.items():
         for item in get_args(field.annotation)[:1]:
             if isinstance(item, type) and issubclass(item, BaseModel):
-                needed = {key: "" if part.is_required() else part.default for key, part in item.model_fields.items()}
+                needed = {
+                    key: "" if part.is_required() else part.default for key, part in item.model_fields.items()
+                }
                 yield from sections(item, f"{prefix}{name}.N.", needed, {})
 
 
-def row(model: type[BaseModel], name: str, prefix: str, defaults: dict[str, Any], profiles: dict[str, dict[str, Any]]) -> str:
+def row(
+    model: type[BaseModel],
+    name: str,
+    prefix: str,
+    defaults: dict[str, Any],
+    profiles: dict[str, dict[str, Any]],
+) -> str:
     by_value: dict[str, list[str]] = {}
     for profile, values in profiles.items():
         if values[name] != defaults[name]:
@@ -63,7 +86,8 @@ def row(model: type[BaseModel], name: str, prefix: str, defaults: dict[str, Any]
     differing = [f"{value}: {', '.join(families(names, profiles))}" for value, names in by_value.items()]
     schema = model.model_json_schema()
     cells = [
-        f"`{prefix}{name}`", values_text(schema["properties"][name], schema.get("$defs", {})), value_text(defaults[name]),
+        f"`{prefix}{name}`", values_text(schema["properties"][name], schema.get("$defs", {})),
+        value_text(defaults[name]),
         prose(meanings(model).get(name)), "<br>".join(differing),
     ]  # fmt: skip
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
@@ -84,7 +108,11 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     assert isinstance(definition, ast.ClassDef)
     found = {}
     for field, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             found[ast.unparse(field.target)] = str(after.value.value)
     return found
 
@@ -96,7 +124,11 @@ def prose(text: str | None) -> str:
 def value_text(value: Any, longest: int = 10**6) -> str:
     if value in ("", [], {}):
         return "empty"
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).removesuffix("\n").removesuffix("\n...")
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+    )
     return f"`{text}`" if len(text) <= longest else f"{len(value)} entries"
 
 
@@ -113,8 +145,12 @@ def values_text(schema: dict[str, Any], classes: dict[str, Any]) -> str:
         return f"table: {keys} to {values_text(schema['additionalProperties'], classes)}"
     if schema["type"] == "array":
         items = schema.get("prefixItems", [])
-        return f"{len(items) or ''} list of ".lstrip() + values_text(items[0] if items else schema["items"], classes)
-    return {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text"}[schema["type"]] + range_text(schema)
+        return f"{len(items) or ''} list of ".lstrip() + values_text(
+            items[0] if items else schema["items"], classes
+        )
+    return {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text"}[
+        schema["type"]
+    ] + range_text(schema)
 
 
 def range_text(schema: dict[str, Any]) -> str:

@@ -1,8 +1,10 @@
-"""A command as a job of Slurm: one job by name in a workspace, followed to its end; its exit status and the reason of a failure come back.
+"""A command as a job of Slurm: one job by name in a workspace, followed to its end; its exit status and the
+reason of a failure come back.
 
     python -m tasks.slurm NAME STAGE WORD...     # a module's words, with the resources of that stage in params.yaml
 
-A job outlives whoever submitted it by kill -9. Who starts the same thing again finds the job by its name and waits for it.
+A job outlives whoever submitted it by kill -9. Who starts the same thing again finds the job by its name and
+waits for it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,24 @@ POLL_S = 5.0
 SEEN_S = 60.0
 """Most that a shared folder takes to show what another node has written."""
 USER_ERROR, FAILED = 2, 1
-ENDS = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+ENDS = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
 """States after which a job runs no more, unless Slurm queues it again."""
-AWAY = ("Unable to contact slurm controller", "Socket timed out", "Connection refused", "slurm_load_jobs error: Zero Bytes")
+AWAY = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+    "slurm_load_jobs error: Zero Bytes",
+)
 """What Slurm's commands say while the controller does not answer."""
 SCRIPT = """
 note={notes}-$SLURM_JOB_ID
@@ -46,9 +63,10 @@ fi
 echo $status > "$note.exit"
 exit $status
 """
-"""The job. It runs on the first node, so that a port which is free here is free for the meeting of the processes. TERM and USR1 go to all
-processes of the job, which write a state and end. A job that still runs then, since nobody has cancelled it and its time is not over, but
-Slurm wants its place (preemption) or said that its time is nearly over (--signal), is queued again and goes on."""
+"""The job. It runs on the first node, so that a port which is free here is free for the meeting of the
+processes. TERM and USR1 go to all processes of the job, which write a state and end. A job that still runs
+then, since nobody has cancelled it and its time is not over, but Slurm wants its place (preemption) or said
+that its time is nearly over (--signal), is queued again and goes on."""
 PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
@@ -75,7 +93,11 @@ def options(launch: Launch, task: str, *, several: bool) -> tuple[str, ...]:
     wanted = launch.resources.get(task)
     found = [f"--signal=USR1@{stop.LONGEST_S}", *launch.slurm]
     if wanted:
-        found += [f"--nodes={wanted.nodes}", *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []), *wanted.options]
+        found += [
+            f"--nodes={wanted.nodes}",
+            *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []),
+            *wanted.options,
+        ]
     elif not several:
         found.append("--nodes=1")
     return tuple(found)
@@ -84,16 +106,26 @@ def options(launch: Launch, task: str, *, several: bool) -> tuple[str, ...]:
 def sbatch_words(job: Job) -> list[str]:
     """Return the command that submits the job and prints its number."""
     script = SCRIPT.format(
-        notes=shlex.quote(str(job.notes)), python=shlex.quote(sys.executable), port=shlex.quote(PORT), asked=ASKED,
+        notes=shlex.quote(str(job.notes)), python=shlex.quote(sys.executable), port=shlex.quote(PORT),
+        asked=ASKED,
         task=shlex.join([sys.executable, "-m", "tasks.slurm_task", *job.words]),
     )  # fmt: skip
     about = [f"--job-name={job.name}", f"--chdir={job.root}", f"--output={job.log('%j')}"]
-    return ["sbatch", "--parsable", "--requeue", "--open-mode=append", "--export=ALL", *about, *job.options, f"--wrap={script}"]
+    return [
+        "sbatch",
+        "--parsable",
+        "--requeue",
+        "--open-mode=append",
+        "--export=ALL",
+        *about,
+        *job.options,
+        f"--wrap={script}",
+    ]
 
 
 def run(job: Job) -> int:
-    """Wait for the workspace's job of this name, which is submitted unless it waits or runs; return its exit status. A TERM to this process
-    cancels the job. Raises ConfigError for a job that Slurm refuses."""
+    """Wait for the workspace's job of this name, which is submitted unless it waits or runs; return its exit
+    status. A TERM to this process cancels the job. Raises ConfigError for a job that Slurm refuses."""
     job.notes.parent.mkdir(parents=True, exist_ok=True)
     job.log("").parent.mkdir(parents=True, exist_ok=True)
     number = None
@@ -113,7 +145,9 @@ def run(job: Job) -> int:
 def found(job: Job) -> str | None:
     """Return the number of the user's job of this name and workspace; None if there is none."""
     lines = ask(["squeue", "--me", "--noheader", f"--name={job.name}", "--format=%A|%Z"]).splitlines()
-    numbers = [number for number, _, folder in (line.partition("|") for line in lines) if folder == str(job.root)]
+    numbers = [
+        number for number, _, folder in (line.partition("|") for line in lines) if folder == str(job.root)
+    ]
     return numbers[0] if numbers else None
 
 
@@ -123,18 +157,23 @@ def submitted(job: Job) -> str:
 
 
 def ask(words: list[str], environment: dict[str, str] | None = None) -> str:
-    """Run one of Slurm's commands and return its output; wait while the controller does not answer. Raises ConfigError where it refuses."""
+    """Run one of Slurm's commands and return its output; wait while the controller does not answer. Raises
+    ConfigError where it refuses."""
     away = False
     while True:
         try:
             done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            raise ConfigError(f"launch.launcher is slurm, and there is no `{words[0]}` on this machine's PATH") from None
+            raise ConfigError(
+                f"launch.launcher is slurm, and there is no `{words[0]}` on this machine's PATH"
+            ) from None
         if done.returncode == 0:
             return done.stdout
         if not any(line in done.stderr for line in AWAY):
             asked = shlex.join(word for word in words if not word.startswith("--wrap"))
-            raise ConfigError(f"Slurm refuses `{asked}` ({done.stderr.strip()}); correct launch.slurm or launch.resources")
+            raise ConfigError(
+                f"Slurm refuses `{asked}` ({done.stderr.strip()}); correct launch.slurm or launch.resources"
+            )
         if not away:
             print(f"{words[0]} waits: {done.stderr.strip()}", file=sys.stderr, flush=True)
         away = True
@@ -154,14 +193,23 @@ def state(number: str) -> tuple[str, str]:
 
 
 def followed(job: Job, number: str) -> int:
-    """Show the job's log as it grows, until the job has ended; return its exit status, and note the reason of a failure."""
+    """Show the job's log as it grows, until the job has ended; return its exit status, and note the reason of
+    a failure."""
     shown, queued_s, waits_for, ended = 0, 0.0, "", 0
     now_s = time.monotonic()
     while ended < 2:  # a job that is to be queued again has ended for a moment
         before_s, now_s = now_s, time.monotonic()
         name, reason = state(number)
         ended = ended + 1 if name in ENDS or not name else 0
-        if name in {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}:
+        if name in {
+            "PENDING",
+            "CONFIGURING",
+            "SUSPENDED",
+            "REQUEUED",
+            "REQUEUE_FED",
+            "REQUEUE_HOLD",
+            "SPECIAL_EXIT",
+        }:
             queued_s += now_s - before_s
             leave_note(queued_s=queued_s)
             if reason != waits_for:
@@ -210,7 +258,9 @@ def main(name: str, task: str, *words: str) -> int:
     root = Path.cwd()
     try:
         launch = load(root / "params.yaml").launch
-        return run(Job(name=name, words=words, options=options(launch, task, several=False), root=root.resolve()))
+        return run(
+            Job(name=name, words=words, options=options(launch, task, several=False), root=root.resolve())
+        )
     except ConfigError as error:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)

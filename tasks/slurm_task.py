@@ -1,5 +1,5 @@
-"""One node's part of a job of Slurm: run a module's words, outlive a signal until all processes have ended, and tell by the exit status how
-it went.
+"""One node's part of a job of Slurm: run a module's words, outlive a signal until all processes have ended,
+and tell by the exit status how it went.
 
     python -m tasks.slurm_task WORD...
 """
@@ -15,7 +15,8 @@ import sys
 from ans_core import stop
 
 ASKED, FAILED = 75, 101
-"""Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes, so one node that failed counts."""
+"""Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes, so one node
+that failed counts."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -23,10 +24,12 @@ def main(words: list[str]) -> int:
     signals: list[int] = []
     for number in stop.SIGNALS:
         signal.signal(number, lambda number, frame: signals.append(number))
-    # Processes whose launcher has ended (torchrun does at a second TERM) become children of this one. If it ended before them, Slurm would
-    # kill them while they write their state.
+    # Processes whose launcher has ended (torchrun does at a second TERM) become children of this one. If it
+    # ended before them, Slurm would kill them while they write their state.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child = subprocess.Popen([sys.executable, *words], env={**os.environ, "PET_NODE_RANK": os.environ.get("SLURM_NODEID", "0")})
+    child = subprocess.Popen(
+        [sys.executable, *words], env={**os.environ, "PET_NODE_RANK": os.environ.get("SLURM_NODEID", "0")}
+    )
     status = child.wait()
     while True:
         try:

@@ -1,5 +1,5 @@
-"""What a stage logs in, its nested run in MLflow out, in the process of tasks/tracker.py: the stage never waits for the store, and loses
-nothing while it is away."""
+"""What a stage logs in, its nested run in MLflow out, in the process of tasks/tracker.py: the stage never
+waits for the store, and loses nothing while it is away."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class Record:
 
 
 def send(record: Record, mlflow: MlflowClient, experiment: str, root: Path) -> None:
-    """Send what the store does not have, and take it out of the record. Raises one of `store_faults` where the store does not take it."""
+    """Send what the store does not have, and take it out of the record. Raises one of `store_faults` where
+    the store does not take it."""
     if record.run_id is None:
         open_run(record, mlflow, experiment, root)
     assert record.run_id is not None and record.parent is not None  # noqa: PT018
@@ -112,31 +113,55 @@ def open_run(record: Record, mlflow: MlflowClient, experiment: str, root: Path) 
     if not record.in_flow:
         tracking.close_stuck_runs(root)
     record.parent = tracking.parent_run(
-        mlflow, experiment, record.pipeline, record.profile, root, pid=record.owner, settings=record.settings, start_ms=record.start_ms
+        mlflow,
+        experiment,
+        record.pipeline,
+        record.profile,
+        root,
+        pid=record.owner,
+        settings=record.settings,
+        start_ms=record.start_ms,
     )
     mlflow.set_tag(record.parent, "ans.pid", str(record.owner))
     mlflow.update_run(record.parent, status="RUNNING")  # an earlier stage may have closed it
     tags = {**record.tags, "mlflow.parentRunId": record.parent}
     name = f"{record.stage} {tracking.run_name(record.profile, record.settings, root, record.start_ms)}"
-    record.run_id = str(mlflow.create_run(experiment, start_time=record.start_ms, tags=tags, run_name=name).info.run_id)
+    record.run_id = str(
+        mlflow.create_run(experiment, start_time=record.start_ms, tags=tags, run_name=name).info.run_id
+    )
 
 
 def data_sets(record: Record) -> Iterator[Any]:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    context = InputTag("mlflow.data.context", "evaluation" if record.stage.startswith("evaluate") else "training")
+    context = InputTag(
+        "mlflow.data.context", "evaluation" if record.stage.startswith("evaluate") else "training"
+    )
     for name, digest in record.data.items():
         source = json.dumps({"uri": f"dvc:{name}", "md5": digest})
-        yield DatasetInput(Dataset(name=name, digest=digest[:36], source_type="dvc", source=source), [context])
+        yield DatasetInput(
+            Dataset(name=name, digest=digest[:36], source_type="dvc", source=source), [context]
+        )
 
 
 def log_files(mlflow: MlflowClient, run_id: str, folder: Path) -> None:
     """Log the small files of an output that a person would look at; weights stay in DVC."""
-    inside = sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path))  # metrics and predictions before pictures
-    found = [path for path in inside if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2]
-    small = [path for path in found if path.stat().st_size <= MAX_ARTIFACT_BYTES and not path.name.startswith("tokenizer")]
+    # metrics and predictions before pictures
+    inside = sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path))
+    found = [
+        path
+        for path in inside
+        if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2
+    ]
+    small = [
+        path
+        for path in found
+        if path.stat().st_size <= MAX_ARTIFACT_BYTES and not path.name.startswith("tokenizer")
+    ]
     for path in small[:MAX_ARTIFACTS]:
-        mlflow.log_artifact(run_id, str(path), str(path.parent.relative_to(folder)) if path.parent != folder else None)
+        mlflow.log_artifact(
+            run_id, str(path), str(path.parent.relative_to(folder)) if path.parent != folder else None
+        )
 
 
 class Load:
@@ -162,11 +187,12 @@ class Load:
 
 
 class StageRun:
-    """The nested run of one stage, as the tracker's process holds it. A thread sends what `log` collects. Methods return what the stage is
-    to tell its user, or None."""
+    """The nested run of one stage, as the tracker's process holds it. A thread sends what `log` collects.
+    Methods return what the stage is to tell its user, or None."""
 
     def __init__(
-        self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any], settings: dict[str, Any],
+        self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any],
+        settings: dict[str, Any],
         data: dict[str, str], pid: int, pipeline: dict[str, str],
     ) -> None:  # fmt: skip
         """pid: of the stage's process. pipeline: what its flow has left in its environment."""
@@ -174,11 +200,23 @@ class StageRun:
         self.finished = False
         """Whether everything is sent or kept."""
         flow_pid = pipeline.get("ANS_PIPELINE_PID")
-        tags = {"ans.kind": "stage", "ans.stage": stage, "ans.version": version, "ans.profile": profile, "ans.key": state_key}
-        tags |= {"ans.pid": str(pid), **tracking.where_from(root), "mlflow.source.name": f"tasks/{stage.partition('@')[0]}.py"}
+        tags = {
+            "ans.kind": "stage",
+            "ans.stage": stage,
+            "ans.version": version,
+            "ans.profile": profile,
+            "ans.key": state_key,
+        }
+        tags |= {
+            "ans.pid": str(pid),
+            **tracking.where_from(root),
+            "mlflow.source.name": f"tasks/{stage.partition('@')[0]}.py",
+        }
         self.record = Record(
-            stage=stage, profile=profile, pipeline=pipeline.get("ANS_PIPELINE") or tracking.pipeline_key(pid), in_flow=flow_pid is not None,
-            owner=int(flow_pid or pid), tags=tags, params=tracking.flat(params), settings=tracking.flat(settings), data=data,
+            stage=stage, profile=profile, pipeline=pipeline.get("ANS_PIPELINE") or tracking.pipeline_key(pid),
+            in_flow=flow_pid is not None,
+            owner=int(flow_pid or pid), tags=tags, params=tracking.flat(params),
+            settings=tracking.flat(settings), data=data,
             start_ms=int(time.time() * 1000),
         )  # fmt: skip
         self._told = "ANS_STORE_AWAY" in pipeline  # the flow has said so
@@ -190,7 +228,9 @@ class StageRun:
 
     def _collect(self, metrics: dict[str, float], step: int) -> None:
         now_ms = int(time.time() * 1000)
-        self.record.metrics += [(metric_name(key), float(value), now_ms, step) for key, value in metrics.items()]
+        self.record.metrics += [
+            (metric_name(key), float(value), now_ms, step) for key, value in metrics.items()
+        ]
 
     def log(self, metrics: dict[str, float], step: int) -> str | None:
         self._collect(metrics, step)
@@ -203,7 +243,8 @@ class StageRun:
         return self.log(metrics, 0)
 
     def end(self, *, ok: bool) -> str | None:
-        """Send the rest. Where the store is still away, the next stage that runs in this workspace sends it. The first call counts."""
+        """Send the rest. Where the store is still away, the next stage that runs in this workspace sends it.
+        The first call counts."""
         with self._end_lock:
             if not self.finished:
                 self.record.end_ms = int(time.time() * 1000)
@@ -212,9 +253,15 @@ class StageRun:
                 self._thread.join()
                 if not self.record.sent:
                     try:
-                        keep(self.record, self._root / UNSENT / f"{self.record.start_ms}-{self.record.stage}.json")
+                        keep(
+                            self.record,
+                            self._root / UNSENT / f"{self.record.start_ms}-{self.record.stage}.json",
+                        )
                     except OSError as error:
-                        self._to_say = f"MLflow did not take all that the stage logged, and it can't be kept, so it is lost: {error}"
+                        self._to_say = (
+                            "MLflow did not take all that the stage logged, and it can't be kept, so it is "
+                            f"lost: {error}"
+                        )
                 self.finished = True
             said, self._to_say = self._to_say, None
             return said
@@ -240,7 +287,10 @@ class StageRun:
             send(self.record, *self._store, self._root)
         except tracking.store_faults() as error:
             if not self._told:
-                self._to_say = f"MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent later: {error}"
+                self._to_say = (
+                    "MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent "
+                    f"later: {error}"
+                )
             self._told = True
             return False
         return True

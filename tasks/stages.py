@@ -1,4 +1,5 @@
-"""The pipeline's stages, written down once: dvc.yaml, the tasks, the flows and the tests all come from this table."""
+"""The pipeline's stages, written down once: dvc.yaml, the tasks, the flows and the tests all come from this
+table."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ GROUPS = (MAIN, AGENT, ONLINE, MEMORY)
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """`inputs` and `out` are folders under runs/<profile>; `sections` the parts of params.yaml that decide the result."""
+    """`inputs` and `out` are folders under runs/<profile>; `sections` the parts of params.yaml that decide
+    the result."""
 
     name: str
     version: str
@@ -62,15 +64,20 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process that started it."""
+        """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process
+        that started it."""
         return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
 
     def input_path(self, name: str, *, profile: str, base: str) -> str:
-        """Return where an input lies. The `model` of the agent's stages is the folder that agent.base names."""
+        """Return where an input lies. The `model` of the agent's stages is the folder that agent.base
+        names."""
         return base if name == "model" and self.group != MAIN else f"runs/{profile}/{name}"
 
     def input_paths(self, config: Config, root: Path = Path()) -> dict[str, Path]:
-        return {name: root / self.input_path(name, profile=config.profile, base=config.agent.base) for name in self.inputs}
+        return {
+            name: root / self.input_path(name, profile=config.profile, base=config.agent.base)
+            for name in self.inputs
+        }
 
     def out_path(self, profile: str, root: Path = Path()) -> Path:
         return root / "runs" / profile / self.out
@@ -81,27 +88,38 @@ def dvc_file(group: str) -> Path:
 
 
 DAY_S = 24 * 3600
-# A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only `rl` waits for `convert`.
+# A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only
+# `rl` waits for `convert`.
 ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
 
 
 def _evaluate(row: str) -> Stage:
     # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
     return Stage(
-        name=f"evaluate@{row}", version="1", row=row, inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
-        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
+        name=f"evaluate@{row}", version="1", row=row,
+        inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
+        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S,
+        item=ROW_MODEL[row], one_node=True,
     )  # fmt: skip
 
 
-AGENT_ROWS = {"direct": "agent/sft/direct", "oracle": "agent/cota/val", "sft": "agent/sft/tools", "rft": "agent/rft"}
-"""The rows of `agent_evaluate` and what each starts from. (The oracle has no adapter, but the same operations as the traces.)"""
+AGENT_ROWS = {
+    "direct": "agent/sft/direct",
+    "oracle": "agent/cota/val",
+    "sft": "agent/sft/tools",
+    "rft": "agent/rft",
+}
+"""The rows of `agent_evaluate` and what each starts from. (The oracle has no adapter, but the same operations
+as the traces.)"""
 
 
 def _agent_sft(row: str) -> Stage:
     return Stage(
-        name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"), out=f"agent/sft/{row}", group=AGENT,
+        name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"),
+        out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.reader", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size", "sft.mask_weight",
+            "agent.tiles", "agent.reader", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
+            "sft.mask_weight",
             "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -111,9 +129,11 @@ def _agent_sft(row: str) -> Stage:
 def _agent_evaluate(row: str, folder: str) -> Stage:
     made = "agent/cota" if row == "oracle" else folder
     return Stage(
-        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made), out=f"agent/evaluate/{row}", group=AGENT,
+        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made),
+        out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate", "evaluate.max_tokens", "evaluate.batch",
+            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate",
+            "evaluate.max_tokens", "evaluate.batch",
             "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
@@ -204,7 +224,10 @@ def needed_for(group: str, config: Config) -> tuple[Stage, ...]:
 
 def maker_of(path: Path, config: Config) -> Stage | None:
     """Return the stage whose output this is, or is in; None if no stage makes it."""
-    return next((stage for stage in TABLE if path.resolve().is_relative_to(stage.out_path(config.profile).resolve())), None)
+    return next(
+        (stage for stage in TABLE if path.resolve().is_relative_to(stage.out_path(config.profile).resolve())),
+        None,
+    )
 
 
 def stage_named(name: str) -> Stage:

@@ -42,7 +42,9 @@ def user() -> str:
 
 def git(root: Path, *words: str) -> str:
     """Return what git prints; nothing if it fails."""
-    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=root, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def git_tags(root: Path) -> dict[str, str]:
@@ -70,7 +72,10 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """Return the names of processor and GPUs, without loading a driver's library."""
-    told = [(folder / "information").read_text(encoding="utf-8", errors="replace") for folder in sorted(GPUS.glob("*"))]
+    told = [
+        (folder / "information").read_text(encoding="utf-8", errors="replace")
+        for folder in sorted(GPUS.glob("*"))
+    ]
     gpus = [name[1].strip() for text in told if (name := re.search(r"Model:\s*(.+)", text))]
     return {
         "hardware.cpu": f"{psutil.cpu_count()} x {processor()}",

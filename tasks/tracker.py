@@ -1,5 +1,6 @@
-"""The process that logs to MLflow: what stages log in, their runs (tasks/stage_run.py) out. A flow has one for all its stages, a stage that
-runs without a flow its own: importing MLflow takes 2.5 s of processor time."""
+"""The process that logs to MLflow: what stages log in, their runs (tasks/stage_run.py) out. A flow has one
+for all its stages, a stage that runs without a flow its own: importing MLflow takes 2.5 s of processor
+time."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ END_S = 120.0
 
 
 class TrackedRun:
-    """A StageRun as the stage uses it. A thread opens it and hands over what is logged, so that the stage waits for no answer; if the
-    tracker's process was killed, the stage goes on and its curves are lost."""
+    """A StageRun as the stage uses it. A thread opens it and hands over what is logged, so that the stage
+    waits for no answer; if the tracker's process was killed, the stage goes on and its curves are lost."""
 
     def __init__(self, open_remote: Callable[[], StageRun]) -> None:
         self._open_remote = open_remote
@@ -50,7 +51,8 @@ class TrackedRun:
         self._calls.put(lambda remote: remote.log_result(metrics, folder.resolve()))
 
     def end(self, *, ok: bool) -> None:
-        """Wait until the tracker has sent or kept everything. Raises what went wrong on the way, but for a killed tracker."""
+        """Wait until the tracker has sent or kept everything. Raises what went wrong on the way, but for a
+        killed tracker."""
         self._calls.put(lambda remote: remote.end(ok=ok))
         self._calls.put(None)
         self._thread.join()
@@ -58,7 +60,8 @@ class TrackedRun:
             raise self._fault
 
     def _hand_over(self) -> None:
-        # A stopped process that goes on gives its signals to any thread, and Python's main thread would sleep on (LOG).
+        # A stopped process that goes on gives its signals to any thread, and Python's main thread would sleep
+        # on (LOG).
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             remote = self._open_remote()
@@ -66,7 +69,10 @@ class TrackedRun:
                 if said := call(remote):
                     warn(said)
         except (OSError, EOFError):
-            warn("the process that logs to MLflow was killed: the stage goes on without it, later curves are lost")
+            warn(
+                "the process that logs to MLflow was killed: the stage goes on without it, later curves are "
+                "lost"
+            )
         except Exception as error:  # noqa: BLE001  of another thread and process; `end` raises it
             self._fault = error
 
@@ -98,10 +104,11 @@ class Opened:
 
 @contextmanager
 def started() -> Iterator[dict[str, str]]:
-    """Start a tracker and yield the variable that names it. It ends with the block or with this process, however that ends, after it has
-    closed the runs of its stages, and sent or kept what they logged."""
+    """Start a tracker and yield the variable that names it. It ends with the block or with this process,
+    however that ends, after it has closed the runs of its stages, and sent or kept what they logged."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.tracker"], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "tasks.tracker"], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,  # Ctrl-C is for the stage, which closes its run
     )  # fmt: skip
     assert process.stdin is not None
@@ -131,9 +138,13 @@ def connected(environ: Mapping[str, str]) -> Tracker:
 
 @contextmanager
 def stage_run(root: Path, **values: Any) -> Iterator[TrackedRun]:
-    """Start a stage's run, which ends with the block, as failed if the block raises. It is in the flow's tracker; without a flow, or where
-    the flow's was killed, in one of this process's own."""
-    pipeline = {name: value for name, value in os.environ.items() if name in {"ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY"}}
+    """Start a stage's run, which ends with the block, as failed if the block raises. It is in the flow's
+    tracker; without a flow, or where the flow's was killed, in one of this process's own."""
+    pipeline = {
+        name: value
+        for name, value in os.environ.items()
+        if name in {"ANS_PIPELINE", "ANS_PIPELINE_PID", "ANS_STORE_AWAY"}
+    }
     with ExitStack() as stack:
 
         def open_remote() -> StageRun:
@@ -153,7 +164,8 @@ def stage_run(root: Path, **values: Any) -> Iterator[TrackedRun]:
 
 
 def watch(opened: Opened, gone: Event, parent: int) -> None:
-    """Close the runs of killed stages; return when the process that started this one is gone and no run is open."""
+    """Close the runs of killed stages; return when the process that started this one is gone and no run is
+    open."""
     while True:
         ending = gone.wait(LOOK_EVERY_S) or os.getppid() != parent
         if not opened.close_killed() and ending:
@@ -164,7 +176,8 @@ def watch(opened: Opened, gone: Event, parent: int) -> None:
 
 def main() -> None:
     """Run the tracker's process: read the key, print the socket, end when the input does."""
-    atexit.register(gc.freeze)  # else it takes most of a second to end, for which a stage without a flow waits
+    # else it takes most of a second to end, for which a stage without a flow waits
+    atexit.register(gc.freeze)
     parent, gone, opened = os.getppid(), Event(), Opened()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,5 +1,5 @@
-"""Runs in MLflow, in the store of this checkout or the one that MLFLOW_TRACKING_URI names: one parent per pipeline run, one nested run per
-stage, also under a bare `dvc repro`. tasks/tracker.py fills them."""
+"""Runs in MLflow, in the store of this checkout or the one that MLFLOW_TRACKING_URI names: one parent per
+pipeline run, one nested run per stage, also under a bare `dvc repro`. tasks/tracker.py fills them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")
 EXPERIMENT = "ans"
 KIND = "mlflow.experimentKind"
 TRAINING = "custom_model_development"
-"""The kind whose pages show runs and curves first; without it MLflow opens on the pages for prompts and traces."""
+"""The kind whose pages show runs and curves first; without it MLflow opens on the pages for prompts and
+traces."""
 MAX_SHOWN = 12
 """Characters of a setting's value in a run's name."""
 MAX_PARAMS = 100
@@ -66,14 +67,15 @@ def check_database(path: Path) -> None:
             found = str(error)
         if found != "ok":
             raise TrackingError(
-                f"the history of runs {path} is damaged ({found.splitlines()[-1]}): move it away and a new one is begun; "
+                f"the history of runs {path} is damaged ({found.splitlines()[-1]}): move it away and a new "
+                "one is begun; "
                 "results and caches don't depend on it"
             )
 
 
 def client(root: Path) -> MlflowClient:
-    """Return the client of the store that MLFLOW_TRACKING_URI names, else of this checkout's .ans/mlflow.db. Raises TrackingError for one
-    that this MLflow can't open."""
+    """Return the client of the store that MLFLOW_TRACKING_URI names, else of this checkout's .ans/mlflow.db.
+    Raises TrackingError for one that this MLflow can't open."""
     import logging
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -89,12 +91,16 @@ def client(root: Path) -> MlflowClient:
         return MlflowClient(f"sqlite:///{database}")
     except MlflowException as error:
         why = str(error).partition(". ")[0]
-        remedy = f"move it away and a new one is begun, or copy it and try `mlflow db upgrade sqlite:///{database}`"
+        remedy = (
+            "move it away and a new one is begun, or copy it and try `mlflow db upgrade "
+            f"sqlite:///{database}`"
+        )
         raise TrackingError(f"MLflow can't open the history of runs {database} ({why}): {remedy}") from None
 
 
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:
-    """Return the experiment's id; the first call makes it. Raises TrackingError if the store does not answer."""
+    """Return the experiment's id; the first call makes it. Raises TrackingError if the store does not
+    answer."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -102,9 +108,13 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
     except MlflowException as error:
         where = os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db")
         why = str(error).splitlines()[0][:200]
-        raise TrackingError(f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI") from None
+        raise TrackingError(
+            f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI"
+        ) from None
     if found is None:
-        place = None if "MLFLOW_TRACKING_URI" in os.environ else (root.resolve() / ".ans/mlartifacts").as_uri()
+        place = (
+            None if "MLFLOW_TRACKING_URI" in os.environ else (root.resolve() / ".ans/mlartifacts").as_uri()
+        )
         return mlflow.create_experiment(EXPERIMENT, artifact_location=place, tags={KIND: TRAINING})
     if KIND not in found.tags:
         mlflow.set_experiment_tag(found.experiment_id, KIND, TRAINING)
@@ -112,7 +122,8 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
 
 
 def pipeline_key(pid: int) -> str:
-    """Return what the stages of one pipeline run share: the flow run's id, or the `dvc` process that started the stage's process `pid`."""
+    """Return what the stages of one pipeline run share: the flow run's id, or the `dvc` process that started
+    the stage's process `pid`."""
     if key := os.environ.get("ANS_PIPELINE"):
         return key
     stage = psutil.Process(pid)
@@ -134,26 +145,45 @@ def metric_name(name: str) -> str:
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)[:500]}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)[:500]}
+        )
     return found
 
 
 def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit: int = 1) -> list[Any]:
     """Return runs, newest first."""
     where = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-    return list(mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"]))
+    return list(
+        mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"])
+    )
 
 
 def parent_run(
-    mlflow: MlflowClient, experiment: str, key: str, profile: str, root: Path, *, pid: int, settings: Mapping[str, str], start_ms: int
+    mlflow: MlflowClient,
+    experiment: str,
+    key: str,
+    profile: str,
+    root: Path,
+    *,
+    pid: int,
+    settings: Mapping[str, str],
+    start_ms: int,
 ) -> str:
-    """Return the pipeline's run; whoever needs it first makes it. `pid` works on it, `settings` are its parameters."""
+    """Return the pipeline's run; whoever needs it first makes it. `pid` works on it, `settings` are its
+    parameters."""
     found = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
     if found:
         if not found[0].data.params:  # the store went away just then
             log_params(mlflow, found[0].info.run_id, settings)
         return str(found[0].info.run_id)
-    tags = {"ans.pipeline": key, "ans.kind": "pipeline", "ans.profile": profile, "ans.pid": str(pid), **where_from(root)}
+    tags = {
+        "ans.pipeline": key,
+        "ans.kind": "pipeline",
+        "ans.profile": profile,
+        "ans.pid": str(pid),
+        **where_from(root),
+    }
     tags["mlflow.source.name"] = "flows/pipeline.py" if key.startswith("flow-") else "dvc.yaml"
     name = run_name(profile, settings, root, start_ms)
     run = str(mlflow.create_run(experiment, start_time=start_ms, tags=tags, run_name=name).info.run_id)
@@ -162,12 +192,17 @@ def parent_run(
 
 
 def run_name(profile: str, settings: Mapping[str, str], root: Path, start_ms: int) -> str:
-    """Name a run by what tells it from others in a chart's legend: the profile, settings that are not the profile's, and the time."""
+    """Name a run by what tells it from others in a chart's legend: the profile, settings that are not the
+    profile's, and the time."""
     path, plain = root / PROFILES / f"{profile}.yaml", settings
     if path.exists():
         with suppress(ConfigError):  # the file was edited since
             plain = flat(resolve(path))
-    changed = [(key, value) for key, value in settings.items() if plain.get(key) != value and not key.startswith("launch.")]
+    changed = [
+        (key, value)
+        for key, value in settings.items()
+        if plain.get(key) != value and not key.startswith("launch.")
+    ]
     shown = [f"{key}={value}" if len(value) <= MAX_SHOWN else key for key, value in changed[:2]]
     more = [f"+{len(changed) - 2}"] if len(changed) > 2 else []
     return " ".join([profile, *shown, *more, clock(start_ms)])
@@ -191,40 +226,51 @@ def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) ->
     from mlflow.entities import Metric
 
     now_ms = int(time.time() * 1000)
-    mlflow.log_batch(run, metrics=[Metric(metric_name(key), float(value), now_ms, 0) for key, value in metrics.items()])
+    mlflow.log_batch(
+        run, metrics=[Metric(metric_name(key), float(value), now_ms, 0) for key, value in metrics.items()]
+    )
 
 
 def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and the report, `train/sft/loss`
-    (the mean over the last steps) and `wall_s/sft`. Its curves, counts of samples and the machine's load stay with the stage's own
-    run."""
+    """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and
+    the report, `train/sft/loss` (the mean over the last steps) and `wall_s/sft`. Its curves, counts of
+    samples and the machine's load stay with the stage's own run."""
     task, _, row = stage.partition("@")
     place = stage.replace("@", "/")
     shown = {}
     for name, value in metrics.items():
         part, _, rest = name.partition("/")
         if name == "duration_s":
-            shown[f"wall_s/{place}"] = value  # last in the alphabet: MLflow compares the first metrics by default
+            # last in the alphabet: MLflow compares the first metrics by default
+            shown[f"wall_s/{place}"] = value
         elif task == "evaluate" and part == "eval":
             shown[f"{row}/{rest}"] = value
         elif task == "report" and part in ROWS:
             shown[name] = value
         elif part == "train":
             shown[f"train/{place}/{rest}"] = value
-        elif rest and part not in {"system", "samples"} and task not in {"evaluate", "report"} and not stage_named(stage).curves:
+        elif (
+            rest
+            and part not in {"system", "samples"}
+            and task not in {"evaluate", "report"}
+            and not stage_named(stage).curves
+        ):
             shown[f"{place}/{name}"] = value
     return shown
 
 
 def pipeline_data(stage: str, found: Sequence[Any]) -> list[Any]:
-    """Return which of a stage's inputs the pipeline's run shows as its data sets: those that `prepare` reads, and what it makes of them."""
+    """Return which of a stage's inputs the pipeline's run shows as its data sets: those that `prepare` reads,
+    and what it makes of them."""
     return [one for one in found if stage == "prepare" or one.dataset.name == "data"]
 
 
 def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, state_key: str) -> Any | None:
-    """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics and data. Return that run, None if it
-    is unknown."""
-    found = find_runs(mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20)
+    """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics and
+    data. Return that run, None if it is unknown."""
+    found = find_runs(
+        mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20
+    )
     made = next((run for run in found if run.info.status == "FINISHED"), None)
     if made is not None:
         mlflow.set_tag(parent, f"cached.{stage.replace('@', '/')}", made.info.run_id)
@@ -234,9 +280,13 @@ def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, 
 
 
 def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
-    """Write the pipeline's stages, with links to the runs that made them, as the description of its run. MLflow's page shows no tables."""
+    """Write the pipeline's stages, with links to the runs that made them, as the description of its run.
+    MLflow's page shows no tables."""
     lines = []
-    rows = [(run, "ran") for run in reversed(find_runs(mlflow, experiment, {"mlflow.parentRunId": parent}, limit=100))]
+    rows = [
+        (run, "ran")
+        for run in reversed(find_runs(mlflow, experiment, {"mlflow.parentRunId": parent}, limit=100))
+    ]
     tags = mlflow.get_run(parent).data.tags
     rows += [(mlflow.get_run(run), "cached") for name, run in tags.items() if name.startswith("cached.")]
     for run, how in rows:
@@ -260,13 +310,20 @@ def last_run(root: Path, tags: dict[str, str]) -> Any | None:
 def durations_s(root: Path, profile: str) -> dict[str, float]:
     """Return, for each stage that has finished on this profile, how long it took the last time."""
     mlflow = client(root)
-    found = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200)
-    took = {run.data.tags["ans.stage"]: run.data.metrics.get("duration_s") for run in reversed(found) if run.info.status == "FINISHED"}
+    found = find_runs(
+        mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200
+    )
+    took = {
+        run.data.tags["ans.stage"]: run.data.metrics.get("duration_s")
+        for run in reversed(found)
+        if run.info.status == "FINISHED"
+    }
     return {stage: seconds for stage, seconds in took.items() if seconds is not None}
 
 
 def works_since(pid: int, started_s: float) -> bool:
-    """Tell whether this process is at work and already was at `started_s`; a killed one that nobody has waited for (a zombie) is not."""
+    """Tell whether this process is at work and already was at `started_s`; a killed one that nobody has
+    waited for (a zombie) is not."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and process.create_time() < started_s + 1
@@ -275,7 +332,8 @@ def works_since(pid: int, started_s: float) -> bool:
 
 
 def close_stuck_runs(root: Path, *, repair: bool = True) -> list[str]:
-    """Return names of this host's runs still marked RUNNING whose process is gone; with `repair` end them as FAILED."""
+    """Return names of this host's runs still marked RUNNING whose process is gone; with `repair` end them as
+    FAILED."""
     mlflow = client(root)
     closed = []
     for run in mlflow.search_runs([experiment_id(mlflow, root)], "attributes.status = 'RUNNING'"):

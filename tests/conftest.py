@@ -21,7 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of what the processes that run tests make once for all of them."""
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="ans-tests-")
-        fcntl.flock(os.open(Path(os.environ[SHARED], RUNS), os.O_CREAT), fcntl.LOCK_EX)  # until this process ends
+        # until this process ends
+        fcntl.flock(os.open(Path(os.environ[SHARED], RUNS), os.O_CREAT), fcntl.LOCK_EX)
         atexit.register(shutil.rmtree, os.environ[SHARED], ignore_errors=True)
 
 
@@ -29,8 +30,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Import what most tests need, where tests are run: with `-n` not in the process that shares them out."""
     if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
         return
-    gc.disable()  # imports make a million objects that stay; to walk through them again and again takes 5 of 18 seconds
-    # Third parties first: what ours import under jaxtyping's hook is looked up in a bytecode cache of its own and compiled anew (11 s).
+    # imports make a million objects that stay; to walk through them again and again takes 5 of 18 seconds
+    gc.disable()
+    # Third parties first: what ours import under jaxtyping's hook is looked up in a bytecode cache of its own
+    # and compiled anew (11 s).
     import datasets  # noqa: F401
     import nltk  # noqa: F401
     import openai  # noqa: F401

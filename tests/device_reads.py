@@ -1,4 +1,5 @@
-"""Counts what makes a program wait for its GPU, on a CPU: values read one by one, and sizes that depend on values."""
+"""Counts what makes a program wait for its GPU, on a CPU: values read one by one, and sizes that depend on
+values."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_consecutive", "is_nonzero", "equal")
+READS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_consecutive",
+    "is_nonzero",
+    "equal",
+)
 """Operations that need a value on the host. Indexing with a mask is `nonzero` or stands under `index`."""
 
 

@@ -1,8 +1,9 @@
-"""Processes that start at once: a server that has imported the stages forks one for each script. To import them takes 7 s of processor
-time, and a test of two processes starts three or four. All processes of a pytest run share one server.
+"""Processes that start at once: a server that has imported the stages forks one for each script. To import
+them takes 7 s of processor time, and a test of two processes starts three or four. All processes of a pytest
+run share one server.
 
-What differs between processes in life and is equal here: the order of sets of texts. `ans_core` runs on two processes of torchrun, too
-(tests/stages/test_stages.py, tests/evaluation/test_session.py)."""
+What differs between processes in life and is equal here: the order of sets of texts. `ans_core` runs on two
+processes of torchrun, too (tests/stages/test_stages.py, tests/evaluation/test_session.py)."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Ended:
 
 
 def run(script: Path, *words: str, processes: int = 1) -> list[Ended]:
-    """`python SCRIPT WORDS` on the CPU in so many processes that know of each other. If one fails, the others end, too."""
+    """`python SCRIPT WORDS` on the CPU in so many processes that know of each other. If one fails, the others
+    end, too."""
     of_all = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if processes > 1:
         of_all |= {
@@ -48,15 +50,26 @@ def run(script: Path, *words: str, processes: int = 1) -> list[Ended]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {} for rank in range(processes)]
+    ranks = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {} for rank in range(processes)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         told = [Path(folder, str(rank)) for rank in range(processes)]
         environments = [{**os.environ, **of_all, **rank} for rank in ranks]
-        asked = {"script": str(script), "words": words, "environments": environments, "told": [str(path) for path in told]}
-        with _connected() as connection, connection.makefile("rw") as line:  # where the test is ended, what it started ends, too
+        asked = {
+            "script": str(script),
+            "words": words,
+            "environments": environments,
+            "told": [str(path) for path in told],
+        }
+        # where the test is ended, what it started ends, too
+        with _connected() as connection, connection.makefile("rw") as line:
             print(json.dumps(asked), file=line, flush=True)
             statuses = json.loads(line.readline())
-        return [Ended(status, path.read_text(errors="replace")) for status, path in zip(statuses, told, strict=True)]
+        return [
+            Ended(status, path.read_text(errors="replace"))
+            for status, path in zip(statuses, told, strict=True)
+        ]
 
 
 def _connected() -> socket.socket:
@@ -86,7 +99,8 @@ def _start(address: Path) -> None:
 
 
 def _serve(listening: socket.socket) -> None:
-    """Answer until the pytest run has ended. Whoever started this process may end before: another one's tests go on."""
+    """Answer until the pytest run has ended. Whoever started this process may end before: another one's tests
+    go on."""
     with Path(os.environ[SHARED], RUNS).open() as runs:
         while True:
             if select.select([listening], [], [], 1.0)[0]:
@@ -106,7 +120,8 @@ def _serve(listening: socket.socket) -> None:
 
 
 def _answer(connection: socket.socket) -> None:
-    """Start the processes of one request and tell how they ended. If one of them fails, or nobody waits any more, the others end."""
+    """Start the processes of one request and tell how they ended. If one of them fails, or nobody waits any
+    more, the others end."""
     die_with_parent()
     line = connection.makefile("rw")
     asked = json.loads(line.readline())
@@ -160,7 +175,8 @@ if __name__ == "__main__":
 
         from ans_core.stages import agent_evaluate, cota, evaluate, memory, online, rl, sft  # noqa: F401
 
-    # Processes on the CPU talk by gloo: DeepSpeed's own way is compiled once for each virtual environment, a minute of processor time.
+    # Processes on the CPU talk by gloo: DeepSpeed's own way is compiled once for each virtual environment, a
+    # minute of processor time.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(sys.argv[1])

@@ -1,4 +1,5 @@
-"""The reference data that parity tests compare with, found by ANS_REFERENCE (default: `shared` beside the repository)."""
+"""The reference data that parity tests compare with, found by ANS_REFERENCE (default: `shared` beside the
+repository)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from torch import Tensor
 
 REFERENCE = Path(os.environ.get("ANS_REFERENCE") or Path(__file__).resolve().parents[2] / "shared")
 GOLDEN = REFERENCE / "golden"
-needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no reference outputs at {GOLDEN}; set ANS_REFERENCE to their folder")
+needs_golden = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason=f"no reference outputs at {GOLDEN}; set ANS_REFERENCE to their folder"
+)
 
 
 def arrays(name: str) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class HalfProducts(TorchDispatchMode):
-    """Within it, `counts` has the matrix products, convolutions and attention kernels that read half precision, by name."""
+    """Within it, `counts` has the matrix products, convolutions and attention kernels that read half
+    precision, by name."""
 
     def __init__(self) -> None:
         super().__init__()

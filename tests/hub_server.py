@@ -1,5 +1,5 @@
-"""A server on this machine that speaks the Hugging Face hub's protocol, as far as fetching and sending (large files by LFS) need it, and
-fails where a test asks for it."""
+"""A server on this machine that speaks the Hugging Face hub's protocol, as far as fetching and sending (large
+files by LFS) need it, and fails where a test asks for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,13 @@ class Hub:
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
         lfs = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-        return {"type": "file", "path": path, "size": len(content), "oid": blob, **({"lfs": lfs} if len(content) >= LARGE else {})}
+        return {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": blob,
+            **({"lfs": lfs} if len(content) >= LARGE else {}),
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,15 +115,25 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             status = 409 if hub.exists else 200
             if not hub.exists:
-                hub.exists, hub.private = f"{asked['organization']}/{asked['name']}" == hub.repo, asked["visibility"] == "private"
+                hub.exists, hub.private = (
+                    f"{asked['organization']}/{asked['name']}" == hub.repo,
+                    asked["visibility"] == "private",
+                )
             self.answer(json.dumps({"url": f"{hub.url}/{hub.repo}"}).encode(), status)
         elif path == "/api/validate-yaml":
             self.answer(json.dumps({"warnings": [], "errors": []}).encode())
         elif path == f"/api/models/{hub.repo}/preupload/main":
-            modes = [{"path": f["path"], "uploadMode": "lfs" if f["size"] >= LARGE else "regular"} for f in json.loads(body)["files"]]
+            modes = [
+                {"path": f["path"], "uploadMode": "lfs" if f["size"] >= LARGE else "regular"}
+                for f in json.loads(body)["files"]
+            ]
             self.answer(json.dumps({"files": [mode | {"shouldIgnore": False} for mode in modes]}).encode())
         elif path == f"/{hub.repo}.git/info/lfs/objects/batch":
-            self.answer(json.dumps({"transfer": "basic", "objects": [self.lfs(one) for one in json.loads(body)["objects"]]}).encode())
+            self.answer(
+                json.dumps(
+                    {"transfer": "basic", "objects": [self.lfs(one) for one in json.loads(body)["objects"]]}
+                ).encode()
+            )
         elif path == f"/api/models/{hub.repo}/commit/main":
             self.commit([json.loads(line) for line in body.splitlines()])
         else:
@@ -138,7 +154,11 @@ class Handler(BaseHTTPRequestHandler):
                 hub.files[value["path"]] = hub.large[value["oid"]]
             elif key == "deletedFile":
                 del hub.files[value["path"]]
-        self.answer(json.dumps({"commitUrl": f"{hub.url}/{hub.repo}/commit/{hub.revision}", "commitOid": hub.revision}).encode())
+        self.answer(
+            json.dumps(
+                {"commitUrl": f"{hub.url}/{hub.repo}/commit/{hub.revision}", "commitOid": hub.revision}
+            ).encode()
+        )
 
     def do_PUT(self) -> None:
         content, oid = self.rfile.read(int(self.headers["Content-Length"])), self.path.rpartition("/")[2]

@@ -1,4 +1,5 @@
-"""Drawn scenes written as the published picture sets have them, in the places that upstream's data tree gives them.
+"""Drawn scenes written as the published picture sets have them, in the places that upstream's data tree gives
+them.
 
 `SETS` has each set's format and its path in the tree.
 """
@@ -98,15 +99,35 @@ def gcg(root: Path, scenes: list[Drawn]) -> None:
     grandf, refs, flickr = [], [], {"images": [], "annotations": []}  # type: ignore[var-annotated]
     for drawn in scenes:
         caption, spans = grounded_caption(drawn.scene.things)
-        groundings = {f"{caption[a:b]} {i}": {"token_positives": [a, b], "rle_masks": [drawn.masks[i]]} for (a, b), i in spans}
-        grandf.append({"file_name": f"{drawn.number}.png", "caption": f'"{caption}."', "groundings": groundings})
-        named = [{"sentence": caption[a:b], "segmentation": polygons(drawn.scene.masks[i])} for (a, b), i in spans]
-        refs.append(
-            {str(drawn.number): {"img_file_name": f"COCO_train2014_{drawn.number}.png", "caption": caption.capitalize(), "refs": named}}
+        groundings = {
+            f"{caption[a:b]} {i}": {"token_positives": [a, b], "rle_masks": [drawn.masks[i]]}
+            for (a, b), i in spans
+        }
+        grandf.append(
+            {"file_name": f"{drawn.number}.png", "caption": f'"{caption}."', "groundings": groundings}
         )
-        flickr["images"].append({"id": drawn.number, "file_name": f"{drawn.number}.png", "caption": caption, **drawn.side})
+        named = [
+            {"sentence": caption[a:b], "segmentation": polygons(drawn.scene.masks[i])} for (a, b), i in spans
+        ]
+        refs.append(
+            {
+                str(drawn.number): {
+                    "img_file_name": f"COCO_train2014_{drawn.number}.png",
+                    "caption": caption.capitalize(),
+                    "refs": named,
+                }
+            }
+        )
+        flickr["images"].append(
+            {"id": drawn.number, "file_name": f"{drawn.number}.png", "caption": caption, **drawn.side}
+        )
         flickr["annotations"] += [
-            {"id": len(flickr["annotations"]) + n, "image_id": drawn.number, "tokens_positive": [[a, b]], "sam_mask": drawn.masks[i]}
+            {
+                "id": len(flickr["annotations"]) + n,
+                "image_id": drawn.number,
+                "tokens_positive": [[a, b]],
+                "sam_mask": drawn.masks[i],
+            }
             | {"area": 9.0, "bbox": [0, 0, 9, 9]}
             for n, ((a, b), i) in enumerate(spans)
         ]
@@ -123,30 +144,50 @@ def osprey(root: Path, scenes: list[Drawn]) -> None:
     for drawn in scenes:
         things = drawn.scene.things
         annotation = [{"bbox": [0, 0, 1, 1], "segmentation": mask} for mask in drawn.masks]
-        base = {"id": drawn.number, "file_name": f"COCO_train2017_{drawn.number:012d}.png", "annotation": annotation, **drawn.side}
+        base = {
+            "id": drawn.number,
+            "file_name": f"COCO_train2017_{drawn.number:012d}.png",
+            "annotation": annotation,
+            **drawn.side,
+        }
         told = [f"<region{i}>: {name}" for i, name in enumerate(drawn.names, start=1)]
         files["osprey_detail_description"].append(base | {"description": told})
         colour = said(
-            ("What is the colour of <region1>?", f"It is {things[0].colour}."), ("And its shape?", f"<region1> is a {things[0].shape}.")
+            ("What is the colour of <region1>?", f"It is {things[0].colour}."),
+            ("And its shape?", f"<region1> is a {things[0].shape}."),
         )
         files["osprey_conversation"].append(base | {"conversations": colour})
-        files["osprey_part_level"].append(base | {"conversations": said(("What is <region1>?", things[0].shape))})
-        files["osprey_short_form"].append(base | {"conversations": said(("What is the shape of <region2>?", things[1].shape))})
-        yes = [(f"Is <region{i}> red?", "Yes." if thing.colour == "red" else "No.") for i, thing in enumerate(things, start=1)]
+        files["osprey_part_level"].append(
+            base | {"conversations": said(("What is <region1>?", things[0].shape))}
+        )
+        files["osprey_short_form"].append(
+            base | {"conversations": said(("What is the shape of <region2>?", things[1].shape))}
+        )
+        yes = [
+            (f"Is <region{i}> red?", "Yes." if thing.colour == "red" else "No.")
+            for i, thing in enumerate(things, start=1)
+        ]
         files["osprey_lvis_positive_negative"].append(base | {"conversations": said(*yes)})
     for name, records in files.items():
         store(root / SETS[name][1], records)
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
-    return [{"from": speaker, "value": text} for pair in pairs for speaker, text in zip(("human", "gpt"), pair, strict=True)]
+    return [
+        {"from": speaker, "value": text}
+        for pair in pairs
+        for speaker, text in zip(("human", "gpt"), pair, strict=True)
+    ]
 
 
 def llava(root: Path, scenes: list[Drawn]) -> None:
     pictures(root / "llava_data/llava_images/coco/train2017", scenes, "{:012d}.png".format)
     records = []
     for drawn in scenes:
-        asked = said(("<image>\nHow many things are there?", str(len(drawn.names))), ("What is one of them?", drawn.names[0]))
+        asked = said(
+            ("<image>\nHow many things are there?", str(len(drawn.names))),
+            ("What is one of them?", drawn.names[0]),
+        )
         image = f"coco/train2017/{drawn.number:012d}.png"
         records.append({"id": f"{drawn.number:012d}", "image": image, "conversations": asked})
     store(root / SETS["llava"][1], records)
@@ -161,7 +202,12 @@ def coco(root: Path, scenes: list[Drawn]) -> None:
         images.append({"id": drawn.number, "file_name": f"{drawn.number:012d}.png", **drawn.side})
         for i, thing in enumerate(drawn.scene.things):
             outline = polygons(drawn.scene.masks[i]) if i % 2 else drawn.masks[i]
-            annotation = {"id": len(annotations), "image_id": drawn.number, "category_id": shapes.index(thing.shape), "iscrowd": 0}
+            annotation = {
+                "id": len(annotations),
+                "image_id": drawn.number,
+                "category_id": shapes.index(thing.shape),
+                "iscrowd": 0,
+            }
             annotations.append(annotation | {"segmentation": outline})
     categories = [{"id": n, "name": shape} for n, shape in enumerate(shapes)]
     store(root / SETS["coco"][1], {"images": images, "annotations": annotations, "categories": categories})
@@ -183,7 +229,10 @@ def reasonseg(root: Path, scenes: list[Drawn]) -> None:
 def finetune(root: Path, scenes: list[Drawn]) -> None:
     pictures(root / "finetune/images", scenes, "{}.png".format)
     outlines = [[polygons(mask) for mask in drawn.scene.masks] for drawn in scenes]
-    records = [{"image": f"{d.number}.png", "mask": mask, "text": d.names} for d, mask in zip(scenes, outlines, strict=True)]
+    records = [
+        {"image": f"{d.number}.png", "mask": mask, "text": d.names}
+        for d, mask in zip(scenes, outlines, strict=True)
+    ]
     store(root / "finetune/annotations.json", records)
 
 
@@ -192,7 +241,13 @@ def gar(root: Path, scenes: list[Drawn]) -> None:
     seed, relation = [], []
     for drawn in scenes:
         image = f"../images/{drawn.number}.png"
-        seed.append({"image": image, "mask_rle": drawn.masks[0], "conversations": said(("<image>\nDescribe it.", drawn.names[0]))})
+        seed.append(
+            {
+                "image": image,
+                "mask_rle": drawn.masks[0],
+                "conversations": said(("<image>\nDescribe it.", drawn.names[0])),
+            }
+        )
         left = "Yes." if drawn.scene.things[0].x < drawn.scene.things[1].x else "No."
         asked = said(("<image>\nIs <Prompt0> left of <Prompt1>?", left))
         relation.append({"image": image, "mask_rle": drawn.masks, "conversations": asked})

@@ -1,4 +1,5 @@
-"""Qwen's tokenizer of 151,643 byte-level tokens from the PyPI package `dashscope`, which needs no other file of it:
+"""Qwen's tokenizer of 151,643 byte-level tokens from the PyPI package `dashscope`, which needs no other file
+of it:
 
 pip install --no-deps dashscope
 """
@@ -26,7 +27,11 @@ PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{
 def file() -> Path | None:
     """Return dashscope's vocabulary, or None where the package is not installed. It is not imported."""
     package = importlib.util.find_spec("dashscope")
-    return None if package is None or package.origin is None else Path(package.origin).parent / "resources/qwen.tiktoken"
+    return (
+        None
+        if package is None or package.origin is None
+        else Path(package.origin).parent / "resources/qwen.tiktoken"
+    )
 
 
 @lru_cache(maxsize=1)
@@ -47,10 +52,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
         joined.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(rank, text(left), text(right)) for left, right in joined]
     merges.sort(key=lambda merge: merge[0])
-    fast = Tokenizer(models.BPE({text(token): rank for token, rank in ranks.items()}, [(left, right) for _, left, right in merges]))
+    fast = Tokenizer(
+        models.BPE(
+            {text(token): rank for token, rank in ranks.items()}, [(left, right) for _, left, right in merges]
+        )
+    )
     fast.normalizer = normalizers.NFC()
     fast.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     fast.decoder = decoders.ByteLevel()
     found = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=CHAT_TOKENS[2], pad_token=CHAT_TOKENS[0])

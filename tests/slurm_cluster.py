@@ -18,7 +18,16 @@ from pathlib import Path
 from tasks.launcher import free_port
 
 ROOT = Path(os.environ.get("ANS_SLURM", "~/.cache/ans-slurm")).expanduser()
-PACKAGES = ("slurm-client", "slurmctld", "slurmd", "slurm-wlm-basic-plugins", "libmunge2", "libhwloc15", "libjwt0", "liblua5.1-0")
+PACKAGES = (
+    "slurm-client",
+    "slurmctld",
+    "slurmd",
+    "slurm-wlm-basic-plugins",
+    "libmunge2",
+    "libhwloc15",
+    "libjwt0",
+    "liblua5.1-0",
+)
 PROGRAMS = ("sbin/slurmctld", "sbin/slurmd", "sbin/slurmstepd")
 NODES = ("n1", "n2")
 # AuthInfo: a job that is queued again waits for as long as a credential lives, by default two minutes.
@@ -62,7 +71,11 @@ def missing() -> str:
     """Return why no Slurm can be started here; nothing if one can."""
     if os.getuid():
         return "Slurm's daemons want to be root"
-    return "" if (ROOT / "usr/sbin/slurmctld").exists() else f"no Slurm in {ROOT}: `python -m tests.slurm_cluster` fetches one (Debian)"
+    return (
+        ""
+        if (ROOT / "usr/sbin/slurmctld").exists()
+        else f"no Slurm in {ROOT}: `python -m tests.slurm_cluster` fetches one (Debian)"
+    )
 
 
 def fetch(root: Path = ROOT) -> None:
@@ -79,12 +92,17 @@ def fetch(root: Path = ROOT) -> None:
 
 @contextmanager
 def cluster(home: Path) -> Iterator[dict[str, str]]:
-    """Start the controller and two nodes; yield the variables by which Slurm's commands find them. Ends them, and what they started."""
+    """Start the controller and two nodes; yield the variables by which Slurm's commands find them. Ends them,
+    and what they started."""
     libraries = ROOT / "usr/lib/x86_64-linux-gnu"
     (home / "state").mkdir(parents=True)
     (home / "bin").mkdir()
     conf = home / "slurm.conf"
-    conf.write_text(CONF.format(ports=[free_port() for _ in range(3)], home=home, plugins=libraries / "slurm-wlm").lstrip())
+    conf.write_text(
+        CONF.format(
+            ports=[free_port() for _ in range(3)], home=home, plugins=libraries / "slurm-wlm"
+        ).lstrip()
+    )
     (home / "bin/scontrol").write_text(SCONTROL.format(program=ROOT / "usr/bin/scontrol"))
     (home / "bin/scontrol").chmod(0o755)
     variables = {
@@ -101,7 +119,9 @@ def cluster(home: Path) -> Iterator[dict[str, str]]:
         for number, words in enumerate(daemons):
             log = (home / f"daemon{number}.log").open("wb")
             path = ROOT / "usr/sbin" / words[0]
-            processes.append(subprocess.Popen([path, *words[1:]], env={**os.environ, **variables}, stdout=log, stderr=log))
+            processes.append(
+                subprocess.Popen([path, *words[1:]], env={**os.environ, **variables}, stdout=log, stderr=log)
+            )
         wait_for_nodes(home, variables)
         yield variables
     finally:
@@ -116,7 +136,9 @@ def cluster(home: Path) -> Iterator[dict[str, str]]:
 
 def wait_for_nodes(home: Path, variables: dict[str, str]) -> None:
     deadline_s = time.monotonic() + 60
-    while {*slurm(variables, "sinfo", "--noheader", "--Node", "--format=%T", status=None).split()} != {"idle"}:
+    while {*slurm(variables, "sinfo", "--noheader", "--Node", "--format=%T", status=None).split()} != {
+        "idle"
+    }:
         logs = "".join(path.read_text()[-2000:] for path in home.glob("daemon*.log"))
         assert time.monotonic() < deadline_s, f"Slurm's nodes don't come up: {logs}"
         time.sleep(0.5)
@@ -126,7 +148,9 @@ def slurm(variables: dict[str, str], *words: str, status: int | None = 0) -> str
     """Run one of Slurm's commands and return what it prints."""
     program = shutil.which(words[0], path=variables["PATH"])
     assert program is not None, words
-    done = subprocess.run([program, *words[1:]], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *words[1:]], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
     assert status is None or done.returncode == status, done.stderr
     return done.stdout
 

@@ -65,7 +65,9 @@ def test_a_profile_resolves_to_a_complete_valid_config(path: Path) -> None:
     assert values["profile"] == path.stem
     assert set(values) == set(Config.model_fields)
     assert Config.model_validate(values).model_dump(mode="json") == values
-    assert completed(values, PROFILES.parent) == (values, []), "what a profile writes, the reader misses nothing in"
+    assert completed(values, PROFILES.parent) == (values, []), (
+        "what a profile writes, the reader misses nothing in"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("sa2va-*.yaml")), ids=lambda path: path.stem)
@@ -82,7 +84,8 @@ def test_a_full_size_profile_has_what_rl_learned_on_tiny_models(path: Path) -> N
     full, tiny = resolve(path)["rl"], resolve(PROFILES / "tiny.yaml")["rl"]
     for name in ("modules_lr", "ema", "ema_warmup", "kl_words"):
         assert full[name] == tiny[name]
-    lacking = {"refer"} if path.stem.endswith("-rl") else set()  # which the sets of these profiles have nothing for
+    # which the sets of these profiles have nothing for
+    lacking = {"refer"} if path.stem.endswith("-rl") else set()
     assert full["loops"] == {name: weight for name, weight in tiny["loops"].items() if name not in lacking}
 
 
@@ -91,7 +94,10 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_name(tmp_path: 
     lines = path.read_text().splitlines()
     at = next(number for number, line in enumerate(lines, 1) if line.strip().startswith("temperature:"))
     path.write_text("\n".join(lines).replace("  temperature:", "  temprature:"))
-    with pytest.raises(ConfigError, match=rf"params.yaml:{at}: rl.temprature: unknown setting \(did you mean 'temperature'\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"params.yaml:{at}: rl.temprature: unknown setting \(did you mean 'temperature'\?\)",
+    ):
         load(path)
 
 
@@ -99,19 +105,27 @@ def test_an_unknown_key_inside_a_list_is_located(tmp_path: Path) -> None:
     source = {"name": "a", "formt": "regions", "path": "x"}
     values = resolve(PROFILES / "tiny.yaml")
     values["prepare"]["sources"] = [source]
-    with pytest.raises(ConfigError, match=r"params.yaml:\d+: prepare.sources.0.formt: unknown setting \(did you mean 'format'\?\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"params.yaml:\d+: prepare.sources.0.formt: unknown setting \(did you mean 'format'\?\)",
+    ):
         load(written(tmp_path, prepare=values["prepare"]))
 
 
 def test_an_unknown_loop_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'refer', 'ground', .* or 'agent'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"rl.loops.captoin.*Input should be 'caption', 'mask', 'refer', 'ground', .* or 'agent'",
+    ):
         load(written(tmp_path, rl=values["rl"] | {"loops": {"captoin": 1.0}}))
 
 
 def test_an_unknown_reward_is_refused(tmp_path: Path) -> None:
     values = resolve(PROFILES / "tiny.yaml")
-    with pytest.raises(ConfigError, match=r"rl.rewards_caption.metoer.*Input should be 'iou', 'soft_iou', 'meteor'"):
+    with pytest.raises(
+        ConfigError, match=r"rl.rewards_caption.metoer.*Input should be 'iou', 'soft_iou', 'meteor'"
+    ):
         load(written(tmp_path, rl=values["rl"] | {"rewards_caption": {"metoer": 1.0}}))
 
 
@@ -121,8 +135,11 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(names.FAMILIES) == set(FAMILIES)
     assert set(names.BENCHMARKS) == {*BENCHMARKS, LOOP_BENCHMARK}
     assert sorted(SCORERS) == list(names.SCORED)
-    assert {OTHER_NAMES.get(name, name) for name in names.PUBLIC} == {name for name, scorer in SCORERS.items() if scorer.runner}
-    assert {*names.DATA_KINDS, "masks", "phrases"} == set(get_args(Kind))  # these have one half of a pair: no share of a mixture
+    assert {OTHER_NAMES.get(name, name) for name in names.PUBLIC} == {
+        name for name, scorer in SCORERS.items() if scorer.runner
+    }
+    # these have one half of a pair: no share of a mixture
+    assert {*names.DATA_KINDS, "masks", "phrases"} == set(get_args(Kind))
     assert get_args(Evaluate.model_fields["video_mode"].annotation) == ("auto", *get_args(VideoMode))
     assert set(get_args(LoopName)) == set(LOOPS)
     assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}
@@ -143,7 +160,12 @@ def test_a_value_of_the_wrong_kind_is_refused_with_the_value(tmp_path: Path) -> 
 def test_reading_settings_loads_no_model_code() -> None:
     heavy = "print({'torch', 'transformers', 'numpy', 'ans_core.benchmarks', 'ans_core.data'} & set(__import__('sys').modules))"
     code = f"import ans_core.config; {heavy}"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout == "set()\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout
+        == "set()\n"
+    )
 
 
 def test_a_key_that_an_older_version_did_not_have_gets_the_profiles_value_and_is_named_once(
@@ -156,7 +178,8 @@ def test_a_key_that_an_older_version_did_not_have_gets_the_profiles_value_and_is
     path.write_text(dump(values))
     for _ in range(2):
         config = load(path)
-    assert (config.rl.ema, config.rl.ema_warmup, config.convert.max_shard) == (0.5, False, "5GB")  # the default of ema_warmup is true
+    # the default of ema_warmup is true
+    assert (config.rl.ema, config.rl.ema_warmup, config.convert.max_shard) == (0.5, False, "5GB")
     told = f"{path} lacks rl.ema_warmup, convert.max_shard: taken from profile tiny; `ans profile tiny --if-needed` writes them in\n"
     assert capsys.readouterr().err == told
 
@@ -190,15 +213,24 @@ def test_words_override_one_key_and_keep_the_rest() -> None:
         ("sftt.x=1", "no section 'sftt' .did you mean 'sft'"),
         ("sft.learning_rate=1e-4", r"did you mean 'sft.optim.lr'\?"),
         ("sft.lr=1e-4", r"did you mean 'sft.optim.lr'\?"),
-        ("training.lr=1e-4", "no section 'training' .did you mean 'memory.optim.lr' or 'sft.optim.lr' or 'rl.optim.lr'"),
+        (
+            "training.lr=1e-4",
+            "no section 'training' .did you mean 'memory.optim.lr' or 'sft.optim.lr' or 'rl.optim.lr'",
+        ),
         ("sft.seed=1", r"did you mean 'seed'\?"),
         ("num_generations=8", r"did you mean 'rl.group'\?"),
         ("rl.beta=0.1", r"did you mean 'rl.kl'\?"),
-        ("rl.max_grad_norm=1", "rl.max_grad_norm: it has another name now: write rl.stop_grad_norm .*, or rl.optim.clip_grad to clip"),
+        (
+            "rl.max_grad_norm=1",
+            "rl.max_grad_norm: it has another name now: write rl.stop_grad_norm .*, or rl.optim.clip_grad to clip",
+        ),
         ("epochs=2", r"did you mean 'memory.optim.epochs' or 'sft.optim.epochs' or 'rl.optim.epochs'\?"),
         ("sft.num_train_epochs=2", r"did you mean 'sft.optim.epochs'\?"),
         ("agent.rft.optim.epochs=2", r"there are \['steps', 'batch'"),
-        ("prepare.sources.0=1", r"prepare.sources has no keys; give its value as a whole, as prepare.sources=\[\]"),
+        (
+            "prepare.sources.0=1",
+            r"prepare.sources has no keys; give its value as a whole, as prepare.sources=\[\]",
+        ),
         ("profile=smoke", "`ans profile smoke`"),
         ("seed", "write key=value"),
         ("rl.kl=true", "'rl.kl=true': rl.kl = True: Input should be a valid number"),
@@ -221,7 +253,11 @@ def test_every_synonym_leads_to_a_setting_and_hides_none() -> None:
 def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path: Path) -> None:
     def lengths(*words: str, profile: Path = PROFILES / "tiny.yaml") -> tuple[int, float, int]:
         values = resolve(profile, words)
-        return values["sft"]["optim"]["steps"], values["sft"]["optim"]["epochs"], values["rl"]["optim"]["steps"]
+        return (
+            values["sft"]["optim"]["steps"],
+            values["sft"]["optim"]["epochs"],
+            values["rl"]["optim"]["steps"],
+        )
 
     assert lengths("sft.optim.epochs=2") == (0, 2.0, 180)
     (tmp_path / "tiny.yaml").symlink_to(PROFILES / "tiny.yaml")
@@ -229,9 +265,14 @@ def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path:
     long.write_text("extends: tiny\nsft:\n  optim: {epochs: 3}\n")
     assert lengths(profile=long) == (0, 3.0, 180)
     assert lengths("sft.optim.steps=7", profile=long) == (7, 0.0, 180)
-    with pytest.raises(ConfigError, match=r"'sft.optim.epochs=2': .*2 epochs and 3 steps are both given; set one of them to 0"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'sft.optim.epochs=2': .*2 epochs and 3 steps are both given; set one of them to 0",
+    ):
         lengths("sft.optim.epochs=2", "sft.optim.steps=3")
-    with pytest.raises(ConfigError, match=r"rl.optim.steps: optim.steps and optim.epochs are both 0: nothing is learned"):
+    with pytest.raises(
+        ConfigError, match=r"rl.optim.steps: optim.steps and optim.epochs are both 0: nothing is learned"
+    ):
         lengths("rl.optim.steps=0")
 
 
@@ -240,23 +281,32 @@ def test_steps_and_epochs_displace_each_other_and_are_refused_together(tmp_path:
     [("sa2va-4b", "joined with a SAM2 has random text_hidden_fcs"), ("tiny", "has not learned")],
 )
 def test_a_base_without_seg_is_not_passed_through(profile: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'sft.optim.steps=0': sft.optim.steps: .*{what}.* start from a Sa2VA"):
+    with pytest.raises(
+        ConfigError, match=rf"'sft.optim.steps=0': sft.optim.steps: .*{what}.* start from a Sa2VA"
+    ):
         resolve(PROFILES / f"{profile}.yaml", ("sft.optim.steps=0",))
 
 
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*-rl.yaml")), ids=lambda path: path.stem)
-def test_a_profile_of_rl_alone_trains_from_a_release_and_is_evaluated_on_pictures_that_it_holds_out(path: Path) -> None:
+def test_a_profile_of_rl_alone_trains_from_a_release_and_is_evaluated_on_pictures_that_it_holds_out(
+    path: Path,
+) -> None:
     config = Config.model_validate(resolve(path, ("base.internvl=runs/mine/model",)))
     assert (config.sft.optim.steps, config.sft.optim.epochs, config.base.sam2) == (0, 0.0, "")
     assert all(source.hold_out and source.format == "region_arrow" for source in config.prepare.sources)
     assert {"loops", "region_caption"} == {*config.evaluate.benchmarks}
-    assert [(one.name, one.split) for one in config.evaluate.public] == [("dlc_bench", ""), ("refcoco", "val")]
+    assert [(one.name, one.split) for one in config.evaluate.public] == [
+        ("dlc_bench", ""),
+        ("refcoco", "val"),
+    ]
 
 
 def test_an_empty_word_empties_a_text_and_nothing_is_held_out_of_what_is_evaluated_alone() -> None:
     assert resolve(PROFILES / "sa2va-1b.yaml", ("base.sam2=",))["base"]["sam2"] == ""
     with pytest.raises(ConfigError, match=r"evaluate.sources.0.hold_out: all of it is evaluated"):
-        resolve(PROFILES / "tiny.yaml", ("evaluate.sources=[{name: a, format: coco, path: x, hold_out: 0.1}]",))
+        resolve(
+            PROFILES / "tiny.yaml", ("evaluate.sources=[{name: a, format: coco, path: x, hold_out: 0.1}]",)
+        )
 
 
 def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> None:
@@ -267,15 +317,26 @@ def test_a_free_table_in_a_profile_replaces_the_default_one(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rl": {"lora": {"dropout": 0.1}}}, "rl.lora.dropout: lora.dropout is 0.1: what samples would be another policy than what learns"),
+        (
+            {"rl": {"lora": {"dropout": 0.1}}},
+            "rl.lora.dropout: lora.dropout is 0.1: what samples would be another policy than what learns",
+        ),
         ({"rl": {"rewards_caption": {}}}, "rl.rewards_caption"),
         ({"rl": {"rewards_mask": {"iou": 0.0}}}, "rewards_mask: all weights are 0"),
         ({"rl": {"entropy": -1}}, "rl.entropy"),
-        ({"judge": {"model": "m", "base_url": "http://me:secret@host/v1"}}, "give a key by judge.api_key_env"),
-        ({"judge": {"model": "m", "base_url": "https://host/v1?api_key=secret"}}, "give a key by judge.api_key_env"),
+        (
+            {"judge": {"model": "m", "base_url": "http://me:secret@host/v1"}},
+            "give a key by judge.api_key_env",
+        ),
+        (
+            {"judge": {"model": "m", "base_url": "https://host/v1?api_key=secret"}},
+            "give a key by judge.api_key_env",
+        ),
     ],
 )
-def test_rewards_and_judges_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, object], told: str):
+def test_rewards_and_judges_that_make_no_sense_are_refused(
+    tmp_path: Path, changes: dict[str, object], told: str
+):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changes))
     with pytest.raises(ConfigError, match=re.escape(told)) as refused:
         resolve(tmp_path / "mine.yaml")
@@ -341,14 +402,16 @@ def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(
     place, key = re.match(r"\S*params\.yaml:(\d+): ([\w.]+)", str(refused.value)).groups()  # type: ignore[union-attr]
     line = (tmp_path / "params.yaml").read_text().splitlines()[int(place) - 1]
     names_in_line = key.split(".")[-1] if not key[-1].isdigit() else "-"
-    assert names_in_line in line or key.split(".")[-2] in line  # the section's line, where the file lacks the key
+    # the section's line, where the file lacks the key
+    assert names_in_line in line or key.split(".")[-2] in line
 
 
 @pytest.mark.parametrize(
     ("words", "lacking"),
     [
         ("prepare.val_clips=0", "prepare.val_clips = prepare.val_scenes"),
-        ("prepare.val_clips=0 prepare.val_scenes=2", "prepare.val_clips = prepare.val_scenes"),  # no scenes at all
+        # no scenes at all
+        ("prepare.val_clips=0 prepare.val_scenes=2", "prepare.val_clips = prepare.val_scenes"),
         ("memory.image_share=0.5", "prepare.scenes"),
         ("prepare.clips=0 prepare.scenes=4 prepare.val_scenes=2", "prepare.clips"),
         ("prepare.clips=0 prepare.scenes=4 prepare.val_scenes=2 memory.image_share=1", ""),
@@ -373,20 +436,28 @@ def test_a_size_that_is_taken_is_one_to_the_hub_too(tmp_path: Path, size: str) -
 
 
 def test_a_benchmark_without_samples_is_an_error_unless_it_is_optional() -> None:
-    evaluate = Config.model_validate({"profile": "a", "evaluate": {"benchmarks": ["referring", "video"], "optional": ["video"]}}).evaluate
+    evaluate = Config.model_validate(
+        {"profile": "a", "evaluate": {"benchmarks": ["referring", "video"], "optional": ["video"]}}
+    ).evaluate
     require_samples(evaluate, {"referring"})
-    with pytest.raises(ConfigError, match=r"no data set has samples of split 'val' for referring of evaluate\.benchmarks"):
+    with pytest.raises(
+        ConfigError, match=r"no data set has samples of split 'val' for referring of evaluate\.benchmarks"
+    ):
         require_samples(evaluate, {"video", "region_caption"})
 
 
 def test_a_profile_extends_another_and_faults_are_told_where_they_stand(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text("rl:\n  kl: 0.5\n  ema: 0.9\nsft: {mixture: {video: 1.0}}\n")
-    (tmp_path / "larger.yaml").write_text("extends: large\nrl:\n  kl: 0.25\nsft: {mixture: {referring: 1.0}}\n")
+    (tmp_path / "larger.yaml").write_text(
+        "extends: large\nrl:\n  kl: 0.25\nsft: {mixture: {referring: 1.0}}\n"
+    )
     values = resolve(tmp_path / "larger.yaml")
     assert (values["profile"], values["rl"]["kl"], values["rl"]["ema"]) == ("larger", 0.25, 0.9)
     assert values["sft"]["mixture"] == {"referring": 1.0}
     (tmp_path / "large.yaml").write_text("rl:\n  kl: 0.5\n  ema: 9\n")
-    with pytest.raises(ConfigError, match=r"large.yaml:3: rl.ema = 9: Input should be less than or equal to 1"):
+    with pytest.raises(
+        ConfigError, match=r"large.yaml:3: rl.ema = 9: Input should be less than or equal to 1"
+    ):
         resolve(tmp_path / "larger.yaml")
     (tmp_path / "large.yaml").write_text("extends: larger\n")
     with pytest.raises(ConfigError, match=r"larger.yaml extends itself, by \['larger', 'large'\]"):
@@ -431,7 +502,11 @@ def test_values_are_read_as_dvc_reads_them_and_come_back_as_they_were_written(tm
     path = tmp_path / "params.yaml"
     path.write_text("a: 1:30\nb: yes\nc: 0o17\nd: 1e-4\ne: 010\nf: off\ng: 1_000\nh: 'x'\n")
     values = read_yaml(path).values
-    assert values == load_yaml(path) == {"a": "1:30", "b": "yes", "c": 15, "d": 1e-4, "e": 10, "f": "off", "g": 1000, "h": "x"}
+    assert (
+        values
+        == load_yaml(path)
+        == {"a": "1:30", "b": "yes", "c": 15, "d": 1e-4, "e": 10, "f": "off", "g": 1000, "h": "x"}
+    )
     path.write_text(dump(values | {"i": "1e-4", "j": "null", "k": "", "l": 1e-7, "m": "a\nb: 1", "n": "010"}))
     assert read_yaml(path).values == load_yaml(path)
     assert read_yaml(path).values["i"] == "1e-4"
@@ -446,7 +521,20 @@ def test_a_number_that_is_written_is_a_number_to_readers_of_older_yaml_too() -> 
 TINY = dump(resolve(PROFILES / "tiny.yaml", ("prepare.sources=[{name: mine, format: regions, path: x}]",)))
 EVERYWHERE = ("null", "{a: 1}", "[[]]", "2020-01-01", "*x", "!!binary aGk=")
 WRONG = {
-    int: ("true", "1:30", "1.5", "1e3", ".inf", ".nan", "-1", "1" + "0" * 30, "'3'", "[1]", "yes", "1" * 5000),
+    int: (
+        "true",
+        "1:30",
+        "1.5",
+        "1e3",
+        ".inf",
+        ".nan",
+        "-1",
+        "1" + "0" * 30,
+        "'3'",
+        "[1]",
+        "yes",
+        "1" * 5000,
+    ),
     float: ("true", "1:30", ".inf", "-.inf", ".nan", "1e999", "-0.5", "'1'", "[]", "yes"),
     bool: ("yes", "on", "1", "0", "'true'", "1.0"),
     str: ("3", "true", "1.5", "[a]"),
@@ -469,7 +557,12 @@ def leaves() -> list[tuple[tuple[str, ...], int, type]]:
     return found
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
 @given(data=st.data())
 def test_no_setting_takes_a_value_that_it_can_not_have(tmp_path: Path, data: st.DataObject) -> None:
     keys, number, kind = data.draw(st.sampled_from(leaves()))
@@ -482,7 +575,9 @@ def test_no_setting_takes_a_value_that_it_can_not_have(tmp_path: Path, data: st.
             lines[number - 1] = lines[number - 1].replace(f"{keys[-1]}:", f"{keys[-1]}x:")
             keys = (*keys[:-1], f"{keys[-1]}x")
         case "twice" if not keys[-1].isdigit():
-            lines.insert(number, " " * (2 * lines[number - 1].count("- ")) + lines[number - 1].replace("- ", ""))
+            lines.insert(
+                number, " " * (2 * lines[number - 1].count("- ")) + lines[number - 1].replace("- ", "")
+            )
             number += 1
         case _:
             return
@@ -490,18 +585,28 @@ def test_no_setting_takes_a_value_that_it_can_not_have(tmp_path: Path, data: st.
     with pytest.raises(ConfigError) as refused:
         load(path)
     place = f"{path}:{number}"
-    assert any(f"{place}: {'.'.join(keys)}" in line or f"{place} is no YAML" in line for line in str(refused.value).splitlines())
+    assert any(
+        f"{place}: {'.'.join(keys)}" in line or f"{place} is no YAML" in line
+        for line in str(refused.value).splitlines()
+    )
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
 @given(
     at=st.integers(0, len(TINY)),
     cut=st.integers(0, 40),
     new=st.text(alphabet=st.sampled_from("\n\t :-[]{}&*!|>'\"%@`,?#.e0123xyz_~=<é\u2028\x00"), max_size=12),
 )
 @example(at=0, cut=0, new="%YAML 1.1\n---\n")
-def test_whatever_is_typed_into_params_yaml_gives_settings_or_our_own_error(tmp_path: Path, at: int, cut: int, new: str) -> None:
+def test_whatever_is_typed_into_params_yaml_gives_settings_or_our_own_error(
+    tmp_path: Path, at: int, cut: int, new: str
+) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(TINY[:at] + new + TINY[at + cut :])
     try:

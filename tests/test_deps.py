@@ -31,7 +31,12 @@ def test_learning_online_needs_the_agent_after_rl_and_none_of_its_figures() -> N
 
 
 def test_a_sam2_alone_needs_no_stage_after_its_memory() -> None:
-    assert [stage.name for stage in needed_for(MEMORY, Config(profile="tiny"))] == ["prepare", "base", "memory", "memory_report"]
+    assert [stage.name for stage in needed_for(MEMORY, Config(profile="tiny"))] == [
+        "prepare",
+        "base",
+        "memory",
+        "memory_report",
+    ]
 
 
 @pytest.mark.parametrize(("base", "before"), [
@@ -40,7 +45,9 @@ def test_a_sam2_alone_needs_no_stage_after_its_memory() -> None:
     ("runs/tiny/base/base", ["prepare", "base"]),
     ("./runs/tiny/model", ["prepare", "base", "memory", "sft", "judge_questions", "rl", "convert"]),
 ])  # fmt: skip
-def test_an_agent_that_starts_from_another_base_needs_no_more_than_leads_there(base: str, before: list[str]) -> None:
+def test_an_agent_that_starts_from_another_base_needs_no_more_than_leads_there(
+    base: str, before: list[str]
+) -> None:
     """The drawn expressions of `prepare` are part of the agent's SFT."""
     needed = needed_for(AGENT, Config.model_validate({"profile": "tiny", "agent": {"base": base}}))
     assert [stage.name for stage in needed if stage.group != AGENT] == before
@@ -66,7 +73,9 @@ def test_what_dvc_recorded_is_read_as_any_reader_of_yaml_reads_it() -> None:
 
 def test_settings_read_are_found_and_methods_are_not(tmp_path: Path) -> None:
     file = tmp_path / "stage.py"
-    file.write_text("def run(cfg):\n    s = cfg.rl\n    return cfg.sft.optim.steps + cfg.seed + len(cfg.model_dump())")
+    file.write_text(
+        "def run(cfg):\n    s = cfg.rl\n    return cfg.sft.optim.steps + cfg.seed + len(cfg.model_dump())"
+    )
     assert settings_read(file) == {"rl", "sft.optim", "seed"}
 
 
@@ -84,7 +93,9 @@ def test_every_out_is_cached_but_the_headline_which_git_keeps_and_launch_is_nobo
 
 def test_every_plot_is_of_a_file_that_a_stage_writes_with_a_template_that_is_there() -> None:
     written = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-    folders = {out for entry in written["stages"].values() for out in entry.get("outs", ()) if isinstance(out, str)}
+    folders = {
+        out for entry in written["stages"].values() for out in entry.get("outs", ()) if isinstance(out, str)
+    }
     plots = [plot for named in written["plots"] for plot in named.values()]
     assert {next(iter(plot["y"])) for plot in plots} == {
         f"runs/${{profile}}/{stage}/curves.csv" for stage in ("base", "memory", "sft", "rl")

@@ -15,25 +15,37 @@ from sqlalchemy import make_url
 
 from tests.workspace import ROOT, dvc, executed, make
 
-entrypoint = SimpleNamespace(**runpy.run_path(str(ROOT / "docker/entrypoint.py")))  # `docker` is a package of that name
+# `docker` is a package of that name
+entrypoint = SimpleNamespace(**runpy.run_path(str(ROOT / "docker/entrypoint.py")))
 COMPOSE = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
-IMAGES = {name: service for name, service in COMPOSE["services"].items() if service["image"].startswith("ans:")}
+IMAGES = {
+    name: service for name, service in COMPOSE["services"].items() if service["image"].startswith("ans:")
+}
 
 
 def test_any_password_reaches_its_service_through_files_alone() -> None:
     odd = "p@ss:w/rd %#?&'\""
-    found = entrypoint.variables({f"{name}_password": odd for name in ("postgres", "minio", "prefect", "mlflow")} | {"judge_key": "k"})
+    found = entrypoint.variables(
+        {f"{name}_password": odd for name in ("postgres", "minio", "prefect", "mlflow")} | {"judge_key": "k"}
+    )
     for name in ("PREFECT_API_DATABASE_CONNECTION_URL", "MLFLOW_BACKEND_STORE_URI"):
         url = make_url(found[name])
         assert (url.username, url.password, url.host, url.port) == ("ans", odd, "postgres", 5432)
     assert found["PREFECT_API_AUTH_STRING"] == found["PREFECT_SERVER_API_AUTH_STRING"] == f"ans:{odd}"
-    assert (found["AWS_SECRET_ACCESS_KEY"], found["MLFLOW_TRACKING_PASSWORD"], found["OPENAI_API_KEY"]) == (odd, odd, "k")
+    assert (found["AWS_SECRET_ACCESS_KEY"], found["MLFLOW_TRACKING_PASSWORD"], found["OPENAI_API_KEY"]) == (
+        odd,
+        odd,
+        "k",
+    )
     assert entrypoint.variables({"judge_key": ""}) == {}
     written = io.StringIO()
     entrypoint.mlflow_auth(found["MLFLOW_BACKEND_STORE_URI"], odd).write(written)
     read = configparser.ConfigParser()  # as MLflow does
     read.read_string(written.getvalue())
-    assert (read["mlflow"]["admin_password"], read["mlflow"]["database_uri"]) == (odd, found["MLFLOW_BACKEND_STORE_URI"])
+    assert (read["mlflow"]["admin_password"], read["mlflow"]["database_uri"]) == (
+        odd,
+        found["MLFLOW_BACKEND_STORE_URI"],
+    )
     assert "PASSWORD:" not in (ROOT / "docker/compose.yaml").read_text()
 
 
@@ -64,7 +76,10 @@ def test_each_worker_has_a_pool_of_its_own_which_its_deployments_name() -> None:
     for name in ("worker", "worker-gpu"):
         script, pool, deployments = COMPOSE["services"][name]["command"]
         assert (ROOT / script).stat().st_mode & 0o111
-        found = {deployment["work_pool"]["name"] for deployment in yaml.safe_load((ROOT / deployments).read_text())["deployments"]}
+        found = {
+            deployment["work_pool"]["name"]
+            for deployment in yaml.safe_load((ROOT / deployments).read_text())["deployments"]
+        }
         assert found in ({pool}, {"{{ $ANS_POOL }}"})  # which the script sets to it
         pools.add(pool)
     assert len(pools) == 2

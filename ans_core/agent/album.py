@@ -33,7 +33,8 @@ QUALITY = 90
 
 @dataclass(frozen=True, kw_only=True)
 class AlbumEntry:
-    """An episode as the page shows it. (Unlike a PlayedEpisode, which holds its model, it can be sent to another process.)"""
+    """An episode as the page shows it. (Unlike a PlayedEpisode, which holds its model, it can be sent to
+    another process.)"""
 
     record: dict[str, Any]
     pictures: Mapping[str, bytes]
@@ -49,7 +50,8 @@ def write_album(folder: Path, entries: Sequence[AlbumEntry]) -> None:
 
 
 def chosen(outcomes: Sequence[Outcome], *, each: int) -> list[int]:
-    """Return places of `each` outcomes of every family: right and wrong ones in turns, as far as there are both."""
+    """Return places of `each` outcomes of every family: right and wrong ones in turns, as far as there are
+    both."""
     found = []
     for family in dict.fromkeys(o.question.family for o in outcomes):
         places = [i for i, o in enumerate(outcomes) if o.question.family == family]
@@ -85,11 +87,17 @@ def album_entry(number: int, outcome: Outcome, played: PlayedEpisode) -> AlbumEn
 
 
 def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
-    """Return `rewards`, the parts that RFT would pay for this episode, before their weights; `faults`, the penalties' names; and `lesson`,
-    whether RFT would learn from it.
+    """Return `rewards`, the parts that RFT would pay for this episode, before their weights; `faults`, the
+    penalties' names; and `lesson`, whether RFT would learn from it.
 
-    Only what is a function of the episode: not the bonus of curiosity and not learning progress. The coherence is not normalised."""
-    parts, faults = own_parts(played.episode.observations, plan=outcome.question.plan, answer=outcome.answer, evidence=outcome.evidence)
+    Only what is a function of the episode: not the bonus of curiosity and not learning progress. The
+    coherence is not normalised."""
+    parts, faults = own_parts(
+        played.episode.observations,
+        plan=outcome.question.plan,
+        answer=outcome.answer,
+        evidence=outcome.evidence,
+    )
     return {
         "rewards": {"task": task(outcome.right), **parts},
         "faults": [name for name, value in faults.items() if value],
@@ -115,8 +123,9 @@ def _turn(turn: PlayedTurn, workspace: Workspace, name: str) -> tuple[dict[str, 
 
 
 def stills_of(observation: Observation, workspace: Workspace) -> dict[str, Image.Image]:
-    """Return pictures of what a call made, by their labels: a mask on its frame; of a track at most STILLS frames, evenly spread from the
-    first to the last, in the colour of the mask that it was followed from. Empty if it made neither."""
+    """Return pictures of what a call made, by their labels: a mask on its frame; of a track at most STILLS
+    frames, evenly spread from the first to the last, in the colour of the mask that it was followed from.
+    Empty if it made neither."""
     made, track = observation.values.get("mask"), observation.values.get("track")
     if track is not None:
         masks, mask = workspace.masklet(track), workspace.track(track).mask
@@ -141,7 +150,10 @@ def _smaller(picture: Image.Image, width: int) -> Image.Image:
     scale = width / max(picture.size)
     if scale >= 1:
         return picture
-    return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), Image.Resampling.LANCZOS)
+    return picture.resize(
+        (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))),
+        Image.Resampling.LANCZOS,
+    )
 
 
 def _webp(picture: Image.Image) -> bytes:

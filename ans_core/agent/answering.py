@@ -1,4 +1,5 @@
-"""A trained agent as a benchmark sees it: questions in words about pictures and clips -> its answers, with operations or without."""
+"""A trained agent as a benchmark sees it: questions in words about pictures and clips -> its answers, with
+operations or without."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class AgentPrediction(Prediction):
 
 
 def answerer(policy: AgentPolicy, toolbox: Toolbox, *, limits: Limits, told: bool, tools: bool) -> Answerer:
-    """Return the agent, asked greedily. `told`: operations stand before every question. Without `tools` no call can be said; one that is
-    spelled in another way is refused."""
+    """Return the agent, asked greedily. `told`: operations stand before every question. Without `tools` no
+    call can be said; one that is spelled in another way is refused."""
     operations = operations_told(toolbox, told and tools)
     forbidden = () if tools else tokens.call_openers(policy.model)
     allowed = limits if tools else replace(limits, calls=0)
@@ -44,7 +45,10 @@ def check(item: Item) -> None:
     """Raise ValueError for a question that is not in words alone."""
     request = item.request
     if request.mask_prompts or request.past or item.objects is not None or item.expression is not None:
-        raise ValueError(f"question {item.name} is about regions or asks for masks; an agent answers in words, so leave --agent out")
+        raise ValueError(
+            f"question {item.name} is about regions or asks for masks; an agent answers in words, so leave "
+            "--agent out"
+        )
 
 
 def _request(item: Item, operations: Mapping[str, Operation] | None) -> Request:
@@ -55,7 +59,9 @@ def _request(item: Item, operations: Mapping[str, Operation] | None) -> Request:
 
 def _prediction(played: PlayedEpisode) -> AgentPrediction:
     counts = played.episode.counts
-    return AgentPrediction(text=played.answer or "", calls=counts["calls"], valid_calls=counts["ok"], over_turn=played.over_turn)
+    return AgentPrediction(
+        text=played.answer or "", calls=counts["calls"], valid_calls=counts["ok"], over_turn=played.over_turn
+    )
 
 
 def counting(runner: Runner) -> Runner:
@@ -63,7 +69,11 @@ def counting(runner: Runner) -> Runner:
 
     def record(item: Item, prediction: Prediction) -> dict[str, Any]:
         assert isinstance(prediction, AgentPrediction)
-        calls = {"calls": prediction.calls, "valid_calls": prediction.valid_calls, "over_turn": prediction.over_turn}
+        calls = {
+            "calls": prediction.calls,
+            "valid_calls": prediction.valid_calls,
+            "over_turn": prediction.over_turn,
+        }
         return own(item, prediction) | calls
 
     own: Callable[[Item, Prediction], dict[str, Any]] = runner.record
@@ -75,4 +85,7 @@ def note(records: Iterable[Mapping[str, Any]]) -> str:
     listed = list(records)
     used = sum(record["valid_calls"] > 0 for record in listed) / len(listed)
     calls, over = (sum(record[key] for record in listed) for key in ("calls", "over_turn"))
-    return f"RaPR {used:.3f}, {calls / len(listed):.2f} calls an episode; {over} of {len(listed)} ran into a limit, without an answer"
+    return (
+        f"RaPR {used:.3f}, {calls / len(listed):.2f} calls an episode; {over} of {len(listed)} ran into a "
+        "limit, without an answer"
+    )

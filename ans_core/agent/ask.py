@@ -42,26 +42,46 @@ LIMITS: dict[Ended, str] = {
 
 
 def ask(arguments: argparse.Namespace, root: Path) -> int:
-    """Return 1 where the episode ended without an answer. Raises ValueError for what can't be asked, before a model is loaded."""
+    """Return 1 where the episode ended without an answer. Raises ValueError for what can't be asked, before a
+    model is loaded."""
     question = asking.checked(arguments.text)
     config = load(root / "params.yaml")
     source, run = Path(arguments.source), root / "runs" / config.profile
-    trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")  # before the base: it says what makes both
+    # before the base: it says what makes both
+    trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")
     reader = reader_of(trained, arguments.reader)
     check_reader(reader, setting="--reader")
     base = folder.local_folder(arguments.model or root / config.agent.base)
-    device, out = present_device(arguments.device), Path(arguments.out or root / ".ans/episodes" / source.stem)
+    device, out = (
+        present_device(arguments.device),
+        Path(arguments.out or root / ".ans/episodes" / source.stem),
+    )
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         answer.check([source, *frames], frames, old, earlier="an earlier question")
-        policy = load_policy(base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=reader)
-        segmenter = Sa2VA.from_pretrained(arguments.segmenter, device_map=str(device)) if arguments.segmenter else None
-        with Toolbox(policy.model, adapters_off=policy.base, seconds=tools.SECONDS, reader=reader, segmenter=segmenter) as toolbox:
+        policy = load_policy(
+            base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=reader
+        )
+        segmenter = (
+            Sa2VA.from_pretrained(arguments.segmenter, device_map=str(device))
+            if arguments.segmenter
+            else None
+        )
+        with Toolbox(
+            policy.model, adapters_off=policy.base, seconds=tools.SECONDS, reader=reader, segmenter=segmenter
+        ) as toolbox:
             answer.remove(old)
-            diary = Diary(out=out, frames=frames, tile=toolbox.tile, told={"source": str(source), "asked": question, "agent": str(trained)})
+            diary = Diary(
+                out=out,
+                frames=frames,
+                tile=toolbox.tile,
+                told={"source": str(source), "asked": question, "agent": str(trained)},
+            )
             told = operations_told(toolbox, policy.is_told(config.agent.episode.operations_told))
             request = Request(frames=frames, text=asking.first_turn(question, told))
-            (played,) = play(policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add)
+            (played,) = play(
+                policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add
+            )
         diary.end(played.answer, played.ended)
     return 0 if played.answer is not None else 1
 
@@ -69,7 +89,9 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
 def last_trained(runs: Path) -> Path:
     found = next((runs / name for name in TRAINED if (runs / name / DELTA).is_file()), None)
     if found is None:
-        raise ValueError(f"{runs} holds no trained agent; `ans run --agent` trains one, --agent FOLDER names another")
+        raise ValueError(
+            f"{runs} holds no trained agent; `ans run --agent` trains one, --agent FOLDER names another"
+        )
     return found
 
 
@@ -103,7 +125,11 @@ class Diary:
         lines = [f"turn {len(self.turns) + 1}: {turn.text.strip()}"]
         if turn.shown is not None:
             observation = turn.shown.observation
-            record |= {"observed": observation.text, "error": observation.error, "files": self._write(turn, workspace)}
+            record |= {
+                "observed": observation.text,
+                "error": observation.error,
+                "files": self._write(turn, workspace),
+            }
             came_back = observation.text if observation.ok else f"Error: {observation.text}"
             lines += [f"  {line}" for line in came_back.splitlines()]
             lines += [f"  {name}" for name in record["files"]]
@@ -125,8 +151,13 @@ class Diary:
         made = [name for name, _ in workspace.handles[self.known :]]
         into = self.out / f"turn_{len(self.turns) + 1}"
         into.mkdir(parents=True, exist_ok=True)
-        return [str(path) for path in tools.write(turn.shown.observation, workspace, made, self.frames, into, self.tile)]
+        return [
+            str(path)
+            for path in tools.write(turn.shown.observation, workspace, made, self.frames, into, self.tile)
+        ]
 
     def _save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / FILE).write_text(json.dumps(self.told | {"turns": self.turns}, indent=1), encoding="utf-8")
+        (self.out / FILE).write_text(
+            json.dumps(self.told | {"turns": self.turns}, indent=1), encoding="utf-8"
+        )

@@ -21,13 +21,19 @@ def checked(text: str) -> str:
     try:
         question.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the question is no text: character {error.start + 1} is half of one, or a byte that is not UTF-8") from None
+        raise ValueError(
+            f"the question is no text: character {error.start + 1} is half of one, or a byte that is not "
+            "UTF-8"
+        ) from None
     if protocol.IMAGE in question:
-        raise ValueError(f"the question holds {protocol.IMAGE}; leave it out, the agent sees the picture before the question")
+        raise ValueError(
+            f"the question holds {protocol.IMAGE}; leave it out, the agent sees the picture before the "
+            "question"
+        )
     return question
 
 
 def first_turn(question: str, operations: Mapping[str, Operation] | None = None) -> str:
-    """Return the first turn with a user's question, in which nothing passes for a token of the template. A question of the drawn world
-    holds none and stays as it is."""
+    """Return the first turn with a user's question, in which nothing passes for a token of the template. A
+    question of the drawn world holds none and stays as it is."""
     return tokens.first_question(protocol.without_tokens(question), operations)

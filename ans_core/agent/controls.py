@@ -25,8 +25,8 @@ GREY = 127
 class RandomCalls(Toolbox):
     """Runs every call at a random place: boxes keep their size, points and words become a random point.
 
-    The place is a function of the seed, the first frame and the call, so it does not depend on other episodes nor on their order. The same
-    call about the same picture runs at the same place."""
+    The place is a function of the seed, the first frame and the call, so it does not depend on other episodes
+    nor on their order. The same call about the same picture runs at the same place."""
 
     def __init__(self, model: Network | None, *, seed: int, **options: Any) -> None:
         super().__init__(model, **options)
@@ -39,7 +39,11 @@ class RandomCalls(Toolbox):
 
 def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
     box = arguments.get("bbox_2d")
-    if isinstance(box, list) and len(box) == 4 and all(isinstance(v, int) and 0 <= v <= THOUSAND for v in box):
+    if (
+        isinstance(box, list)
+        and len(box) == 4
+        and all(isinstance(v, int) and 0 <= v <= THOUSAND for v in box)
+    ):
         x, y = (rng.randint(0, THOUSAND - abs(box[i + 2] - box[i])) for i in (0, 1))
         return arguments | {"bbox_2d": [x, y, x + abs(box[2] - box[0]), y + abs(box[3] - box[1])]}
     if arguments.keys() & {"point_2d", "text"}:
@@ -49,8 +53,9 @@ def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
 
 
 def shuffled(shown: Sequence[Shown]) -> list[Shown]:
-    """Show every episode what the next one got by the same operation, or a blank observation where no other one called it in this turn; all
-    are of one family, or it would be told by what is shown. Errors stay where they are."""
+    """Show every episode what the next one got by the same operation, or a blank observation where no other
+    one called it in this turn; all are of one family, or it would be told by what is shown. Errors stay where
+    they are."""
     alike: dict[str, list[int]] = defaultdict(list)
     for place, own in enumerate(shown):
         if own.observation.ok and own.observation.call is not None:

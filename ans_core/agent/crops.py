@@ -1,4 +1,5 @@
-"""Pictures that an agent is shown: parts of frames, and their features from the frozen vision tower, each encoded once."""
+"""Pictures that an agent is shown: parts of frames, and their features from the frozen vision tower, each
+encoded once."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from ans_core.pictures import media, transforms
 from ans_core.types import ImageRef
 
 CROP_BYTES = 4 * 2**30
-"""Of features that are held, on the model's device. A view of 448 pixels has 256 cells x 4096 values x 2 bytes = 2 MiB (InternViT-300M in
-bf16), a picture in 20 tiles and as a whole 42 MiB: 97 such, or 680 crops of 3 views, about one step of RFT with the profiles pixelis-*."""
+"""Of features that are held, on the model's device. A view of 448 pixels has 256 cells x 4096 values x 2
+bytes = 2 MiB (InternViT-300M in bf16), a picture in 20 tiles and as a whole 42 MiB: 97 such, or 680 crops of
+3 views, about one step of RFT with the profiles pixelis-*."""
 CELLS, GREY = 3, 127
 
 
@@ -65,23 +67,33 @@ class Crop:
 
 
 class CropFeatures:
-    """Features of crops by (hash of the frame, box): equal crops are encoded once while they are held. For one model."""
+    """Features of crops by (hash of the frame, box): equal crops are encoded once while they are held. For
+    one model."""
 
     def __init__(self, model: Network, *, most: int = 4096, most_bytes: int = CROP_BYTES) -> None:
-        """`most`, `most_bytes`: crops that are held, and bytes of their features; the least recently used make room."""
+        """`most`, `most_bytes`: crops that are held, and bytes of their features; the least recently used
+        make room."""
         self.model = model
         self.encoded = 0
         """Crops that the vision tower has seen."""
-        self._known: LruCache[ImageFeatures] = LruCache(most=most, most_bytes=most_bytes, size=lambda features: features.values.nbytes)
+        self._known: LruCache[ImageFeatures] = LruCache(
+            most=most, most_bytes=most_bytes, size=lambda features: features.values.nbytes
+        )
 
     @torch.no_grad()
     def of(self, crops: Sequence[Crop]) -> list[ImageFeatures]:
-        """Return features before the projector, which may be trained. Each new crop is encoded by itself: in a batch its last bits would
-        depend on the crops beside it, and a resumed run encodes other batches."""
-        hashes = {frame: hashlib.sha256(content(frame)).hexdigest() for frame in dict.fromkeys(crop.frame for crop in crops)}
+        """Return features before the projector, which may be trained. Each new crop is encoded by itself: in
+        a batch its last bits would depend on the crops beside it, and a resumed run encodes other batches."""
+        hashes = {
+            frame: hashlib.sha256(content(frame)).hexdigest()
+            for frame in dict.fromkeys(crop.frame for crop in crops)
+        }
         keys = [(hashes[crop.frame], crop.box) for crop in crops]
         with self.model.own_precision():
-            found = {key: self._known.get(key, partial(self._encode, crop)) for key, crop in dict(zip(keys, crops, strict=True)).items()}
+            found = {
+                key: self._known.get(key, partial(self._encode, crop))
+                for key, crop in dict(zip(keys, crops, strict=True)).items()
+            }
         return [found[key] for key in keys]
 
     def _encode(self, crop: Crop) -> ImageFeatures:
@@ -98,7 +110,8 @@ def pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
 
 
 def grey(model: Network) -> Crop:
-    """Return a grey picture of the model's size: what all pictures have in common, which would make any two alike."""
+    """Return a grey picture of the model's size: what all pictures have in common, which would make any two
+    alike."""
     side = model.backbone.crop_side
     return Crop.whole(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
 
@@ -108,5 +121,6 @@ def joined(images: Sequence[ImageFeatures]) -> ImageFeatures | None:
     if not images:
         return None
     return ImageFeatures(
-        values=torch.cat([image.values for image in images]), grids=tuple(grid for image in images for grid in image.grids)
+        values=torch.cat([image.values for image in images]),
+        grids=tuple(grid for image in images for grid in image.grids),
     )

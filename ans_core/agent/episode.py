@@ -1,4 +1,5 @@
-"""Calls -> observations: `Toolbox` runs operations within their time limit, `Episode` keeps an episode's workspace, calls and counts."""
+"""Calls -> observations: `Toolbox` runs operations within their time limit, `Episode` keeps an episode's
+workspace, calls and counts."""
 
 from __future__ import annotations
 
@@ -45,16 +46,17 @@ class Observation:
         return self.error is None
 
     def turn(self) -> str:
-        """As the user's next turn; every `<image>` stands for one of `pictures`, in order. Text that was read in a picture, or that a call
-        is quoted with, can't pass for a token of the template."""
+        """As the user's next turn; every `<image>` stands for one of `pictures`, in order. Text that was read
+        in a picture, or that a call is quoted with, can't pass for a token of the template."""
         text = protocol.without_tokens(self.text)
         return "<image>\n" * len(self.pictures) + (text if self.ok else f"Error: {text}")
 
 
 class Toolbox:
-    """Operations ready to run. Those without a model run in a process of their own, started when first needed and killed at the limit; the
-    others run here, on frozen weights, and stop at the next module of the network after the limit. The last results of these are kept: the
-    rollouts of a group make many calls alike, and the same call on the same workspace gives the same. For one thread."""
+    """Operations ready to run. Those without a model run in a process of their own, started when first needed
+    and killed at the limit; the others run here, on frozen weights, and stop at the next module of the
+    network after the limit. The last results of these are kept: the rollouts of a group make many calls
+    alike, and the same call on the same workspace gives the same. For one thread."""
 
     def __init__(
         self,
@@ -66,10 +68,13 @@ class Toolbox:
         reader: str = "rapidocr",
         segmenter: Network | None = None,
     ) -> None:
-        """`adapters_off`: inside it `model` is the base, whatever is trained on it (`Policies.using("reference")`, PEFT's
-        `disable_adapter`). Without a model, operations that need one are not offered. `reader`: of READ_TEXT (`ocr.Reader`). `segmenter`:
-        another model that draws and follows masks in the place of `model`, also where that is None; it is never trained."""
-        self.operations = {name: o for name, o in operations.items() if (segmenter or model) is not None or not o.needs_model}
+        """`adapters_off`: inside it `model` is the base, whatever is trained on it
+        (`Policies.using("reference")`, PEFT's `disable_adapter`). Without a model, operations that need one
+        are not offered. `reader`: of READ_TEXT (`ocr.Reader`). `segmenter`: another model that draws and
+        follows masks in the place of `model`, also where that is None; it is never trained."""
+        self.operations = {
+            name: o for name, o in operations.items() if (segmenter or model) is not None or not o.needs_model
+        }
         self.seconds, self.reader = seconds, reader
         self._model, self._adapters_off, self._worker = segmenter or model, adapters_off, Worker()
         self._results: LruCache[Result] = LruCache(most=REMEMBERED)
@@ -86,8 +91,8 @@ class Toolbox:
         self._worker.close()
 
     def call(self, workspace: Workspace, call: protocol.Call) -> tuple[Observation, Workspace]:
-        """What it gives, and the workspace with its new handles. Whatever a model can get wrong is an observation; what is raised is a
-        defect of an operation, or of the frames' files."""
+        """What it gives, and the workspace with its new handles. Whatever a model can get wrong is an
+        observation; what is raised is a defect of an operation, or of the frames' files."""
         try:
             operation, arguments = protocol.checked(call, self.operations)
             result = self._run(operation, workspace, arguments)
@@ -114,8 +119,9 @@ class Toolbox:
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Inside, this thread's networks raise Refused at the first module that starts after the limit. (An exception from outside, as a signal
-    or another thread raises it, could hit where an adapter is being switched.)"""
+    """Inside, this thread's networks raise Refused at the first module that starts after the limit. (An
+    exception from outside, as a signal or another thread raises it, could hit where an adapter is being
+    switched.)"""
     end, here = time.monotonic() + seconds, threading.get_ident()
 
     def check(module: nn.Module, inputs: object) -> None:
@@ -138,7 +144,8 @@ class Episode:
         self.answer: str | None = None
 
     def turn(self, said: str) -> Observation | None:
-        """What comes back; None when this was the answer. A turn that holds a call, or tries to, counts as a call."""
+        """What comes back; None when this was the answer. A turn that holds a call, or tries to, counts as a
+        call."""
         assert self.answer is None, "the episode has its answer"
         call: protocol.Call | None = None
         try:
@@ -157,4 +164,6 @@ class Episode:
     @property
     def counts(self) -> Counter[str]:
         """Calls, those that worked (`ok`), and errors by kind."""
-        return Counter({"calls": len(self.observations)}) + Counter(o.error or "ok" for o in self.observations)
+        return Counter({"calls": len(self.observations)}) + Counter(
+            o.error or "ok" for o in self.observations
+        )

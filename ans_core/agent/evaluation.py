@@ -1,4 +1,5 @@
-"""Played episodes of drawn questions -> figures by family: accuracy, how often operations are used, and whether answers rest on them."""
+"""Played episodes of drawn questions -> figures by family: accuracy, how often operations are used, and
+whether answers rest on them."""
 
 from __future__ import annotations
 
@@ -67,12 +68,14 @@ def looked(question: Question, played: PlayedEpisode) -> bool:
 
 
 def held_out_names(families: Sequence[str], *, each: int, first: int = 0) -> list[tuple[str, int]]:
-    """Return (family, index) of `each` questions of every family, from index `first`; families take turns, so that a batch has some of
-    each."""
+    """Return (family, index) of `each` questions of every family, from index `first`; families take turns, so
+    that a batch has some of each."""
     return [(family, first + i) for i in range(each) for family in families]
 
 
-def held_out(families: Sequence[str], *, each: int, split: str, seed: int, tile: int, first: int = 0) -> list[Question]:
+def held_out(
+    families: Sequence[str], *, each: int, split: str, seed: int, tile: int, first: int = 0
+) -> list[Question]:
     """Draw the questions of `held_out_names`."""
     names = held_out_names(families, each=each, first=first)
     return [draw_question(family, seed=seed, split=split, index=index, tile=tile) for family, index in names]
@@ -80,13 +83,18 @@ def held_out(families: Sequence[str], *, each: int, split: str, seed: int, tile:
 
 def request_of(question: Question, operations: Mapping[str, Operation] | None = None) -> Request:
     """Return the question as `play` takes it; `operations`: those that are told."""
-    return Request(frames=question.frames, text=tokens.first_question(question.text, operations), clip=len(question.frames) > 1)
+    return Request(
+        frames=question.frames,
+        text=tokens.first_question(question.text, operations),
+        clip=len(question.frames) > 1,
+    )
 
 
 def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool:
-    """Tell whether accuracy on the same questions, if there are any, went down by more than `allowed`, and by more than chance: of the
-    questions that are answered differently, as many or more turn out wrong less than once in forty where right and wrong are as likely
-    (McNemar's exact test, one-sided). With few questions an accuracy at the level of guessing moves by itself."""
+    """Tell whether accuracy on the same questions, if there are any, went down by more than `allowed`, and by
+    more than chance: of the questions that are answered differently, as many or more turn out wrong less than
+    once in forty where right and wrong are as likely (McNemar's exact test, one-sided). With few questions an
+    accuracy at the level of guessing moves by itself."""
     if not before:
         return False
     wrong = sum(was and not now for was, now in zip(before, after, strict=True))
@@ -103,12 +111,14 @@ def operations_told(toolbox: Toolbox, told: bool) -> Mapping[str, Operation] | N
 
 
 def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return figures by family, and their means over the families that need an operation (`needed/`), a family without a figure left out.
+    """Return figures by family, and their means over the families that need an operation (`needed/`), a
+    family without a figure left out.
 
-    RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning). accuracy_tool and
-    accuracy_no_tool: over episodes with and without one. evidence: share of right answers whose question was looked at; prior: what
-    guessing by the words alone gets. faithful_calls: share of the successful calls that are about a thing asked about, whatever is
-    answered. Over all episodes: `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
+    RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning).
+    accuracy_tool and accuracy_no_tool: over episodes with and without one. evidence: share of right answers
+    whose question was looked at; prior: what guessing by the words alone gets. faithful_calls: share of the
+    successful calls that are about a thing asked about, whatever is answered. Over all episodes:
+    `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in FAMILIES}
     found = {name: _of_family(own) for name, own in by_family.items() if own}
@@ -148,8 +158,8 @@ def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def guessed(question: Question) -> float:
-    """Return how often the question's answer is guessed right without looking: whether it is what the words suggest, or one of the
-    choices."""
+    """Return how often the question's answer is guessed right without looking: whether it is what the words
+    suggest, or one of the choices."""
     if question.prior is not None:
         return float(question.prior == question.answer)
     return 1 / len(question.choices) if question.choices else 0.0

@@ -44,7 +44,8 @@ def _mask(model: Network, logits: Tensor, picture: Image.Image) -> Bool[np.ndarr
 
 
 class Clip:
-    """Pictures of a clip as SAM2 sees them. The AHEAD last ones that were encoded are kept: whoever goes back meets them first."""
+    """Pictures of a clip as SAM2 sees them. The AHEAD last ones that were encoded are kept: whoever goes back
+    meets them first."""
 
     def __init__(self, model: Network, pictures: Sequence[Image.Image]) -> None:
         self.model, self.pictures = model, pictures
@@ -55,7 +56,9 @@ class Clip:
         for place, frame in enumerate(frames):
             if frame not in self._kept:
                 new = [ahead for ahead in frames[place : place + AHEAD] if ahead not in self._kept]
-                features = self.model.sam2.encode(PredictOptions().pixels(self.model, [self.pictures[ahead] for ahead in new]))
+                features = self.model.sam2.encode(
+                    PredictOptions().pixels(self.model, [self.pictures[ahead] for ahead in new])
+                )
                 self._kept |= {ahead: features[[number]] for number, ahead in enumerate(new)}
                 self._kept = dict(list(self._kept.items())[-AHEAD:])
             yield place, self._kept[frame]
@@ -63,13 +66,17 @@ class Clip:
 
 @torch.no_grad()
 def follow(clip: Clip, frames: Sequence[int], mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "F H W"]:
-    """An object's masks in frames of a clip, in their order; that of the first one is given. By SAM2 as it was before Sa2VA's training
-    where the model keeps it: that one was trained to go on from masks."""
+    """An object's masks in frames of a clip, in their order; that of the first one is given. By SAM2 as it
+    was before Sa2VA's training where the model keeps it: that one was trained to go on from masks."""
     masks, sam2 = [mask], clip.model.sam2
     with clip.model.own_precision():
         prompts = sam2.mask_prompts(torch.from_numpy(mask)[None, None].to(clip.model.device), [0])
         original = sam2.config.original_decoder
-        for place, logits in sam2.propagate(clip.along(frames), prompts, objects=1, frames=len(frames), original=original):
+        for place, logits in sam2.propagate(
+            clip.along(frames), prompts, objects=1, frames=len(frames), original=original
+        ):
             if place:
-                masks.append(upsample(logits[0], size=sam2.image_size, height=mask.shape[0], width=mask.shape[1]))
+                masks.append(
+                    upsample(logits[0], size=sam2.image_size, height=mask.shape[0], width=mask.shape[1])
+                )
     return np.stack(masks)

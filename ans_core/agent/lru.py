@@ -10,10 +10,14 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Keeps values that cost something to make. Where there are too many, the least recently used make room. For one thread."""
+    """Keeps values that cost something to make. Where there are too many, the least recently used make room.
+    For one thread."""
 
-    def __init__(self, *, most: int, most_bytes: int = 0, size: Callable[[Value], int] = lambda value: 0) -> None:
-        """most: entries. most_bytes: of all values together, as `size` counts them. A value that is larger by itself is not kept."""
+    def __init__(
+        self, *, most: int, most_bytes: int = 0, size: Callable[[Value], int] = lambda value: 0
+    ) -> None:
+        """most: entries. most_bytes: of all values together, as `size` counts them. A value that is larger by
+        itself is not kept."""
         self.most, self.most_bytes, self.size = most, most_bytes, size
         self.bytes = 0
         self._values: OrderedDict[Hashable, Value] = OrderedDict()

@@ -1,4 +1,5 @@
-"""A picture -> its lines of text with boxes and confidences: by PP-OCRv6 (the package rapidocr), or by templates of drawn digits."""
+"""A picture -> its lines of text with boxes and confidences: by PP-OCRv6 (the package rapidocr), or by
+templates of drawn digits."""
 
 from __future__ import annotations
 
@@ -16,15 +17,19 @@ from ans_core.agent.workspace import Box
 from ans_core.config.names import Reader
 
 ENLARGED: dict[str, tuple[int, int]] = {"rapidocr": (960, 2), "template": (480, 4)}
-"""Longer side that small pictures are enlarged to, and how many times at most. rapidocr: of letters of 16 px on photographs .84 are read
-where pictures of 640 stay as they are, .97 at 960 (LOG 2026-11-27). template: digits of 10 px are read right when enlarged 3 times."""
+"""Longer side that small pictures are enlarged to, and how many times at most. rapidocr: of letters of 16 px
+on photographs .84 are read where pictures of 640 stay as they are, .97 at 960 (LOG 2026-11-27). template:
+digits of 10 px are read right when enlarged 3 times."""
 LONGEST_SIDE = 1536
-"""That text is detected at; larger pictures are made smaller. (The package's own rule, 736 for the shorter side, blows up flat crops of
-letters until they fall apart: .40 of the characters of turned lines were read so, 1.00 as they are.)"""
+"""That text is detected at; larger pictures are made smaller. (The package's own rule, 736 for the shorter
+side, blows up flat crops of letters until they fall apart: .40 of the characters of turned lines were read
+so, 1.00 as they are.)"""
 TURNED = 0.98
-"""Certainty from which a line is taken to be upside down (the package: .9, which turned an upright line in one of ten pictures)."""
+"""Certainty from which a line is taken to be upside down (the package: .9, which turned an upright line in
+one of ten pictures)."""
 SAME_ROW = 0.5
-"""Two lines are side by side if their centres are closer, vertically, than this share of the lower one's height."""
+"""Two lines are side by side if their centres are closer, vertically, than this share of the lower one's
+height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +42,15 @@ class Line:
 
 
 def check_reader(reader: str, *, setting: str = "agent.reader") -> None:
-    """Raise ValueError for a reader that does not exist or is not installed. `setting`: what names the reader, for the message."""
+    """Raise ValueError for a reader that does not exist or is not installed. `setting`: what names the
+    reader, for the message."""
     if reader not in get_args(Reader):
         raise ValueError(f"{setting}: no reader named {reader!r}; there are {', '.join(get_args(Reader))}")
     missing = [name for name in ("rapidocr", "onnxruntime") if find_spec(name) is None]
     if reader == "rapidocr" and missing:
         raise ValueError(
-            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(missing)}; `pip install -e '.[ocr]'`, or take the"
+            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(missing)}; `pip install "
+            "-e '.[ocr]'`, or take the"
             " reader `template`, which knows the digits of drawn scenes alone"
         )
 
@@ -55,8 +62,8 @@ def load(reader: str) -> None:
 
 
 def read_lines(picture: Image.Image, *, by: str) -> list[Line]:
-    """Return lines in reading order: from row to row, in a row from left to right. Lines without a letter are left out. Raises ValueError
-    if the reader is not installed."""
+    """Return lines in reading order: from row to row, in a row from left to right. Lines without a letter are
+    left out. Raises ValueError if the reader is not installed."""
     up_to, most = ENLARGED[by]
     scale = float(np.clip(up_to / max(picture.size), 1, most))
     size = (round(picture.width * scale), round(picture.height * scale))
@@ -65,7 +72,9 @@ def read_lines(picture: Image.Image, *, by: str) -> list[Line]:
         from ans_core.agent.ocr_templates import by_templates
 
         found = by_templates(np.asarray(large.convert("L"), np.float32))
-        return sorted((_shrunk(line, scale, picture) for line in found), key=lambda line: (line.box[1], line.box[0]))
+        return sorted(
+            (_shrunk(line, scale, picture) for line in found), key=lambda line: (line.box[1], line.box[0])
+        )
     return in_reading_order([_shrunk(line, scale, picture) for line in _rapid(large)])
 
 
@@ -90,7 +99,8 @@ def _shrunk(line: Line, scale: float, picture: Image.Image) -> Line:
 
 @lru_cache(maxsize=1)
 def _engine() -> Any:
-    """Load the three networks (detection, upright or upside down, recognition), which the wheel holds: 1.5 s, once a process."""
+    """Load the three networks (detection, upright or upside down, recognition), which the wheel holds: 1.5 s,
+    once a process."""
     check_reader("rapidocr")
     from rapidocr import RapidOCR  # an optional extra
 
@@ -118,5 +128,7 @@ def _rapid(picture: Image.Image) -> list[Line]:
     for corners, text, score in zip(found.boxes, found.txts, found.scores, strict=True):
         (x1, y1), (x2, y2) = np.floor(corners.min(0)), np.ceil(corners.max(0))
         if any(letter.isalnum() for letter in text):
-            lines.append(Line(text=text.strip(), box=(int(x1), int(y1), int(x2), int(y2)), confidence=float(score)))
+            lines.append(
+                Line(text=text.strip(), box=(int(x1), int(y1), int(x2), int(y2)), confidence=float(score))
+            )
     return lines

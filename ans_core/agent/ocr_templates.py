@@ -1,4 +1,5 @@
-"""A grey picture -> lines of digits, by correlation with templates: what the drawn world is read with. It knows no letters."""
+"""A grey picture -> lines of digits, by correlation with templates: what the drawn world is read with. It
+knows no letters."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LEVELS = 8
 """Thresholds that letters are looked for at, in both polarities."""
 ALPHABET = "0123456789"
 FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf")
-"""Of matplotlib, beside Pillow's own, which the drawn world writes with: there this reader is an upper bound, no independent witness."""
+"""Of matplotlib, beside Pillow's own, which the drawn world writes with: there this reader is an upper bound,
+no independent witness."""
 CELL = 24
 """Side of a template."""
 LEAST_SCORE = 0.72
@@ -43,7 +45,8 @@ class _Letter:
 
 
 def by_templates(grey: Float[np.ndarray, "H W"]) -> list[Line]:
-    """Digits: spots that are darker or brighter than a threshold, each correlated with templates; the best of overlapping ones stay."""
+    """Digits: spots that are darker or brighter than a threshold, each correlated with templates; the best of
+    overlapping ones stay."""
     found: list[_Letter] = []
     for level in np.linspace(grey.min(), grey.max(), LEVELS + 2)[1:-1]:
         for spots in (grey < level, grey > level):
@@ -71,18 +74,22 @@ def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> 
         paper = float(np.median(here[~shape]))
         ink = float(here[shape].max() if here[shape].mean() > paper else here[shape].min())
         boxes.append((x1, y1, x2, y2))
-        cells.append(_cell(np.clip((here - paper) / (ink - paper), 0, 1)))  # grey tells a 3 from an 8 where the threshold closes its gaps
+        # grey tells a 3 from an 8 where the threshold closes its gaps
+        cells.append(_cell(np.clip((here - paper) / (ink - paper), 0, 1)))
     if not cells:
         return []
     names, known = _templates()
     scores = np.stack(cells) @ known.T  # (P, T)
     best = scores.argmax(1)
     rated = zip(boxes, best, scores.max(1), strict=True)
-    return [_Letter(text=names[i], box=box, score=float(score)) for box, i, score in rated if score >= LEAST_SCORE]
+    return [
+        _Letter(text=names[i], box=box, score=float(score)) for box, i, score in rated if score >= LEAST_SCORE
+    ]
 
 
 def _cell(ink: Float[np.ndarray, "h w"]) -> Float[np.ndarray, " D"]:
-    """0 = paper, 1 = ink. Brought to one height, aspect kept, in the middle of a square; zero mean and unit length."""
+    """0 = paper, 1 = ink. Brought to one height, aspect kept, in the middle of a square; zero mean and unit
+    length."""
     wide = max(1, min(CELL, round(CELL * ink.shape[1] / ink.shape[0])))
     small = Image.fromarray((255 * ink).astype(np.uint8)).resize((wide, CELL), Image.Resampling.BOX)
     cell = np.zeros((CELL, CELL), np.float32)
@@ -96,7 +103,10 @@ def _cell(ink: Float[np.ndarray, "h w"]) -> Float[np.ndarray, " D"]:
 def _templates() -> tuple[list[str], Float[np.ndarray, "T D"]]:
     folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
     names, cells = [], []
-    for font in [ImageFont.load_default(size=96), *(ImageFont.truetype(str(folder / file), 96) for file in FONTS)]:
+    for font in [
+        ImageFont.load_default(size=96),
+        *(ImageFont.truetype(str(folder / file), 96) for file in FONTS),
+    ]:
         for letter in ALPHABET:
             canvas = Image.new("L", (160, 160))
             ImageDraw.Draw(canvas).text((80, 80), letter, fill=255, font=font, anchor="mm")
@@ -135,5 +145,7 @@ def _lines(letters: list[_Letter]) -> list[Line]:
             text += (" " if letter.box[0] - before.box[2] > 0.5 * before.height else "") + letter.text
         corners = np.array([letter.box for letter in row])
         (x1, y1), (x2, y2) = corners[:, :2].min(0).tolist(), corners[:, 2:].max(0).tolist()
-        lines.append(Line(text=text, box=(x1, y1, x2, y2), confidence=float(np.mean([letter.score for letter in row]))))
+        lines.append(
+            Line(text=text, box=(x1, y1, x2, y2), confidence=float(np.mean([letter.score for letter in row])))
+        )
     return lines

@@ -1,7 +1,7 @@
 """Requests -> episodes: a model looks, calls operations and answers, many episodes in one batch.
 
-An episode is token ids (what was said is learned, what came back is given), the crops that were shown, in the order of the text, and the
-log-probabilities as they were sampled: enough to read it again.
+An episode is token ids (what was said is learned, what came back is given), the crops that were shown, in the
+order of the text, and the log-probabilities as they were sampled: enough to read it again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class Limits:
 
     @classmethod
     def of(cls, settings: EpisodeSettings) -> Limits:
-        return cls(calls=settings.calls, pictures=settings.pictures, turn_tokens=settings.turn_tokens, tokens=settings.tokens)
+        return cls(
+            calls=settings.calls,
+            pictures=settings.pictures,
+            turn_tokens=settings.turn_tokens,
+            tokens=settings.tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +117,9 @@ class PlayedEpisode:
 
     @property
     def is_lesson(self) -> bool:
-        """Whether RL may learn from it. One that a limit of the episode ended could have gone on to anything; an answer that is cut off at
-        `turn_tokens` is a wrong one. One that broke says nothing of its model."""
+        """Whether RL may learn from it. One that a limit of the episode ended could have gone on to anything;
+        an answer that is cut off at `turn_tokens` is a wrong one. One that broke says nothing of its
+        model."""
         return self.ended not in OF_EPISODE and not self.broke
 
     @property
@@ -143,7 +149,10 @@ class PlayedEpisode:
     @property
     def crops(self) -> tuple[Crop, ...]:
         """What was shown, in the order of the text: the overview, then what came back."""
-        return (self.overview, *(crop for turn in self.turns if turn.shown is not None for crop in turn.shown.crops))
+        return (
+            self.overview,
+            *(crop for turn in self.turns if turn.shown is not None for crop in turn.shown.crops),
+        )
 
     @property
     def logps(self) -> tuple[float, ...]:
@@ -175,7 +184,8 @@ class _Running:
 
     def played(self) -> PlayedEpisode:
         return PlayedEpisode(
-            opening=self.opening, overview=self.overview, turns=tuple(self.turns), episode=self.episode, ended=self.ended
+            opening=self.opening, overview=self.overview, turns=tuple(self.turns), episode=self.episode,
+            ended=self.ended
         )  # fmt: skip
 
 
@@ -195,23 +205,27 @@ def play(
     batch: int = 48,
     precision: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> list[PlayedEpisode]:
-    """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations see all.
+    """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations
+    see all.
 
-    reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest token.
-    features: known crops, kept by the caller; new ones are added.
-    forbidden: tokens that are never said (greedy alone; a reader has its own).
-    plans: what is said in the first turns of each episode, in the model's place.
-    watch: is told the turns of all episodes, as they are made.
-    precision: of the language model; None is the model's own. Where episodes are to be learned from, it must be that of learning.
-    Raises ValueError for requests that make no sense (see `prompt`).
+    reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest
+    token. features: known crops, kept by the caller; new ones are added. forbidden: tokens that are never
+    said (greedy alone; a reader has its own). plans: what is said in the first turns of each episode, in the
+    model's place. watch: is told the turns of all episodes, as they are made. precision: of the language
+    model; None is the model's own. Where episodes are to be learned from, it must be that of learning. Raises
+    ValueError for requests that make no sense (see `prompt`).
     """
-    assert reader is None or (len(seeds) == len(requests) and not forbidden), "a reader needs a seed for each episode, and forbids itself"
+    assert reader is None or (len(seeds) == len(requests) and not forbidden), (
+        "a reader needs a seed for each episode, and forbids itself"
+    )
     features = features or CropFeatures(model)
     precision = precision or model.own_precision
     played: list[PlayedEpisode] = []
     for start in range(0, len(requests), batch):
         numbers = range(start, min(start + batch, len(requests)))
-        begun, prompted = _begun(model, toolbox, [requests[i] for i in numbers], features, limits, watch, precision)
+        begun, prompted = _begun(
+            model, toolbox, [requests[i] for i in numbers], features, limits, watch, precision
+        )
         for running, i in zip(begun, numbers, strict=True):
             running.seed = seeds[i] if reader is not None else 0
             running.plan = plans[i] if plans is not None else ()
@@ -276,7 +290,11 @@ def _to_the_end(
         ongoing = []
         for place, own in zip(going, told, strict=True):
             pictures, images = images[: len(own.crops)], images[len(own.crops) :]
-            ids = tuple(tokens.observed_ids(model, own.text, [p.grids for p in pictures], complete=said[place].complete))
+            ids = tuple(
+                tokens.observed_ids(
+                    model, own.text, [p.grids for p in pictures], complete=said[place].complete
+                )
+            )
             turn = replace(said[place], shown=own, observed_ids=ids)
             running = active[place]
             if running.length + len(turn.ids) + len(ids) + limits.turn_tokens > limits.tokens:
@@ -295,7 +313,12 @@ def _to_the_end(
 
 
 def _said(
-    model: Network, prompted: PrefilledBatch, active: Sequence[_Running], limits: Limits, reader: Reader | None, forbidden: Sequence[int]
+    model: Network,
+    prompted: PrefilledBatch,
+    active: Sequence[_Running],
+    limits: Limits,
+    reader: Reader | None,
+    forbidden: Sequence[int],
 ) -> list[PlayedTurn]:
     """Return what every episode says next: its plan's words while there are any, then the model's own."""
     number = len(active[0].turns)  # all are at the same turn
@@ -303,16 +326,22 @@ def _said(
     for place, running in enumerate(active):
         if number < len(running.plan):
             text = running.plan[number]
-            found[place] = PlayedTurn(text=text, ids=tuple(tokens.said_ids(model, text)), logps=(), complete=True, given=True)
+            found[place] = PlayedTurn(
+                text=text, ids=tuple(tokens.said_ids(model, text)), logps=(), complete=True, given=True
+            )
     own = [place for place in range(len(active)) if place not in found]
     if own:
         asked = prompted if len(own) == len(active) else _taken(prompted, own)
         if reader is not None:
             turn_seeds = [seed_of(active[place].seed, "turn", number) for place in own]
-            answers = sample(model, asked, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds)
+            answers = sample(
+                model, asked, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds
+            )
         else:
             greedy = generate(model, asked, max_tokens=limits.turn_tokens, forbidden=forbidden)
-            answers = [SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(model, ids)[1]) for ids in greedy]
+            answers = [
+                SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(model, ids)[1]) for ids in greedy
+            ]
         for place, answer in zip(own, answers, strict=True):
             text = text_of(model, spoken_ids(model, list(answer.ids)))
             found[place] = PlayedTurn(text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete)
@@ -351,9 +380,13 @@ def _taken(prompted: PrefilledBatch, places: Sequence[int]) -> PrefilledBatch:
 
 
 def _continued(
-    model: Network, prompted: PrefilledBatch, places: Sequence[int], rows: Sequence[tuple[Sequence[int], ImageFeatures | None]]
+    model: Network,
+    prompted: PrefilledBatch,
+    places: Sequence[int],
+    rows: Sequence[tuple[Sequence[int], ImageFeatures | None]],
 ) -> PrefilledBatch:
-    """Return these episodes with what was said and came back, still unread; `rows`: its token ids and pictures."""
+    """Return these episodes with what was said and came back, still unread; `rows`: its token ids and
+    pictures."""
     taken = _taken(prompted, places)
     read = taken.prefix_attention[taken.prefix_of].sum(1) + taken.shift[taken.prefix_of]
     embeds, positions = [], []
@@ -367,4 +400,10 @@ def _continued(
     rest = left_padded(embeds)
     length = rest["embeds"].shape[1]
     unread = torch.cat([F.pad(own, (length - own.shape[-1], 0)) for own in positions], dim=-2)
-    return replace(taken, segs=torch.zeros_like(rest["attention"]), embeds=rest["embeds"], attention=rest["attention"], unread=unread)
+    return replace(
+        taken,
+        segs=torch.zeros_like(rest["attention"]),
+        embeds=rest["embeds"],
+        attention=rest["attention"],
+        unread=unread,
+    )

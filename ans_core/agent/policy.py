@@ -1,5 +1,5 @@
-"""A frozen base that operations run on, and the agent's adapters on it: LoRA (or copies of the layers), projector, and rows of the tokens
-that it says.
+"""A frozen base that operations run on, and the agent's adapters on it: LoRA (or copies of the layers),
+projector, and rows of the tokens that it says.
 
 With the adapters off the model is the base, bit for bit, whatever is trained.
 """
@@ -41,19 +41,23 @@ def load_base(
     dtype: torch.dtype | None = None,
     quantize: Quantization | None = None,
 ) -> Network:
-    """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no `[SEG]`. `tiles`: see
-    `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in `Sa2VA.from_pretrained`, for inference."""
+    """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no
+    `[SEG]`. `tiles`: see `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in
+    `Sa2VA.from_pretrained`, for inference."""
     model = checkpoint.load(path, device=device, dtype=dtype, quantize=quantize)
     if prompts.SEG not in model.tokenizer.get_vocab():
-        raise ValueError(f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA with its own tokenizer as agent.base")
+        raise ValueError(
+            f"{path} has no {prompts.SEG}: operations draw masks with it; take a Sa2VA with its own "
+            "tokenizer as agent.base"
+        )
     add_call_tokens(model, operations)
     set_tiles(model, tiles)
     return model.requires_grad_(False).eval()
 
 
 def set_tiles(model: Network, tiles: Sequence[int]) -> None:
-    """Cut pictures into `tiles` = (fewest, most) tiles from now on; Qwen-VL, which has none: show so many times 448 x 448 pixels. Empty =
-    as before."""
+    """Cut pictures into `tiles` = (fewest, most) tiles from now on; Qwen-VL, which has none: show so many
+    times 448 x 448 pixels. Empty = as before."""
     if not tiles:
         return
     fewest, most = tiles
@@ -67,8 +71,9 @@ def set_tiles(model: Network, tiles: Sequence[int]) -> None:
 def add_call_tokens(model: Network, operations: Mapping[str, Operation]) -> list[int]:
     """Add the pieces of calls that the tokenizer lacks, in place; return the ids of all pieces.
 
-    A new embedding is the mean of those it was spelled with. A new row of the head equals that of the first of these, which comes before
-    it: greedy search takes the first of equal logits, so the base says none of the new tokens.
+    A new embedding is the mean of those it was spelled with. A new row of the head equals that of the first
+    of these, which comes before it: greedy search takes the first of equal logits, so the base says none of
+    the new tokens.
     """
     tokenizer = copy.deepcopy(model.tokenizer)
     pieces = call_tokens(operations)
@@ -99,9 +104,16 @@ class AgentPolicy:
     """The base with the agent's adapter, which is active but inside of `base()`."""
 
     def __init__(
-        self, model: Network, *, lora: Mapping[str, Any] | None, rows: Sequence[int], seed: int, names: Sequence[str] = (AGENT,)
+        self,
+        model: Network,
+        *,
+        lora: Mapping[str, Any] | None,
+        rows: Sequence[int],
+        seed: int,
+        names: Sequence[str] = (AGENT,),
     ) -> None:
-        """`lora`: None = copies of the layers instead. `names`: adapters, of which the first is trained. All begin as the first."""
+        """`lora`: None = copies of the layers instead. `names`: adapters, of which the first is trained. All
+        begin as the first."""
         whole = list(model.backbone.projectors)
         if lora is None:
             config = copies_config(model, modules_to_save=whole, rows=rows)
@@ -110,11 +122,14 @@ class AgentPolicy:
         self.adapters = Adapters(model, config, names=names, off=BASE, seed=seed)
         self.lora, self.rows = None if lora is None else dict(lora), list(rows)
         self.operations_told: bool | None = None
-        """Whether operations stood before the questions that it was trained on; None where nobody wrote that down."""
+        """Whether operations stood before the questions that it was trained on; None where nobody wrote that
+        down."""
         self.operations: list[str] | None = None
-        """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote that down."""
+        """Names of the operations that it was trained with, whose calls have tokens; None where nobody wrote
+        that down."""
         self.ocr: str | None = None
-        """The reader (`ocr.Reader`) of the READ_TEXT calls that it was trained on; None without such calls, or where it is not known."""
+        """The reader (`ocr.Reader`) of the READ_TEXT calls that it was trained on; None without such calls,
+        or where it is not known."""
 
     def is_told(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
@@ -125,12 +140,15 @@ class AgentPolicy:
         return self.adapters.model
 
     def base(self) -> AbstractContextManager[None]:
-        """Return the context in which the model is the base: what operations run in (`Toolbox(adapters_off=...)`)."""
+        """Return the context in which the model is the base: what operations run in
+        (`Toolbox(adapters_off=...)`)."""
         return self.adapters.using(BASE)
 
     def about(self) -> dict[str, Any]:
         """Return what `load_policy` needs beside the tensors, and how it is to be asked."""
-        tiles = [count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None]
+        tiles = [
+            count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None
+        ]
         known = {"operations_told": self.operations_told, "operations": self.operations, "ocr": self.ocr}
         return {
             "lora": self.lora,
@@ -143,7 +161,9 @@ class AgentPolicy:
     def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
         """Write the trained adapter with the hash of its base. `about` (JSON): how it was trained."""
         config = self.about() | dict(about)
-        checkpoint.save_delta(self.adapters.tensors(self.adapters.names[0]), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(
+            self.adapters.tensors(self.adapters.names[0]), out, base_hash=base_hash, config=config
+        )
 
 
 def load_policy(
@@ -157,32 +177,50 @@ def load_policy(
     quantize: Quantization | None = None,
     reader: str | None = None,
 ) -> AgentPolicy:
-    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on another base, for what
-    another stage wrote, and where its tokens for calls are not those of `operations` any more. Operations that came after its training
-    have none: their tokens would take the places of its own. Warns if READ_TEXT has another `reader` here (None: not compared) than in its
-    training.
+    """Load a trained agent; all adapters begin as what was trained. Raises ValueError where it was trained on
+    another base, for what another stage wrote, and where its tokens for calls are not those of `operations`
+    any more. Operations that came after its training have none: their tokens would take the places of its
+    own. Warns if READ_TEXT has another `reader` here (None: not compared) than in its training.
 
-    quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA, projector and rows of embeddings and
-    head stay as they are; copies of layers take their place only once they are loaded, so they are quantized after that, as their base's
-    layers are. With the adapters off the model is the base as `Sa2VA.from_pretrained(quantize=...)` loads it."""
+    quantize: the linear layers that the agent and its base speak with in 8 bits, for inference. LoRA,
+    projector and rows of embeddings and head stay as they are; copies of layers take their place only once
+    they are loaded, so they are quantized after that, as their base's layers are. With the adapters off the
+    model is the base as `Sa2VA.from_pretrained(quantize=...)` loads it."""
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
     if "rows" not in config:
-        raise ValueError(f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` wrote")
+        raise ValueError(
+            f"{folder} is of stage {config.get('stage')!r}, not an agent's; give what `agent_sft` or `rft` "
+            "wrote"
+        )
     copies = config["lora"] is None
     trained_with: list[str] = config.get("operations", list(operations))
     if gone := [name for name in trained_with if name not in operations]:
-        raise ValueError(f"{folder} was trained with operations that are gone ({', '.join(gone)}); train it again")
+        raise ValueError(
+            f"{folder} was trained with operations that are gone ({', '.join(gone)}); train it again"
+        )
     with_tokens = {name: operations[name] for name in trained_with}
     if reader is not None:
-        warn_of_other_reader({config["ocr"]} if "ocr" in config else (), here=reader, what=f"the agent in {folder} was trained")
+        warn_of_other_reader(
+            {config["ocr"]} if "ocr" in config else (), here=reader, what=f"the agent in {folder} was trained"
+        )
     model = load_base(
-        base, operations=with_tokens, device=device, tiles=config.get("tiles", ()), dtype=dtype, quantize=None if copies else quantize
+        base,
+        operations=with_tokens,
+        device=device,
+        tiles=config.get("tiles", ()),
+        dtype=dtype,
+        quantize=None if copies else quantize,
     )
     found = model.tokenizer.convert_ids_to_tokens(config["rows"])
     if config.get("tokens", found) != found:
-        raise ValueError(f"{folder} was trained on other tokens: an operation's call_pieces have changed since; train it again")
+        raise ValueError(
+            f"{folder} was trained on other tokens: an operation's call_pieces have changed since; train it "
+            "again"
+        )
     policy = AgentPolicy(model, lora=config["lora"], rows=config["rows"], seed=0, names=names)
-    policy.operations_told, policy.operations, policy.ocr = (config.get(name) for name in ("operations_told", "operations", "ocr"))
+    policy.operations_told, policy.operations, policy.ocr = (
+        config.get(name) for name in ("operations_told", "operations", "ocr")
+    )
     for name in names:
         policy.adapters.load(name, {key: tensor.to(model.device) for key, tensor in tensors.items()})
     if copies and quantize is not None:
@@ -192,26 +230,28 @@ def load_policy(
 
 
 def reader_of(folder: Path, asked: str | None) -> str:
-    """Return the reader of READ_TEXT that is asked for; without one, what the agent was trained with, else rapidocr. Raises ValueError for
-    a folder without an agent."""
+    """Return the reader of READ_TEXT that is asked for; without one, what the agent was trained with, else
+    rapidocr. Raises ValueError for a folder without an agent."""
     return asked or checkpoint.delta_config(folder).get("ocr") or "rapidocr"
 
 
 def warn_of_other_reader(readers: Iterable[str], *, here: str, what: str) -> None:
-    """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not the one that reads now, `here`."""
+    """Warn, in the first process, if these readers of READ_TEXT, which `what` was made with, are not the one
+    that reads now, `here`."""
     if not (other := sorted(set(readers))) or dist.rank() or other == [here]:
         return
     there = next(reader for reader in other if reader != here)
     warnings.warn(
-        f"{what} with what READ_TEXT read by {' and '.join(other)}; now it reads by {here}, so the same text may be read otherwise."
+        f"{what} with what READ_TEXT read by {' and '.join(other)}; now it reads by {here}, so the same "
+        "text may be read otherwise."
         f" Set the reader to {there} (agent.reader; --reader), or make traces and agent anew.",
         stacklevel=2,
     )
 
 
 def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
-    """Quantize a language model's layers and the copies in them. Those are in fp32, as they were trained: they get the layers' precision,
-    which 8-bit weights compute in."""
+    """Quantize a language model's layers and the copies in them. Those are in fp32, as they were trained:
+    they get the layers' precision, which 8-bit weights compute in."""
     work = quantizer(language_model, quantize)
     for layer in language_model.get_submodule("layers").children():
         for module in layer.modules():
@@ -223,4 +263,10 @@ def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
 def said_rows(model: Network, texts: Iterable[str]) -> list[int]:
     """Return every token that these turns are said with."""
     suffix = prompts.TEMPLATES[model.config.template].suffix
-    return sorted({number for text in set(texts) for number in model.tokenizer.encode(text + suffix, add_special_tokens=False)})
+    return sorted(
+        {
+            number
+            for text in set(texts)
+            for number in model.tokenizer.encode(text + suffix, add_special_tokens=False)
+        }
+    )

@@ -1,4 +1,5 @@
-"""Drawn questions as an RL loop's practice: episodes on the real operations, their rewards, and what these depend on from step to step."""
+"""Drawn questions as an RL loop's practice: episodes on the real operations, their rewards, and what these
+depend on from step to step."""
 
 from __future__ import annotations
 
@@ -61,9 +62,9 @@ class AgentPractice:
         rules: Rules,
         seed: int,
     ) -> None:
-        """question: id -> question. ask: as the model was taught to be asked. batch: episodes that are played at a time. weights: of the
-        shaping parts curiosity, evidence, coherence, penalty, and of dynamics, which is not computed without one. curious_steps: the
-        curiosity's bonus falls to 0 over these."""
+        """question: id -> question. ask: as the model was taught to be asked. batch: episodes that are played
+        at a time. weights: of the shaping parts curiosity, evidence, coherence, penalty, and of dynamics,
+        which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these."""
         self.toolbox, self.question, self.ask, self.limits, self.batch = toolbox, question, ask, limits, batch
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
@@ -93,7 +94,9 @@ class AgentPractice:
             batch=self.batch,
             precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
-        return [self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)]
+        return [
+            self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)
+        ]
 
     def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
         return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
@@ -101,7 +104,12 @@ class AgentPractice:
     def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
         right = played.answer is not None and is_right(played.answer, question)
         called, shortest = played.successful_calls > 0, len(question.plan)
-        own, faults = own_parts(played.episode.observations, plan=question.plan, answer=played.answer, evidence=looked(question, played))
+        own, faults = own_parts(
+            played.episode.observations,
+            plan=question.plan,
+            answer=played.answer,
+            evidence=looked(question, played),
+        )
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
             "curiosity": self._curiosity() * curious + own["price"],
@@ -120,7 +128,9 @@ class AgentPractice:
         return rollout_of(
             played,
             rewards=rewards if played.is_lesson else dict.fromkeys(rewards, math.nan),
-            measured=measured(question, played, right=right) | parts | {"coherence": own["coherence"], **learning, **faults},
+            measured=measured(question, played, right=right)
+            | parts
+            | {"coherence": own["coherence"], **learning, **faults},
         )
 
     def _curiosity(self) -> float:
@@ -149,7 +159,8 @@ class AgentPractice:
         }
 
     def change_phase(self, step: int, weights: Weights, folder: Path) -> None:
-        """Go on to the next phase, keeping the weights of the boundary in `folder`, or back to the one before with its weights."""
+        """Go on to the next phase, keeping the weights of the boundary in `folder`, or back to the one before
+        with its weights."""
         move = self.curriculum.move(self.rules)
         file = boundary_name(self.curriculum.phase, step + 1)
         if move == "advance":
@@ -169,7 +180,11 @@ class AgentPractice:
 
     def load(self, state: dict[str, Any]) -> None:
         self.use = {family: ToolUse(**use) for family, use in state["use"].items()}
-        self.norm, self.curriculum, self.steps = RunningNorm(steps=state["norm"]), Curriculum(**state["curriculum"]), state["steps"]
+        self.norm, self.curriculum, self.steps = (
+            RunningNorm(steps=state["norm"]),
+            Curriculum(**state["curriculum"]),
+            state["steps"],
+        )
         if self.dynamics is not None:
             self.dynamics.load(state["dynamics"])
 
@@ -190,7 +205,9 @@ def sample_of(question: Question) -> Sample:
     )
 
 
-def rollout_of(played: PlayedEpisode, *, rewards: dict[str, float], measured: dict[str, float]) -> PlayedRollout:
+def rollout_of(
+    played: PlayedEpisode, *, rewards: dict[str, float], measured: dict[str, float]
+) -> PlayedRollout:
     """Return an episode as the loop learns from it, with the numbers that every practice measures."""
     return PlayedRollout(
         prefix=played.prefix,
@@ -211,18 +228,25 @@ def rollout_of(played: PlayedEpisode, *, rewards: dict[str, float], measured: di
 
 def observed(played: PlayedEpisode) -> tuple[tuple[int, Box], ...]:
     """Return what came back as parts of the sample's frames, in the order of the text."""
-    names = [name for turn in played.turns if turn.shown is not None for name in turn.shown.observation.pictures]
+    names = [
+        name for turn in played.turns if turn.shown is not None for name in turn.shown.observation.pictures
+    ]
     handles = [played.episode.workspace.image(name) for name in names]
     return tuple((handle.frame, handle.box) for handle in handles)
 
 
 def transcript(played: PlayedEpisode) -> str:
     """Return what was said and came back, a line each."""
-    return "\n".join(line for turn in played.turns for line in (turn.text, *((f"> {turn.shown.text}",) if turn.shown else ())))
+    return "\n".join(
+        line
+        for turn in played.turns
+        for line in (turn.text, *((f"> {turn.shown.text}",) if turn.shown else ()))
+    )
 
 
 def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[str, float]:
-    """Return an episode's numbers, those of its family and of its kind (with or without a successful call) by their names."""
+    """Return an episode's numbers, those of its family and of its kind (with or without a successful call) by
+    their names."""
     called = played.successful_calls > 0
     family, kind = question.family, "with_call" if called else "without_call"
     needs = "needed" if question.plan else "not_needed"
@@ -238,8 +262,8 @@ def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[
 
 
 def boundary_name(phase: str, steps: int) -> str:
-    """Return the file of a phase's end. Steps belong to the name: a run that goes back and on again must still find the earlier end when it
-    is killed and resumed."""
+    """Return the file of a phase's end. Steps belong to the name: a run that goes back and on again must
+    still find the earlier end when it is killed and resumed."""
     return f"{phase}-{steps:07d}.safetensors"
 
 
@@ -248,7 +272,11 @@ def save_weights(file: Path, weights: Weights) -> None:
     if rank() == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(".partial")
-        tensors = {f"{adapter}/{name}": t.contiguous() for adapter in ("policy", "teacher") for name, t in weights.tensors(adapter).items()}
+        tensors = {
+            f"{adapter}/{name}": t.contiguous()
+            for adapter in ("policy", "teacher")
+            for name, t in weights.tensors(adapter).items()
+        }
         save_file(tensors, partial)
         partial.replace(file)
     wait_for_all()

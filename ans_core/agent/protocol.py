@@ -2,8 +2,8 @@
 
     <tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [250, 500, 500, 750]}}</tool_call>
 
-A turn that ends in a call waits for its observation, which is a user's turn; a turn without one is the answer. (The tags are those of
-Qwen's and Hermes' templates.)
+A turn that ends in a call waits for its observation, which is a user's turn; a turn without one is the
+answer. (The tags are those of Qwen's and Hermes' templates.)
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ class Call:
 
 
 def tools_text(operations: Mapping[str, Operation]) -> str:
-    """What stands before the first question: a line of JSON for each operation, as function calling has it."""
+    """What stands before the first question: a line of JSON for each operation, as function calling has
+    it."""
     lines = []
     for operation in operations.values():
         schema = operation.arguments.model_json_schema()
-        parameters = {"type": "object", "properties": {name: _plain(p) for name, p in schema["properties"].items()}}
+        parameters = {
+            "type": "object",
+            "properties": {name: _plain(p) for name, p in schema["properties"].items()},
+        }
         if required := schema.get("required"):
             parameters["required"] = required
         told = {"name": operation.name, "description": operation.sentence, "parameters": parameters}
@@ -66,8 +70,8 @@ def call_text(call: Call) -> str:
 
 
 def call_tokens(operations: Mapping[str, Operation]) -> list[str]:
-    """Pieces of calls for tokenizers that never saw any: as added tokens they make a call 7 to 14 tokens instead of 60 to 70.
-    None of them occurs in ordinary text, which is read as before."""
+    """Pieces of calls for tokenizers that never saw any: as added tokens they make a call 7 to 14 tokens
+    instead of 60 to 70. None of them occurs in ordinary text, which is read as before."""
     pieces = {OPEN, CLOSE}
     for operation in operations.values():
         for piece in operation.call_pieces:
@@ -79,8 +83,8 @@ def call_tokens(operations: Mapping[str, Operation]) -> list[str]:
 def parse(said: str) -> tuple[str, Call | None]:
     """A turn -> (what is said before the call, the call); (the whole turn, None) for an answer.
 
-    Raises Refused for more than one call, one that isn't closed or isn't at the end of the turn, and one that is no JSON object with
-    exactly `name` (a text) and `arguments` (an object).
+    Raises Refused for more than one call, one that isn't closed or isn't at the end of the turn, and one that
+    is no JSON object with exactly `name` (a text) and `arguments` (an object).
     """
     opened, closed = said.count(OPEN), said.count(CLOSE)
     if not opened and not closed:
@@ -90,14 +94,17 @@ def parse(said: str) -> tuple[str, Call | None]:
     thought, _, rest = said.partition(OPEN)
     body, found, after = rest.partition(CLOSE)
     if opened != 1 or closed != 1 or not found:
-        raise Refused("broken_call", f"a call is {OPEN}...{CLOSE}; here are {opened} {OPEN} and {closed} {CLOSE}")
+        raise Refused(
+            "broken_call", f"a call is {OPEN}...{CLOSE}; here are {opened} {OPEN} and {closed} {CLOSE}"
+        )
     if after.strip():
         raise Refused("broken_call", f"text after {CLOSE}; a turn ends with its call")
     return thought.strip(), _call(body.strip())
 
 
 def without_tokens(text: str) -> str:
-    """Words from a picture or a call, so that they can't pass for tokens of the template: brackets of another kind, `[SEG]` in small."""
+    """Words from a picture or a call, so that they can't pass for tokens of the template: brackets of another
+    kind, `[SEG]` in small."""
     return text.replace("<", "‹").replace(">", "›").replace(prompts.SEG, prompts.SEG.lower())
 
 
@@ -132,7 +139,10 @@ def checked(call: Call, operations: Mapping[str, Operation]) -> tuple[Operation,
     if call.name not in operations:
         near = difflib.get_close_matches(call.name[:40].lower(), operations, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise Refused("unknown_operation", f"there is no operation {call.name[:40]!r}; there are {', '.join(operations)}{hint}")
+        raise Refused(
+            "unknown_operation",
+            f"there is no operation {call.name[:40]!r}; there are {', '.join(operations)}{hint}",
+        )
     operation = operations[call.name]
     try:
         return operation, operation.arguments.model_validate(call.arguments)
@@ -141,4 +151,6 @@ def checked(call: Call, operations: Mapping[str, Operation]) -> tuple[Operation,
         unknown = [e for e in found if e["type"] == "extra_forbidden"]
         told = "; ".join(f"{'.'.join(map(str, e['loc']))[:40]}: {e['msg']}" for e in (unknown or found)[:3])
         takes = ", ".join(operation.arguments.model_fields)
-        raise Refused("unknown_argument" if unknown else "wrong_type", f"{told}; {call.name} takes {takes}") from None
+        raise Refused(
+            "unknown_argument" if unknown else "wrong_type", f"{told}; {call.name} takes {takes}"
+        ) from None

@@ -1,4 +1,5 @@
-"""`ans data questions SET`: annotated photographs -> questions whose answers are right by construction, and traces of looking at them."""
+"""`ans data questions SET`: annotated photographs -> questions whose answers are right by construction, and
+traces of looking at them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ FILE = "questions.jsonl"
 
 
 def questions(name: str, path: Path, form: str, split: str | None, *, seed: int, out: Path) -> str:
-    """Write questions.jsonl and the traces of one split (None: train) into a new folder; return what is in it, line by line. Raises
-    ValueError for a split that is not there, a set without referring samples of single pictures, and where nothing can be asked about its
-    pictures without ambiguity."""
+    """Write questions.jsonl and the traces of one split (None: train) into a new folder; return what is in
+    it, line by line. Raises ValueError for a split that is not there, a set without referring samples of
+    single pictures, and where nothing can be asked about its pictures without ambiguity."""
     data.existing(form, path, name=name)
     wanted = split or "train"
     if wanted not in (known := SPLITS[form](path)):
@@ -26,23 +27,32 @@ def questions(name: str, path: Path, form: str, split: str | None, *, seed: int,
     samples = data.read_samples(format=form, path=path, name=name, split=wanted)
     pictures = annotated.pictures(samples)
     if not pictures:
-        raise ValueError(f"{path} has no pictures with words and masks in {wanted}; questions need `referring` records")
+        raise ValueError(
+            f"{path} has no pictures with words and masks in {wanted}; questions need `referring` records"
+        )
     made = annotated.questions(pictures, seed=seed)
     if not made:
         raise ValueError(
-            f"nothing can be asked about the {len(pictures)} pictures of {path}: their things are small (under "
+            f"nothing can be asked about the {len(pictures)} pictures of {path}: their things are small "
+            "(under "
             f"{annotated.SMALLEST_SIDE} pixels), thin, or crowds; docs/agent.md says what each family needs"
         )
     with Toolbox(reader="template", seconds=60.0) as toolbox:  # zooms alone: no text is read
         written = write_annotated_traces(out, made, seed=seed, toolbox=toolbox, provenance={"set": name})
-    records = ({"question_id": q.question_id, "family": q.family, "question": q.text, "answer": q.answer} for q in made)
+    records = (
+        {"question_id": q.question_id, "family": q.family, "question": q.text, "answer": q.answer}
+        for q in made
+    )
     (out / FILE).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     families = Counter(question.family for question in made)
     return "\n".join(
         [
-            f"{len(pictures)} pictures, {len(made)} questions: " + ", ".join(f"{family} {count}" for family, count in families.items()),
-            f"{written.kinds.total()} traces: " + ", ".join(f"{kind} {count}" for kind, count in written.kinds.items()),
+            f"{len(pictures)} pictures, {len(made)} questions: "
+            + ", ".join(f"{family} {count}" for family, count in families.items()),
+            f"{written.kinds.total()} traces: "
+            + ", ".join(f"{kind} {count}" for kind, count in written.kinds.items()),
             *(f"dropped: {why} {count}" for why, count in written.dropped.items()),
-            f"{out}; learn from them with `ans profile PROFILE agent.sft.traces={out} --force; ans run --agent`",
+            f"{out}; learn from them with `ans profile PROFILE agent.sft.traces={out} --force; ans run "
+            "--agent`",
         ]
     )

@@ -1,4 +1,5 @@
-"""What can be wrong with a call: kinds, which are counted, and the exception by which an operation refuses."""
+"""What can be wrong with a call: kinds, which are counted, and the exception by which an operation
+refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Traces -> rows of a supervised batch: the turns of an episode as segments, of which only what should be said is learned."""
+"""Traces -> rows of a supervised batch: the turns of an episode as segments, of which only what should be
+said is learned."""
 
 from __future__ import annotations
 
@@ -25,20 +26,32 @@ SHOWN = 3
 
 def direct(trace: Trace) -> Trace:
     """Return the same question, answered at once: what the row `direct` is taught."""
-    return trace.model_copy(update={"turns": (trace.turns[0], Turn(role="assistant", text=trace.answer, trainable=True))})
+    return trace.model_copy(
+        update={"turns": (trace.turns[0], Turn(role="assistant", text=trace.answer, trainable=True))}
+    )
 
 
 def lessons(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces that teach something. Traps do not: they end in a wrong answer. Raises ValueError if none does."""
+    """Return the traces that teach something. Traps do not: they end in a wrong answer. Raises ValueError if
+    none does."""
     found = [trace for trace in traces if trace.kind != "trap"]
     if not found:
-        raise ValueError(f"all of {len(traces)} traces are traps, of which nothing is learned; add golden ones")
+        raise ValueError(
+            f"all of {len(traces)} traces are traps, of which nothing is learned; add golden ones"
+        )
     return found
 
 
-def check_lengths(model: Network, traces: Sequence[Trace], folder: Path, *, question: Callable[[Trace], str], max_length: int) -> None:
-    """Raise ValueError where a trace is longer than the context, or lacks a picture; only the sizes of pictures are read. `question`: see
-    `read_trace`."""
+def check_lengths(
+    model: Network,
+    traces: Sequence[Trace],
+    folder: Path,
+    *,
+    question: Callable[[Trace], str],
+    max_length: int,
+) -> None:
+    """Raise ValueError where a trace is longer than the context, or lacks a picture; only the sizes of
+    pictures are read. `question`: see `read_trace`."""
     too_long = []
     for trace in traces:
         grids = [Crop.whole(folder / name).grids(model) for turn in trace.turns for name in turn.pictures]
@@ -48,24 +61,30 @@ def check_lengths(model: Network, traces: Sequence[Trace], folder: Path, *, ques
     if too_long:
         named = ", ".join(too_long[:SHOWN]) + (", ..." if len(too_long) > SHOWN else "")
         raise ValueError(
-            f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, {max_length}: {named}; raise it, or"
+            f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, "
+            f"{max_length}: {named}; raise it, or"
             " leave them out, or use fewer tiles"
         )
 
 
 def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
-    """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when it is played."""
+    """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when
+    it is played."""
     found = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
     if found:
-        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(found.items())[:SHOWN]) + (", ..." if len(found) > SHOWN else "")
+        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(found.items())[:SHOWN]) + (
+            ", ..." if len(found) > SHOWN else ""
+        )
         logging.warning(
-            "%s: no episode can repeat %d of %d traces within the limits of agent.episode: %s; raise these, or leave the traces out",
+            "%s: no episode can repeat %d of %d traces within the limits of agent.episode: %s; raise "
+            "these, or leave the traces out",
             folder, len(found), len(traces), named,
         )  # fmt: skip
 
 
 def beyond(model: Network, trace: Trace, limits: Limits) -> str | None:
-    """Return which limit of an episode a trace is beyond, or None. Only what is learned is held against `turn_tokens`."""
+    """Return which limit of an episode a trace is beyond, or None. Only what is learned is held against
+    `turn_tokens`."""
     calls, pictures = len(trace.turns) // 2 - 1, sum(len(turn.pictures) for turn in trace.turns)
     if calls > limits.calls:
         return f"{calls} calls, of {limits.calls}"
@@ -78,28 +97,44 @@ def beyond(model: Network, trace: Trace, limits: Limits) -> str | None:
 
 
 def read_trace(model: Network, trace: Trace, folder: Path, *, question: str, max_length: int) -> ReadRow:
-    """Open the pictures that are shown and tokenize the turns. `question`: the first turn's text (`tokens.first_question`).
+    """Open the pictures that are shown and tokenize the turns. `question`: the first turn's text
+    (`tokens.first_question`).
 
     Raises ValueError for a trace that is longer than the context."""
     crops = [Crop.whole(folder / name) for turn in trace.turns for name in turn.pictures]
     views = [crop.views(model) for crop in crops]
     row = packed(model, trace, question, [view.grids for view in views])
     if len(row.ids) > max_length:
-        raise ValueError(f"{folder}: trace {trace.trace_id} of {len(row.ids)} tokens > max_length {max_length}; use fewer tiles or calls")
-    shown = Views(pixels=torch.cat([view.pixels for view in views]), grids=tuple(grid for view in views for grid in view.grids))
-    return ReadRow(row=Row(name=f"cota/{trace.trace_id}", frames=(), turns=()), images=[], views=shown, packed=row)
+        raise ValueError(
+            f"{folder}: trace {trace.trace_id} of {len(row.ids)} tokens > max_length {max_length}; use "
+            "fewer tiles or calls"
+        )
+    shown = Views(
+        pixels=torch.cat([view.pixels for view in views]),
+        grids=tuple(grid for view in views for grid in view.grids),
+    )
+    return ReadRow(
+        row=Row(name=f"cota/{trace.trace_id}", frames=(), turns=()), images=[], views=shown, packed=row
+    )
 
 
-def packed(model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> PackedRow:
+def packed(
+    model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]
+) -> PackedRow:
     """Return the tokens of a trace; `grids` of its pictures in the order of the text."""
     opening, segments = segments_of(model, trace, question, grids)
-    row = pack_row(opening[:-1], [([], [*opening[-1:], *(number for segment in segments for number in segment.ids)])])
+    row = pack_row(
+        opening[:-1], [([], [*opening[-1:], *(number for segment in segments for number in segment.ids)])]
+    )
     learned = [segment.trainable for segment in segments for _ in segment.ids]
     return replace(row, learned=[False] * len(opening) + learned)
 
 
-def segments_of(model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]) -> tuple[list[int], Rollout]:
-    """Return the first user's turn, and what was said and what came back after it: the format of played episodes."""
+def segments_of(
+    model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[list[int], Rollout]:
+    """Return the first user's turn, and what was said and what came back after it: the format of played
+    episodes."""
     overview, *later = grids
     opening = tokens.opening_ids(model, question, overview)
     segments = []

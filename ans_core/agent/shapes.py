@@ -13,19 +13,24 @@ NAMES = COLOURS | {"black": (20, 20, 20), "grey": (128, 128, 128), "brown": (120
 """sRGB of the words that colours are told in."""
 WHITE = np.array([0.95047, 1.0, 1.08883])
 """D65, of the CIE 1931 2 degree observer."""
-SRGB = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+SRGB = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
 """Linear sRGB to XYZ (IEC 61966-2-1)."""
 FLAT = 3.0
 """Standard deviation of L* below which there is no texture."""
 PEAKED = 0.2
-"""Share of the power (without the slowest waves) near the strongest wave and its mirror image from which a texture is periodic."""
+"""Share of the power (without the slowest waves) near the strongest wave and its mirror image from which a
+texture is periodic."""
 SECOND = 0.4
-"""Power of the strongest wave at right angles to the first, as a share of the first's, from which a texture is checked."""
+"""Power of the strongest wave at right angles to the first, as a share of the first's, from which a texture
+is checked."""
 
 
 def eccentricity_and_orientation(mask: Bool[np.ndarray, "H W"]) -> tuple[float, float]:
-    """Of the ellipse with the same second moments (a pixel counts as a square, so a w x h rectangle has variances w²/12 and h²/12): 0 for a
-    circle, near 1 for a line; degrees of its long axis in (-90, 90], 0 = horizontal, positive = rising to the right."""
+    """Of the ellipse with the same second moments (a pixel counts as a square, so a w x h rectangle has
+    variances w²/12 and h²/12): 0 for a circle, near 1 for a line; degrees of its long axis in (-90, 90], 0 =
+    horizontal, positive = rising to the right."""
     y, x = (axis - axis.mean() for axis in np.nonzero(mask))
     xx, yy, xy = float((x * x).mean()) + 1 / 12, float((y * y).mean()) + 1 / 12, float((x * y).mean())
     spread = float(np.hypot(xx - yy, 2 * xy))
@@ -63,10 +68,12 @@ def colour_name(colour: Float[np.ndarray, " 3"]) -> str:
 
 
 def texture(lightness: Float[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> tuple[str, float, float]:
-    """Direction of its stripes, period in pixels (0 without one) and contrast (standard deviation of L*) inside a mask.
+    """Direction of its stripes, period in pixels (0 without one) and contrast (standard deviation of L*)
+    inside a mask.
 
-    `horizontal`, `vertical` and `diagonal` (45 ± 22.5 degrees) stripes, `checked` (two waves at right angles), `irregular`, `plain`.
-    The period is the distance from a stripe to the next; of a checked pattern, along its rows or columns.
+    `horizontal`, `vertical` and `diagonal` (45 ± 22.5 degrees) stripes, `checked` (two waves at right
+    angles), `irregular`, `plain`. The period is the distance from a stripe to the next; of a checked pattern,
+    along its rows or columns.
     """
     inner = ndimage.binary_erosion(mask, iterations=2)  # antialiased edges belong to what is around
     if not inner.any():
@@ -98,8 +105,11 @@ def texture(lightness: Float[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) 
     return direction, 1 / float(np.hypot(fx, fy)), contrast
 
 
-def _near(across: Float[np.ndarray, "S S"], down: Float[np.ndarray, "S S"], fx: float, fy: float, width: float) -> Bool[np.ndarray, "S S"]:
-    """Waves near one of the two that a real picture has at a frequency. Frequencies wrap around at the sampling rate."""
+def _near(
+    across: Float[np.ndarray, "S S"], down: Float[np.ndarray, "S S"], fx: float, fy: float, width: float
+) -> Bool[np.ndarray, "S S"]:
+    """Waves near one of the two that a real picture has at a frequency. Frequencies wrap around at the
+    sampling rate."""
 
     def apart(one: np.ndarray, other: float) -> np.ndarray:
         return np.abs((one - other + 0.5) % 1 - 0.5)

@@ -21,7 +21,9 @@ def first_question(text: str, operations: Mapping[str, Operation] | None = None)
 def opening_ids(model: Network, text: str, grids: Sequence[Grid]) -> list[int]:
     """Return the first user's turn, which begins with the picture, up to the start of what is said."""
     asked, marks = text.removeprefix(IMAGE).strip(), model.backbone.marks
-    begin = prefix_ids(model.tokenizer, template=model.config.template, frame_tokens=[_cells(grids)], marks=marks)
+    begin = prefix_ids(
+        model.tokenizer, template=model.config.template, frame_tokens=[_cells(grids)], marks=marks
+    )
     return begin + question_ids(model.tokenizer, asked, template=model.config.template, cells=[], marks=marks)
 
 
@@ -30,14 +32,18 @@ def said_ids(model: Network, text: str) -> list[int]:
     return _ids(model, text + prompts.TEMPLATES[model.config.template].suffix)
 
 
-def observed_ids(model: Network, text: str, grids: Sequence[Sequence[Grid]], *, complete: bool = True) -> list[int]:
-    """Return a user's turn after the first one, up to the start of what is said; `grids` of the picture of every `<image>`. `complete`:
-    whether the turn before it has its end."""
+def observed_ids(
+    model: Network, text: str, grids: Sequence[Sequence[Grid]], *, complete: bool = True
+) -> list[int]:
+    """Return a user's turn after the first one, up to the start of what is said; `grids` of the picture of
+    every `<image>`. `complete`: whether the turn before it has its end."""
     template = prompts.TEMPLATES[model.config.template]
     first, *rest = text.split(IMAGE)
     shown = [prompts.image_text([_cells(own)], model.backbone.marks) for own in grids]
     told = first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
-    return _ids(model, ("" if complete else template.suffix) + template.separator + template.user.format(input=told))
+    return _ids(
+        model, ("" if complete else template.suffix) + template.separator + template.user.format(input=told)
+    )
 
 
 def call_openers(model: Network) -> list[int]:
@@ -47,7 +53,8 @@ def call_openers(model: Network) -> list[int]:
 
 
 def all_but(model: Network, texts: Iterable[str]) -> list[int]:
-    """Return the tokens that none of these turns is said with. Without them nothing but their words is said."""
+    """Return the tokens that none of these turns is said with. Without them nothing but their words is
+    said."""
     kept = {number for text in texts for number in said_ids(model, text)}
     return [number for number in range(model.vocabulary) if number not in kept]
 

@@ -1,4 +1,5 @@
-"""One of the agent's operations on a picture or a clip -> a folder: observation.json, and the pictures, masks or track that it made."""
+"""One of the agent's operations on a picture or a clip -> a folder: observation.json, and the pictures, masks
+or track that it made."""
 
 from __future__ import annotations
 
@@ -32,15 +33,22 @@ def list_operations() -> str:
     """A line for each, and what it takes."""
     lines = []
     for operation in OPERATIONS.values():
-        takes = [name + ("" if field.is_required() else "?") for name, field in operation.arguments.model_fields.items()]
+        takes = [
+            name + ("" if field.is_required() else "?")
+            for name, field in operation.arguments.model_fields.items()
+        ]
         lines.append(f"{operation.name:<18} {', '.join(takes):<34} {operation.sentence}")
     return "\n".join(lines)
 
 
 def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Callable[[], Path]) -> str:
-    """What the model would read, and where the files are. Raises ValueError for a call that would be an error to the model."""
+    """What the model would read, and where the files are. Raises ValueError for a call that would be an error
+    to the model."""
     if arguments.name not in OPERATIONS:
-        raise ValueError(f"no operation named {arguments.name!r}{nearest(arguments.name, OPERATIONS)}; there are {', '.join(OPERATIONS)}")
+        raise ValueError(
+            f"no operation named {arguments.name!r}{nearest(arguments.name, OPERATIONS)}; there are "
+            f"{', '.join(OPERATIONS)}"
+        )
     if arguments.source is None:
         raise ValueError(f"ans tools {arguments.name} IMAGE key=value ...: IMAGE is missing")
     call = protocol.Call(name=arguments.name, arguments=parse_settings(arguments.settings))
@@ -61,7 +69,14 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
         observation, after = toolbox.call(before, call)
         if not observation.ok:
             raise ValueError(observation.text)
-        files = write(observation, after, [name for name, _ in after.handles[len(before.handles) :]], frames, folder, toolbox.tile)
+        files = write(
+            observation,
+            after,
+            [name for name, _ in after.handles[len(before.handles) :]],
+            frames,
+            folder,
+            toolbox.tile,
+        )
     return f"{observation.text}\n{', '.join(map(str, files))}"
 
 
@@ -88,11 +103,22 @@ def parse_settings(words: Sequence[str]) -> dict[str, Any]:
 
 
 def write(
-    observation: Observation, workspace: Workspace, made: Sequence[str], frames: Sequence[Path], folder: Path, tile: int
+    observation: Observation,
+    workspace: Workspace,
+    made: Sequence[str],
+    frames: Sequence[Path],
+    folder: Path,
+    tile: int,
 ) -> list[Path]:
-    """observation.json, and for each new handle its picture: a crop, or the frame (the clip) with the mask on it."""
+    """observation.json, and for each new handle its picture: a crop, or the frame (the clip) with the mask on
+    it."""
     assert observation.call is not None
-    told = {"name": observation.call.name, "arguments": observation.call.arguments, "text": observation.text, "values": observation.values}
+    told = {
+        "name": observation.call.name,
+        "arguments": observation.call.arguments,
+        "text": observation.text,
+        "values": observation.values,
+    }
     files = [folder / "observation.json"]
     files[0].write_text(json.dumps(told, indent=1) + "\n")
     handles = dict(workspace.handles)

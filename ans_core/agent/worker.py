@@ -10,11 +10,13 @@ from typing import Any
 
 from ans_core.agent.refusal import Refused
 
-# Started from a small server that has the imports already: a fork of a process with threads may hang, a fresh interpreter takes seconds.
+# Started from a small server that has the imports already: a fork of a process with threads may hang, a fresh
+# interpreter takes seconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = "ans_core.agent.operations"
 STARTING_S = 600.0
-"""For the first start, imports included: on a busy machine 120 were too few. One that dies is noticed at once."""
+"""For the first start, imports included: on a busy machine 120 were too few. One that dies is noticed at
+once."""
 
 
 class Worker:
@@ -46,7 +48,8 @@ class Worker:
         return value
 
     def load(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Call `function(*arguments)` once in each process, under the limit of a start. What it raises is raised here."""
+        """Call `function(*arguments)` once in each process, under the limit of a start. What it raises is
+        raised here."""
         if self.process is None or not self.process.is_alive():
             self._start()
         if function not in self._loaded:
@@ -78,7 +81,9 @@ class Worker:
         except EOFError:
             self.close()
             advice = 'a script that runs operations has to begin its work under `if __name__ == "__main__":`, since this process imports it'
-            raise RuntimeError(f"the process for operations ended as it started; its message is above ({advice})") from None
+            raise RuntimeError(
+                f"the process for operations ended as it started; its message is above ({advice})"
+            ) from None
 
 
 def serve(pipe: Connection) -> None:

@@ -1,7 +1,8 @@
-"""What an episode works on: a picture or a clip, and immutable handles (image_n, mask_n, track_n) on its native pixels.
+"""What an episode works on: a picture or a clip, and immutable handles (image_n, mask_n, track_n) on its
+native pixels.
 
-A box is x1, y1, x2, y2 (x to the right, y down, x2 and y2 exclusive): of native pixels in a handle, of thousandths (0..1000) of the named
-image in what a model says and reads, as InternVL writes boxes.
+A box is x1, y1, x2, y2 (x to the right, y down, x2 and y2 exclusive): of native pixels in a handle, of
+thousandths (0..1000) of the named image in what a model says and reads, as InternVL writes boxes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ Found = TypeVar("Found", ImageHandle, MaskHandle, TrackHandle)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
-    """F frames of one size and the handles made on them so far. It holds no decoded pixels, so it is cheap to copy and to send."""
+    """F frames of one size and the handles made on them so far. It holds no decoded pixels, so it is cheap to
+    copy and to send."""
 
     frames: tuple[ImageRef, ...]
     width: int
@@ -73,22 +75,37 @@ class Workspace:
 
     @classmethod
     def of(
-        cls, frames: Sequence[media.Picture | ImageRef], *, clip: bool = False, masks: Sequence[Bool[np.ndarray, "H W"]] = ()
+        cls,
+        frames: Sequence[media.Picture | ImageRef],
+        *,
+        clip: bool = False,
+        masks: Sequence[Bool[np.ndarray, "H W"]] = (),
     ) -> Workspace:
-        """Several frames are a clip in any case. `masks`: of the first frame, known beforehand; they become mask_1, mask_2, ...
+        """Several frames are a clip in any case. `masks`: of the first frame, known beforehand; they become
+        mask_1, mask_2, ...
 
-        Raises ValueError without a frame, for frames that differ in size, and for masks of another size than theirs.
+        Raises ValueError without a frame, for frames that differ in size, and for masks of another size than
+        theirs.
         """
-        refs = tuple(frame if isinstance(frame, (FilePart, VideoFrame)) else media.reference(frame) for frame in frames)
+        refs = tuple(
+            frame if isinstance(frame, (FilePart, VideoFrame)) else media.reference(frame) for frame in frames
+        )
         sizes = {transforms.image_size(ref) for ref in refs}
         if len(sizes) != 1:
-            raise ValueError(f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size")
+            raise ValueError(
+                f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size"
+            )
         ((width, height),) = sizes
         whole = ImageHandle(frame=0, box=(0, 0, width, height))
-        made = cls(frames=refs, width=width, height=height, clip=clip or len(refs) > 1, handles=((FIRST, whole),))
+        made = cls(
+            frames=refs, width=width, height=height, clip=clip or len(refs) > 1, handles=((FIRST, whole),)
+        )
         for mask in masks:
             if mask.shape != (height, width):
-                raise ValueError(f"a mask of {mask.shape[1]} x {mask.shape[0]} on a picture of {width} x {height}; give masks of its size")
+                raise ValueError(
+                    f"a mask of {mask.shape[1]} x {mask.shape[0]} on a picture of {width} x {height}; give "
+                    "masks of its size"
+                )
             if not mask.any():
                 raise ValueError("a mask without a pixel; leave it out")
             made = made.add((mask_handle(mask, frame=0),))
@@ -124,7 +141,10 @@ class Workspace:
         found = dict(self.handles).get(name)
         if not isinstance(found, kind):
             known = self.names(KINDS[kind])
-            raise Refused("unknown_handle", f"there is no {KINDS[kind]} {name[:40]!r}; there is {', '.join(known) or 'none'}")
+            raise Refused(
+                "unknown_handle",
+                f"there is no {KINDS[kind]} {name[:40]!r}; there is {', '.join(known) or 'none'}",
+            )
         return found
 
     def picture(self, name: str, *, least: int = 0) -> Image.Image:
@@ -145,12 +165,19 @@ class Workspace:
 
     def thousandths(self, box: Box) -> list[int]:
         """Of the whole frame."""
-        return [round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)]
+        return [
+            round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)
+        ]
 
     def fingerprint(self) -> str:
-        """SHA-256 of everything that an operation can depend on: what the frames are, and the handles with their names. Files are known by
-        their names, sizes and times: to read a long video would take longer than most operations."""
-        told = [[_known_by(ref) for ref in self.frames], self.clip, [(name, asdict(handle)) for name, handle in self.handles]]
+        """SHA-256 of everything that an operation can depend on: what the frames are, and the handles with
+        their names. Files are known by their names, sizes and times: to read a long video would take longer
+        than most operations."""
+        told = [
+            [_known_by(ref) for ref in self.frames],
+            self.clip,
+            [(name, asdict(handle)) for name, handle in self.handles],
+        ]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def digest(self, name: str) -> str:
@@ -158,11 +185,17 @@ class Workspace:
         handle = dict(self.handles)[name]
         frames = self.frames if isinstance(handle, TrackHandle) else (self.frames[handle.frame],)
         hashes = [hashlib.sha256(content(ref)).hexdigest() for ref in frames]
-        told = [KINDS[type(handle)], hashes, {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")}]
+        told = [
+            KINDS[type(handle)],
+            hashes,
+            {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")},
+        ]
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def mask_handle(mask: Bool[np.ndarray, "H W"], *, frame: int, predicted_iou: float | None = None) -> MaskHandle:
+def mask_handle(
+    mask: Bool[np.ndarray, "H W"], *, frame: int, predicted_iou: float | None = None
+) -> MaskHandle:
     return MaskHandle(frame=frame, counts=rle.encode(mask)["counts"], predicted_iou=predicted_iou)
 
 
@@ -203,7 +236,8 @@ def _known_by(ref: ImageRef) -> str:
 
 
 def opened(ref: ImageRef) -> Image.Image:
-    """Pixels of a frame. A file is opened each time (it may change); encoded bytes are decoded once while they are in use."""
+    """Pixels of a frame. A file is opened each time (it may change); encoded bytes are decoded once while
+    they are in use."""
     return _decoded(ref) if isinstance(ref, bytes) else transforms.open_image(ref)
 
 

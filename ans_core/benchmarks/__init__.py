@@ -1,4 +1,5 @@
-"""The pipeline's own benchmarks, of samples in a prepared folder: what to ask about a sample, and how to score the answers.
+"""The pipeline's own benchmarks, of samples in a prepared folder: what to ask about a sample, and how to
+score the answers.
 
 registry.py has all benchmarks by name.
 """

@@ -1,7 +1,9 @@
-"""The baseline that no training has touched: the box that a vision-language model gives for an expression, as a prompt for SAM2.
+"""The baseline that no training has touched: the box that a vision-language model gives for an expression, as
+a prompt for SAM2.
 
-It tells what fine-tuning brought. The box is asked for in InternVL's grounding format; a clip's object is boxed in its first frame and
-propagated by SAM2. What names no object (questions about pictures, descriptions) the model answers in words alone.
+It tells what fine-tuning brought. The box is asked for in InternVL's grounding format; a clip's object is
+boxed in its first frame and propagated by SAM2. What names no object (questions about pictures, descriptions)
+the model answers in words alone.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, ImageRef, Prediction, Request
 
-QUESTION = "<image>\nPlease provide the bounding box coordinate of the region this sentence describes: <ref>{text}</ref>"
+QUESTION = (
+    "<image>\nPlease provide the bounding box coordinate of the region this sentence describes: "
+    "<ref>{text}</ref>"
+)
 """InternVL's own."""
 _NUMBER = r"\s*(\d+(?:\.\d+)?)\s*"
 _BOX = re.compile(rf"\[{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}\]")
@@ -37,8 +42,8 @@ Box = tuple[float, float, float, float]
 
 
 def question_of(base: Path) -> str:
-    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights was taught to
-    answer the question for a mask with a box."""
+    """Return how a base is asked for a box: one that `ans run` has pre-trained from random weights was taught
+    to answer the question for a mask with a box."""
     manifest = folders.read_manifest(base)
     made = manifest["metadata"] if manifest else {}
     return prompts.REFERRING_EVAL if "seed" in made else QUESTION
@@ -48,9 +53,17 @@ def answerer(model: Network, *, question: str, max_tokens: int) -> Answerer:
     def ask(items: Sequence[Item]) -> list[Prediction]:
         for item in items:
             if item.request.mask_prompts:
-                raise ValueError(f"{item.name}: box: answers no questions about regions; a base has not learned what they are")
-        told = predict(model, [_request(item, question) for item in items], max_tokens=max_tokens, batch=len(items))
-        boxes = [box_of(p.text) if item.expression is not None else None for item, p in zip(items, told, strict=True)]
+                raise ValueError(
+                    f"{item.name}: box: answers no questions about regions; a base has not learned what "
+                    "they are"
+                )
+        told = predict(
+            model, [_request(item, question) for item in items], max_tokens=max_tokens, batch=len(items)
+        )
+        boxes = [
+            box_of(p.text) if item.expression is not None else None
+            for item, p in zip(items, told, strict=True)
+        ]
         masks = _masks(model, items, boxes)
         return [Prediction(text=p.text, masks=(masks[i],) if i in masks else ()) for i, p in enumerate(told)]
 
@@ -60,11 +73,14 @@ def answerer(model: Network, *, question: str, max_tokens: int) -> Answerer:
 def _request(item: Item, question: str) -> Request:
     if item.expression is None:
         return item.request
-    return Request(frames=item.request.frames[:1], text=question.format(text=item.expression.strip().rstrip(".")))
+    return Request(
+        frames=item.request.frames[:1], text=question.format(text=item.expression.strip().rstrip("."))
+    )
 
 
 def box_of(reply: str) -> Box | None:
-    """Return the first [x1, y1, x2, y2] of a reply as shares of the picture (InternVL counts thousandths); None: no box with an area."""
+    """Return the first [x1, y1, x2, y2] of a reply as shares of the picture (InternVL counts thousandths);
+    None: no box with an area."""
     for found in _BOX.finditer(reply):
         x1, y1, x2, y2 = (min(float(number) / 1000, 1.0) for number in found.groups())
         if x1 < x2 and y1 < y2:
@@ -81,12 +97,17 @@ def _masks(model: Network, items: Sequence[Item], boxes: Sequence[Box | None]) -
             shown[item.request.frames].append(i)
     found: dict[int, list[RLE]] = defaultdict(list)
     for frames, numbers in shown.items():
-        corners = torch.tensor([boxes[i] for i in numbers], device=model.device).view(-1, 2, 2) * model.sam2.image_size
+        corners = (
+            torch.tensor([boxes[i] for i in numbers], device=model.device).view(-1, 2, 2)
+            * model.sam2.image_size
+        )
         width, height = transforms.image_size(frames[0])
         with model.own_precision(), _untrained(model):
             for logits in _through(model, frames, corners):
                 for i, one in zip(numbers, logits, strict=True):
-                    found[i].append(rle.encode(upsample(one, size=model.sam2.image_size, height=height, width=width)))
+                    found[i].append(
+                        rle.encode(upsample(one, size=model.sam2.image_size, height=height, width=width))
+                    )
     return {i: tuple(masks) for i, masks in found.items()}
 
 
@@ -95,12 +116,16 @@ def _untrained(model: Network) -> AbstractContextManager[None]:
     return model.sam2.original() if model.sam2.config.original_decoder else nullcontext()
 
 
-def _through(model: Network, frames: Sequence[ImageRef], corners: Float[Tensor, "N 2 2"]) -> Iterator[Float[Tensor, "N h4 w4"]]:
+def _through(
+    model: Network, frames: Sequence[ImageRef], corners: Float[Tensor, "N 2 2"]
+) -> Iterator[Float[Tensor, "N h4 w4"]]:
     """Yield the mask logits of every frame, prompted in the first."""
     labels = torch.tensor([CORNERS] * len(corners), dtype=torch.int32, device=model.device)
     if len(frames) == 1:
         first = torch.zeros(len(corners), dtype=torch.long, device=model.device)
-        yield model.sam2.decode(_encoded(model, frames[0]), first, points=(corners, labels), multimask=False).logits
+        yield model.sam2.decode(
+            _encoded(model, frames[0]), first, points=(corners, labels), multimask=False
+        ).logits
         return
     prompted = {0: {"prompt": {"point_coords": corners, "point_labels": labels}}}
     shown = ((index, _encoded(model, frame)) for index, frame in enumerate(frames))

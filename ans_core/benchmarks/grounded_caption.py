@@ -19,12 +19,15 @@ def request(sample: Sample) -> Request:
 
 
 def truth(sample: Sample) -> Prediction:
-    return Prediction(text=interleave(sample.text, sample.phrases), masks=tuple((_first(m, sample),) for m in sample.masks))
+    return Prediction(
+        text=interleave(sample.text, sample.phrases), masks=tuple((_first(m, sample),) for m in sample.masks)
+    )
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
-    """Score answers. mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts missed objects and extra
-    masks. recall_token_f1 is GranD-f's recall with shared words instead of BERT for the phrases: not the benchmark's number."""
+    """Score answers. mIoU is GranD-f's (matched pairs alone, mean over images); mIoU_all_objects also counts
+    missed objects and extra masks. recall_token_f1 is GranD-f's recall with shared words instead of BERT for
+    the phrases: not the benchmark's number."""
     check_pairs(samples, predictions)
     matched = [_ground(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
     told, real = [plain_caption(p.text) for p in predictions], [s.text for s in samples]

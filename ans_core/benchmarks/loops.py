@@ -1,4 +1,5 @@
-"""Measure the two loops: mask -> caption -> mask' and caption -> mask -> caption', each closed by an inverse model."""
+"""Measure the two loops: mask -> caption -> mask' and caption -> mask -> caption', each closed by an inverse
+model."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ def caption_request(sample: Sample, mask: dict[str, object]) -> Request:
 
 def mask_request(sample: Sample, caption: str) -> Request:
     """Ask where the thing is that this caption describes."""
-    return Request(frames=sample.frames[:1], text=prompts.referring_question(expression_of(caption), prompts.REFERRING_EVAL))
+    return Request(
+        frames=sample.frames[:1],
+        text=prompts.referring_question(expression_of(caption), prompts.REFERRING_EVAL),
+    )
 
 
 def expression_of(caption: str) -> str:
@@ -48,23 +52,36 @@ def averages(found: FoundEach) -> Found:
 def loop_scores(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> FoundEach:
     """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
-    drawn = [predicted_mask(s, p) for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)]
+    drawn = [
+        predicted_mask(s, p)
+        for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)
+    ]
     return closed(samples, captions, drawn, inverse=inverse)
 
 
 def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> FoundEach:
-    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and masks."""
+    """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and
+    masks."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
 
 
-def closed(samples: Sequence[Sample], captions: Sequence[str], masks: Sequence[dict[str, object]], *, inverse: Predict) -> FoundEach:
-    """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2 METEOR: true caption against the
-    caption that `inverse` gives for the mask (an empty mask gets 0)."""
+def closed(
+    samples: Sequence[Sample],
+    captions: Sequence[str],
+    masks: Sequence[dict[str, object]],
+    *,
+    inverse: Predict,
+) -> FoundEach:
+    """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2
+    METEOR: true caption against the caption that `inverse` gives for the mask (an empty mask gets 0)."""
     asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
     retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
     scores = dict.fromkeys(range(len(samples)), 0.0)
     scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
-    return [("loop1", "IoU", redrawn_ious(samples, captions, inverse=inverse)), ("loop2", "METEOR", list(scores.values()))]
+    return [
+        ("loop1", "IoU", redrawn_ious(samples, captions, inverse=inverse)),
+        ("loop2", "METEOR", list(scores.values())),
+    ]
 
 
 def redrawn_ious(samples: Sequence[Sample], captions: Sequence[str], *, inverse: Predict) -> list[float]:

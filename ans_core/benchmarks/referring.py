@@ -26,13 +26,14 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
-    """Score answers. gIoU, cIoU: single-object samples alone. `_several`: two or more objects; `_all`: every sample, as gRefCOCO counts
-    (nothing meant: IoU 1 for an empty answer, else 0).
+    """Score answers. gIoU, cIoU: single-object samples alone. `_several`: two or more objects; `_all`: every
+    sample, as gRefCOCO counts (nothing meant: IoU 1 for an empty answer, else 0).
 
-    Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 if something was meant, and the true pixels stay in
-    cIoU's union. Upstream leaves such samples out of cIoU's sums; that flattering number is `cIoU_upstream`.
-    N_acc / T_acc (gRefCOCO): the share of the samples with no / some target that are answered with no / some pixel. Words don't count
-    there: any text without `[SEG]` is right. N_denied: the share of the samples with no target whose text also says so (`denies`).
+    Only the first `[SEG]` mask counts (upstream). No `[SEG]` = an empty mask: IoU 0 if something was meant,
+    and the true pixels stay in cIoU's union. Upstream leaves such samples out of cIoU's sums; that flattering
+    number is `cIoU_upstream`. N_acc / T_acc (gRefCOCO): the share of the samples with no / some target that
+    are answered with no / some pixel. Words don't count there: any text without `[SEG]` is right. N_denied:
+    the share of the samples with no target whose text also says so (`denies`).
     """
     check_pairs(samples, predictions)
     drawn = [_drawn(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
@@ -61,15 +62,18 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
 
 
 def denies(text: str) -> bool:
-    """Tell whether a text denies: no mask, and a negation: "There is no such object.", "I can't find it." Only the words decide, so "no."
-    denies as well."""
+    """Tell whether a text denies: no mask, and a negation: "There is no such object.", "I can't find it."
+    Only the words decide, so "no." denies as well."""
     return SEG not in text and _NEGATION.search(text.lower().replace("’", "'")) is not None
 
 
 def _target(sample: Sample) -> RLE:
     target = meant(sample, 0)
     if target is None:
-        raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated mask; leave it out of the benchmark")
+        raise ValueError(
+            f"sample {sample.sample_id} of {sample.dataset} has no annotated mask; leave it out of the "
+            "benchmark"
+        )
     return target
 
 

@@ -29,19 +29,23 @@ def truth(sample: Sample) -> Prediction:
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
-    """Score answers. METEOR is NLTK's, mean over samples: the truth itself scores just below 1 (metrics/meteor.py). exact_match: equal
-    except for case, blanks and the final full stop. attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on: each
-    by itself."""
+    """Score answers. METEOR is NLTK's, mean over samples: the truth itself scores just below 1
+    (metrics/meteor.py). exact_match: equal except for case, blanks and the final full stop.
+    attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on: each by itself."""
     check_pairs(samples, predictions)
     told, real = [p.text for p in predictions], [s.text for s in samples]
     meteors = [meteor(text, [reference]) for text, reference in zip(told, real, strict=True)]
     metrics = {
         "METEOR": mean(meteors),
         "CIDEr": cider(told, [[reference] for reference in real]),
-        "exact_match": mean(float(same_text(text, reference)) for text, reference in zip(told, real, strict=True)),
+        "exact_match": mean(
+            float(same_text(text, reference)) for text, reference in zip(told, real, strict=True)
+        ),
         "samples": len(samples),
     }
-    right = attributes_right(told, [{key: s.meta[key] for key in ATTRIBUTES if isinstance(s.meta.get(key), str)} for s in samples])
+    right = attributes_right(
+        told, [{key: s.meta[key] for key in ATTRIBUTES if isinstance(s.meta.get(key), str)} for s in samples]
+    )
     for key in ATTRIBUTES:
         if hits := [float(r[key]) for r in right if key in r]:
             metrics[f"attribute_accuracy/{key}"] = mean(hits)

@@ -1,7 +1,8 @@
-"""Every benchmark by name: how a model is asked, and how its answers are scored. A new one is a file and a line here.
+"""Every benchmark by name: how a model is asked, and how its answers are scored. A new one is a file and a
+line here.
 
-What needs the pipeline's own four alone takes BENCHMARKS of ans_core/benchmarks: a stage that imports this file has every benchmark
-in the hash of its code.
+What needs the pipeline's own four alone takes BENCHMARKS of ans_core/benchmarks: a stage that imports this
+file has every benchmark in the hash of its code.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ from ans_core.benchmarks.public.scored import Scorer
 from ans_core.config.names import benchmark_named
 
 PUBLIC = (
-    captions, coco_boxes, detailed_captions, dlc_bench, ferret_bench, gar_bench, gcg, grefcoco, infographicsvqa, mask_pairs,
-    mathvista, mevis, mm_vet, mmbench, mme, mmmu_pro_vision, mmmu_val, reasonseg, ref_davis17, ref_youtube_vos, refcoco,
+    captions, coco_boxes, detailed_captions, dlc_bench, ferret_bench, gar_bench, gcg, grefcoco,
+    infographicsvqa, mask_pairs,
+    mathvista, mevis, mm_vet, mmbench, mme, mmmu_pro_vision, mmmu_val, reasonseg, ref_davis17,
+    ref_youtube_vos, refcoco,
     refcocog_captions, revos, saco_veval, seed_bench, tallyqa_complex, virl39k, vos, vstar,
 )  # fmt: skip
-SCORERS: dict[str, Scorer] = {**BENCHMARKS, **{module.__name__.rpartition(".")[2]: module.SCORER for module in PUBLIC}}
+SCORERS: dict[str, Scorer] = {
+    **BENCHMARKS,
+    **{module.__name__.rpartition(".")[2]: module.SCORER for module in PUBLIC},
+}
 CONVENTIONS = {"mose": "mose", "sav": "mose"}
 """Of vos, by the name that it is called; else davis."""
 
@@ -58,11 +64,14 @@ def scorer_of(name: str) -> Scorer:
 
 
 def runnable(name: str) -> tuple[Scorer, Runner]:
-    """Return how a benchmark is scored and how a model is run on it. Raises ValueError for a benchmark of files alone."""
+    """Return how a benchmark is scored and how a model is run on it. Raises ValueError for a benchmark of
+    files alone."""
     scorer = scorer_of(name)
     if scorer.runner is None:
         names = ", ".join(sorted(n for n, s in SCORERS.items() if s.runner))
-        raise ValueError(f"{name} scores files alone (`ans eval score {name}`); a model can be run on {names}")
+        raise ValueError(
+            f"{name} scores files alone (`ans eval score {name}`); a model can be run on {names}"
+        )
     return scorer, scorer.runner
 
 

@@ -24,13 +24,14 @@ SPLITS = ("test", "val")
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Scorer):
-    """The question for a sample, its perfect answer, and the scoring. Pure functions: pixels stay in files."""
+    """The question for a sample, its perfect answer, and the scoring. Pure functions: pixels stay in
+    files."""
 
     request: Callable[[Sample], Request]
     truth: Callable[[Sample], Prediction]
     of_samples: Callable[[Sequence[Sample], Sequence[Prediction]], Scored]
-    """Its `samples` have a record each: `score`, the sample's own main metric in [0, 1], and further facts. A metric without samples is
-    left out."""
+    """Its `samples` have a record each: `score`, the sample's own main metric in [0, 1], and further facts. A
+    metric without samples is left out."""
 
 
 def benchmark(
@@ -40,7 +41,8 @@ def benchmark(
     truth: Callable[[Sample], Prediction],
     of_samples: Callable[[Sequence[Sample], Sequence[Prediction]], Scored],
 ) -> Benchmark:
-    """Return the benchmark of the samples of this kind. As any other it is asked and scored from files: --data is a prepared folder."""
+    """Return the benchmark of the samples of this kind. As any other it is asked and scored from files:
+    --data is a prepared folder."""
 
     def samples(folder: Path, split: str) -> dict[str, Sample]:
         of_split = [sample for source in data.sources(folder, split) for sample in source.samples]
@@ -48,7 +50,12 @@ def benchmark(
 
     def items(folder: Path, split: str) -> Iterator[Item]:
         for key, s in samples(folder, split).items():
-            yield Item(name=key, request=request(s), truth=truth(s), expression=s.text if s.task == "referring" else None)
+            yield Item(
+                name=key,
+                request=request(s),
+                truth=truth(s),
+                expression=s.text if s.task == "referring" else None,
+            )
 
     def record(item: Item, prediction: Prediction) -> dict[str, Any]:
         return {"id": item.name, **asdict(prediction)}
@@ -61,7 +68,10 @@ def benchmark(
         if given.predicted_only:
             by_name = {key: sample for key, sample in by_name.items() if key in lines}
         where = str(given.predictions)
-        answers = [checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="") for key, s in by_name.items()]
+        answers = [
+            checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="")
+            for key, s in by_name.items()
+        ]
         scored = of_samples(list(by_name.values()), answers)
         named = [{"id": key, **sample} for key, sample in zip(by_name, scored.samples, strict=True)]
         return replace(scored, samples=named, missing=0 if given.predicted_only else len(missing))
@@ -86,7 +96,10 @@ def checked(record: dict[str, Any], sample: Sample, where: str) -> Prediction:
     masklets = files.listed(record, "masks", where=where, of=list)
     if not all(masklets):
         raise ValueError(f"{where}: a masklet without a frame")
-    masks = tuple(tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in own) for own in masklets)
+    masks = tuple(
+        tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in own)
+        for own in masklets
+    )
     return Prediction(text=files.text(record, "text", where=where), masks=masks)
 
 
@@ -95,19 +108,28 @@ def prediction_of(record: dict[str, Any]) -> Prediction:
     return Prediction(text=record["text"], masks=tuple(map(tuple, record["masks"])))
 
 
-def of_each(metric: str, scores: Sequence[float], metrics: dict[str, float], **facts: Sequence[Any]) -> Scored:
-    """Return figures of which `metric` is the mean of the samples' scores. facts: further ones of each sample."""
-    samples = [{"score": score} | {key: each[n] for key, each in facts.items()} for n, score in enumerate(scores)]
+def of_each(
+    metric: str, scores: Sequence[float], metrics: dict[str, float], **facts: Sequence[Any]
+) -> Scored:
+    """Return figures of which `metric` is the mean of the samples' scores. facts: further ones of each
+    sample."""
+    samples = [
+        {"score": score} | {key: each[n] for key, each in facts.items()} for n, score in enumerate(scores)
+    ]
     return Scored(metrics=metrics, ratios={metric: Ratio(numerators=list(scores))}, samples=samples)
 
 
 def check_pairs(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> None:
     if not samples or len(samples) != len(predictions):
-        raise ValueError(f"{len(samples)} samples and {len(predictions)} predictions: one prediction per sample, at least one sample")
+        raise ValueError(
+            f"{len(samples)} samples and {len(predictions)} predictions: one prediction per sample, at "
+            "least one sample"
+        )
 
 
 def meant(sample: Sample, frame: int) -> RLE | None:
-    """Return all the sample's objects in one frame as one mask, as one `[SEG]` draws several; None: not annotated."""
+    """Return all the sample's objects in one frame as one mask, as one `[SEG]` draws several; None: not
+    annotated."""
     present = [mask for masklet in sample.masks if (mask := masklet[frame]) is not None]
     if present:
         return rle.union(present)
@@ -129,15 +151,18 @@ def by_kind(samples: Sequence[Sample], values: Sequence[float], name: str) -> di
 
 
 def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
-    """Return the single-object samples, each with the expression of a sample in ANOTHER image and its own ground truth: a model that reads
-    the text must now score badly. Images form a random ring; each takes its successor's texts (in turn, if it has more samples)."""
+    """Return the single-object samples, each with the expression of a sample in ANOTHER image and its own
+    ground truth: a model that reads the text must now score badly. Images form a random ring; each takes its
+    successor's texts (in turn, if it has more samples)."""
     of_image: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if len(sample.masks) == 1:
             of_image[sample.dataset, sample.image_id].append(sample)
     images = list(of_image)
     if len(images) < 2:
-        raise ValueError(f"texts are shuffled between images; only {len(images)} image has single-object samples")
+        raise ValueError(
+            f"texts are shuffled between images; only {len(images)} image has single-object samples"
+        )
     order = np.random.default_rng(seed).permutation(len(images))
     swapped = []
     for here, there in zip(order, np.roll(order, -1), strict=True):

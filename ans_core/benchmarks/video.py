@@ -1,4 +1,5 @@
-"""Video referring segmentation (MeViS, Ref-YouTube-VOS): an expression in, one mask per frame of everything it means out."""
+"""Video referring segmentation (MeViS, Ref-YouTube-VOS): an expression in, one mask per frame of everything
+it means out."""
 
 from __future__ import annotations
 
@@ -17,16 +18,19 @@ def request(sample: Sample) -> Request:
 
 
 def truth(sample: Sample) -> Prediction:
-    """Return the true masks; frames without annotation are empty, because a prediction has a mask in every frame."""
+    """Return the true masks; frames without annotation are empty, because a prediction has a mask in every
+    frame."""
     if not sample.masks:
         return Prediction(text=NO_TARGET_ANSWER)
-    masklet = tuple(meant(sample, frame) or rle.empty(sample.height, sample.width) for frame in range(len(sample.frames)))
+    masklet = tuple(
+        meant(sample, frame) or rle.empty(sample.height, sample.width) for frame in range(len(sample.frames))
+    )
     return Prediction(text=REFERRING_ANSWERS[0], masks=(masklet,))
 
 
 def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Scored:
-    """Score answers. J and F are averaged over all annotated frames of an expression, then over expressions (MeViS; no frame is dropped).
-    J&F = (J + F) / 2. The first `[SEG]` counts; no `[SEG]` = empty masks."""
+    """Score answers. J and F are averaged over all annotated frames of an expression, then over expressions
+    (MeViS; no frame is dropped). J&F = (J + F) / 2. The first `[SEG]` counts; no `[SEG]` = empty masks."""
     check_pairs(samples, predictions)
     js, fs = [], []
     for sample, prediction in zip(samples, predictions, strict=True):
@@ -41,11 +45,21 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
 def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
     drawn: Sequence[RLE | None] = prediction.masks[0] if prediction.masks else [None] * len(sample.frames)
     if len(drawn) != len(sample.frames):
-        raise ValueError(f"sample {sample.sample_id} of {sample.dataset}: {len(drawn)} masks predicted for {len(sample.frames)} frames")
+        raise ValueError(
+            f"sample {sample.sample_id} of {sample.dataset}: {len(drawn)} masks predicted for "
+            f"{len(sample.frames)} frames"
+        )
     nothing = rle.empty(sample.height, sample.width)
-    frames = [j_and_f(mask or nothing, real) for t, mask in enumerate(drawn) if (real := meant(sample, t)) is not None]
+    frames = [
+        j_and_f(mask or nothing, real)
+        for t, mask in enumerate(drawn)
+        if (real := meant(sample, t)) is not None
+    ]
     if not frames:
-        raise ValueError(f"sample {sample.sample_id} of {sample.dataset} has no annotated frame; leave it out of the benchmark")
+        raise ValueError(
+            f"sample {sample.sample_id} of {sample.dataset} has no annotated frame; leave it out of the "
+            "benchmark"
+        )
     return mean(j for j, _ in frames), mean(f for _, f in frames)
 
 

@@ -1,4 +1,5 @@
-"""Trained tensors of SFT, or of SFT and RL -> one PEFT adapter over the base, which PEFT itself loads (some percent of a model's bytes).
+"""Trained tensors of SFT, or of SFT and RL -> one PEFT adapter over the base, which PEFT itself loads (some
+percent of a model's bytes).
 
 ans convert runs/tiny/rl DST --to adapter
 PeftModel.from_pretrained(Sa2VA.from_pretrained(BASE), DST)
@@ -23,16 +24,22 @@ WEIGHTS = "adapter_model.safetensors"
 """PEFT's name of the file."""
 PREFIX = "base_model.model."
 """Prefix of every tensor's name in such a file."""
-MODULES = ("embed_tokens", "lm_head", *{name for kind in BACKBONES.values() for name in kind.projectors}, *adapters.DRAWING)
+MODULES = (
+    "embed_tokens",
+    "lm_head",
+    *{name for kind in BACKBONES.values() for name in kind.projectors},
+    *adapters.DRAWING,
+)
 """Modules that SFT trains fully."""
 
 
 def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -> None:
-    """Write the adapter. `source`: the output of stage sft, or that of rl with SFT's as `sft`; `base`: the model folder that SFT started
-    from.
+    """Write the adapter. `source`: the output of stage sft, or that of rl with SFT's as `sft`; `base`: the
+    model folder that SFT started from.
 
-    Two LoRAs become one of the sum of their ranks: W + s1 B1 A1 + s2 B2 A2 = W + [s1 B1, s2 B2] [A1; A2]. What RL trained whole takes the
-    place of SFT's. Raises ValueError for a folder of something else, and where the parts were not trained one on the other.
+    Two LoRAs become one of the sum of their ranks: W + s1 B1 A1 + s2 B2 A2 = W + [s1 B1, s2 B2] [A1; A2].
+    What RL trained whole takes the place of SFT's. Raises ValueError for a folder of something else, and
+    where the parts were not trained one on the other.
     """
     base_hash = checkpoint.weights_hash(base)
     if sft is None:
@@ -47,47 +54,79 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         followed, before, modules = _of_memory(before, sft)
         if first["lora"] is None:  # SFT passed the base through: RL's LoRA is the only one
-            rank, alpha, ranks, found = second["lora"]["rank"], second["lora"]["alpha"], {}, followed | _plain(after)
+            rank, alpha, ranks, found = (
+                second["lora"]["rank"],
+                second["lora"]["alpha"],
+                {},
+                followed | _plain(after),
+            )
         else:
             rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
-            ranks = {name: own + second["lora"]["rank"] for name, own in first["lora"].get("rank_pattern", {}).items()}
+            ranks = {
+                name: own + second["lora"]["rank"]
+                for name, own in first["lora"].get("rank_pattern", {}).items()
+            }
             found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
-    whole = [name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)]
-    for name, tensor in folders.tensors(folders.weight_files(base)):  # PEFT wants such a module whole, the frozen parts too
+    whole = [
+        name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)
+    ]
+    # PEFT wants such a module whole, the frozen parts too
+    for name, tensor in folders.tensors(folders.weight_files(base)):
         if name not in found and any(f".{module}." in f".{name}" for module in whole):
             found[name] = tensor.clone()
-    peft = adapters.lora_config(rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole, rank_pattern=ranks)
+    peft = adapters.lora_config(
+        rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole, rank_pattern=ranks
+    )
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True
     size = sum(t.numel() * t.element_size() for t in found.values())
     with written_whole(target, size=size) as unfinished:
-        save_file({PREFIX + name: tensor.contiguous() for name, tensor in found.items()}, unfinished / WEIGHTS, metadata={"format": "pt"})
+        save_file(
+            {PREFIX + name: tensor.contiguous() for name, tensor in found.items()},
+            unfinished / WEIGHTS,
+            metadata={"format": "pt"},
+        )
         peft.save_pretrained(str(unfinished))
         folders.write_manifest(unfinished, {"stage": "convert", "source": str(source), "base": base_hash})
 
 
-def _of_memory(tensors: dict[str, Tensor], source: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Divide SFT's delta into what the stage `memory` trained and SFT's own; return both, and the names of the former's modules.
+def _of_memory(
+    tensors: dict[str, Tensor], source: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Divide SFT's delta into what the stage `memory` trained and SFT's own; return both, and the names of
+    the former's modules.
 
     Raises ValueError for a parameter that belongs to no module of SAM2: an adapter holds whole modules.
     """
     first, own = memory.taken(tensors)
     if single := [name for name in first if name.count(".") < 2]:
-        raise ValueError(f"{source} holds {single[0]}, which the stage `memory` trained and no adapter can hold; use the model (model/)")
-    first |= {name.replace(memory.DECODER, memory.ORIGINAL): t for name, t in first.items() if name.startswith(memory.DECODER)}
+        raise ValueError(
+            f"{source} holds {single[0]}, which the stage `memory` trained and no adapter can hold; use the "
+            "model (model/)"
+        )
+    first |= {
+        name.replace(memory.DECODER, memory.ORIGINAL): t
+        for name, t in first.items()
+        if name.startswith(memory.DECODER)
+    }
     return first, own, sorted({name.split(".")[1] for name in first})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove the adapter from the tensors' names."""
-    return {k.replace(".modules_to_save.*.", ".").replace(".*.", ".").replace(".default.", "."): t for k, t in tensors.items()}
+    return {
+        k.replace(".modules_to_save.*.", ".").replace(".*.", ".").replace(".default.", "."): t
+        for k, t in tensors.items()
+    }
 
 
 def _scale(config: dict[str, Any]) -> float:
     return float(config["lora"]["alpha"] / config["lora"]["rank"])
 
 
-def _joined(one: dict[str, Tensor], other: dict[str, Tensor], scale: float, other_scale: float) -> dict[str, Tensor]:
+def _joined(
+    one: dict[str, Tensor], other: dict[str, Tensor], scale: float, other_scale: float
+) -> dict[str, Tensor]:
     found = one | {name: tensor for name, tensor in other.items() if ".lora_" not in name}
     for name in one:
         if name.endswith(".lora_A.weight"):

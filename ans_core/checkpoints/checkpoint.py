@@ -1,6 +1,8 @@
-"""Model folders <-> Sa2VA: ours and upstream's Hugging Face layout are read, ours is written; trained tensors alone are deltas.
+"""Model folders <-> Sa2VA: ours and upstream's Hugging Face layout are read, ours is written; trained tensors
+alone are deltas.
 
-Our folder: config.json (Sa2VAConfig), tokenizer files, sharded safetensors with index, manifest.json. No pickle code is ever run.
+Our folder: config.json (Sa2VAConfig), tokenizer files, sharded safetensors with index, manifest.json. No
+pickle code is ever run.
 """
 
 from __future__ import annotations
@@ -52,13 +54,18 @@ DELTA, DELTA_WEIGHTS = "delta.json", "delta.safetensors"
 
 
 def save(model: Network, path: Path, *, max_shard: str = "5GB", metadata: dict[str, Any]) -> None:
-    """Write our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been merged.
+    """Write our folder, whole or not at all; a folder already at `path` is replaced. LoRA must have been
+    merged.
 
-    `metadata` (JSON) goes into the manifest. dtypes are kept. Raises ValueError for quantized weights, of which no folder can be made.
+    `metadata` (JSON) goes into the manifest. dtypes are kept. Raises ValueError for quantized weights, of
+    which no folder can be made.
     """
     state = model.state_dict()
     if any(is_quantized(tensor) for tensor in state.values()):
-        raise ValueError("the model's weights are quantized, which is for inference: save the model that was loaded without `quantize`")
+        raise ValueError(
+            "the model's weights are quantized, which is for inference: save the model that was loaded "
+            "without `quantize`"
+        )
     with written_whole(path, size=_bytes(state.values())) as partial:
         (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
         model.tokenizer.save_pretrained(partial)
@@ -87,23 +94,26 @@ def load_as(
     divide: Callable[[nn.Module], None] | None = None,
     quantize: Quantization | None = None,
 ) -> Model:
-    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout, or of what a stage trained (runs/<profile>/sft, rl,
-    rl/teacher), with what lies around it. `dtype` None keeps each tensor's own.
+    """Load a Sa2VA in eval mode from our folder or a release in upstream's layout, or of what a stage trained
+    (runs/<profile>/sft, rl, rl/teacher), with what lies around it. `dtype` None keeps each tensor's own.
 
-    kind: the class to build, the network or the front that is built on it.
-    quantize: every layer of the language model as soon as it is loaded, so that never more than one of them is there in full.
-    divide: called with every layer of the language model and the vision tower once it is loaded, before the next one is: no process then
-    holds the whole model (`sharding.divide`).
-    SAM2's layer norms become fp32 in any case, and all layer norms where fp32 and half precision are mixed.
-    Raises ValueError for a damaged file, for missing, unexpected or mis-shaped tensors, for weights that are NaN or infinite, also in
-    `dtype` alone, and where `dtype` is None for tensors in two half precisions, or in float64.
+    kind: the class to build, the network or the front that is built on it. quantize: every layer of the
+    language model as soon as it is loaded, so that never more than one of them is there in full. divide:
+    called with every layer of the language model and the vision tower once it is loaded, before the next one
+    is: no process then holds the whole model (`sharding.divide`). SAM2's layer norms become fp32 in any case,
+    and all layer norms where fp32 and half precision are mixed. Raises ValueError for a damaged file, for
+    missing, unexpected or mis-shaped tensors, for weights that are NaN or infinite, also in `dtype` alone,
+    and where `dtype` is None for tensors in two half precisions, or in float64.
     """
     path = Path(path)
     if (path / DELTA).is_file():
         from ans_core.checkpoints.trained import stage_model  # which loads its base by this module
 
         if divide or quantize:
-            raise ValueError(f"{path} is a stage's output, of which layers are not loaded one by one: make a model of it (`ans convert`)")
+            raise ValueError(
+                f"{path} is a stage's output, of which layers are not loaded one by one: make a model of it "
+                "(`ans convert`)"
+            )
         return cast("Model", stage_model(path, dtype=dtype, device=device, kind=kind))
     config, tokenizer, state = opened(path)
     model = empty_as(kind, config, tokenizer, where=path)
@@ -113,18 +123,21 @@ def load_as(
     stored = {p.dtype for p in model.parameters()}
     if torch.float64 in stored or stored >= set(HALF):
         listed = ", ".join(sorted(map(_name, stored)))
-        raise ValueError(f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"')
+        raise ValueError(
+            f'{path} holds weights in {listed}, which no forward pass takes together; load it in one: dtype="bfloat16"'
+        )
     model.norms_in_fp32()
     return model.eval()
 
 
 def opened(path: Path) -> tuple[Sa2VAConfig, PreTrainedTokenizerBase, Iterable[tuple[str, Tensor]]]:
-    """Return configuration, tokenizer and, one at a time, the tensors by our names, of our folder or a release. Raises ValueError for a
-    damaged file and for a base."""
+    """Return configuration, tokenizer and, one at a time, the tensors by our names, of our folder or a
+    release. Raises ValueError for a damaged file and for a base."""
     values = read_config(path)
     if base := BASES.get(values["model_type"]):
         raise ValueError(
-            f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, {RELEASE_TYPE});"
+            f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, "
+            f"{RELEASE_TYPE});"
             f" a base ({base}) is imported together with SAM2 (base.internvl, base.sam2)"
         )
     folders.verify(path)
@@ -170,22 +183,29 @@ def _weights_dtype(asked: torch.dtype | str | None, device: torch.device) -> tor
 def present_device(asked: torch.device | str | None) -> torch.device:
     gpus = torch.cuda.device_count()
     if isinstance(asked, dict):
-        raise ValueError(f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"')
+        raise ValueError(
+            f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"'
+        )
     if asked is None or asked == "auto":
         return torch.device("cuda" if asked and gpus else "cpu")
     try:
         found = torch.device(asked)
     except RuntimeError as error:
-        raise ValueError(f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"') from error
+        raise ValueError(
+            f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"'
+        ) from error
     if found.type not in ("cpu", "cuda"):
         raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
     if found.type == "cuda" and (found.index or 0) >= gpus:
-        raise ValueError(f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"')
+        raise ValueError(
+            f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"'
+        )
     return found
 
 
 def weights_hash(path: str | Path) -> str:
-    """Return one hash of all tensors of a model folder, from its manifest if it has one. A delta names its base by it."""
+    """Return one hash of all tensors of a model folder, from its manifest if it has one. A delta names its
+    base by it."""
     path = Path(path)
     manifest = folders.read_manifest(path)
     files = folders.weight_files(path)
@@ -195,9 +215,13 @@ def weights_hash(path: str | Path) -> str:
 
 
 def config_hash(path: str | Path) -> str:
-    """Return one hash of what beside its tensors decides a model folder's answers: config.json, the tokenizer's files and every other
-    .json, .txt and .model in it, by name and bytes; not the manifest."""
-    files = sorted(f for f in Path(path).iterdir() if f.suffix in CONFIG_SUFFIXES and f.name != folders.MANIFEST and f.is_file())
+    """Return one hash of what beside its tensors decides a model folder's answers: config.json, the
+    tokenizer's files and every other .json, .txt and .model in it, by name and bytes; not the manifest."""
+    files = sorted(
+        f
+        for f in Path(path).iterdir()
+        if f.suffix in CONFIG_SUFFIXES and f.name != folders.MANIFEST and f.is_file()
+    )
     return hashlib.sha256("\n".join(f"{f.name} {folders.file_hash(f)}" for f in files).encode()).hexdigest()
 
 
@@ -207,7 +231,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         if any(path.glob("*model_states.pt")) or any(path.glob("*/*model_states.pt")):
             raise ValueError(
-                f"{path} is a training state of DeepSpeed: `ans convert {path} DST --internvl BASE --sam2 SAM2` makes a model of it"
+                f"{path} is a training state of DeepSpeed: `ans convert {path} DST --internvl BASE --sam2 "
+                "SAM2` makes a model of it"
             )
         raise ValueError(f"{path} is no model folder: it has no config.json")
     with folders.reading(file):
@@ -217,8 +242,14 @@ def read_config(path: Path) -> dict[str, Any]:
     known = (OUR_TYPE, RELEASE_TYPE, *BASES)
     if values["model_type"] not in known:
         family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
-        because = f"it is built on {family}, and only those on InternVL and Qwen-VL are read" if family else f"known are {', '.join(known)}"
-        raise ValueError(f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}")
+        because = (
+            f"it is built on {family}, and only those on InternVL and Qwen-VL are read"
+            if family
+            else f"known are {', '.join(known)}"
+        )
+        raise ValueError(
+            f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}"
+        )
     return values
 
 
@@ -231,33 +262,41 @@ def described(
     template: str | None = None,
     sam2: GroundingConfig | None = None,
 ) -> Sa2VAConfig:
-    """Make a configuration of config.json's `values` in any layout. `keys`: names of the tensors, which alone mark a Sa2VA-i. `template`
-    and `sam2`: for a base, which has neither. Raises ValueError naming file and key of what is missing, malformed or not supported."""
+    """Make a configuration of config.json's `values` in any layout. `keys`: names of the tensors, which alone
+    mark a Sa2VA-i. `template` and `sam2`: for a base, which has neither. Raises ValueError naming file and
+    key of what is missing, malformed or not supported."""
     with folders.reading(path / "config.json"):
         if values["model_type"] == OUR_TYPE:
             config = Sa2VAConfig.from_dict(dict(values))
         else:
             layouts.check_sam2(keys)
             two = layouts.has_two_decoders(keys)
-            config = layouts.from_upstream_config(values, tokenizer, template=template, sam2=sam2, two_decoders=two)
+            config = layouts.from_upstream_config(
+                values, tokenizer, template=template, sam2=sam2, two_decoders=two
+            )
         vision, text = config.backbone["vision_config"], config.backbone["text_config"]
         if not (isinstance(vision, dict) and isinstance(text, dict)):
             raise ValueError("'vision_config' and 'text_config' are to be the sizes of a model")
         qwen_config.check_processor(path, vision, kind=config.kind)
         if config.template not in prompts.TEMPLATES:
             raise ValueError(f"no 'template' {config.template!r}; there are {', '.join(prompts.TEMPLATES)}")
-        window = text.get("sliding_window") if text.get("use_sliding_window", text["model_type"] not in WINDOW_OFF) else None
+        window = (
+            text.get("sliding_window")
+            if text.get("use_sliding_window", text["model_type"] not in WINDOW_OFF)
+            else None
+        )
         if window and window < text["max_position_embeddings"]:
             raise ValueError(f"'sliding_window' {window}: attention that forgets is not supported")
     return config
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that a folder brings for it is not
-    run."""
+    """Load a tokenizer from tokenizer.json, Qwen2's vocab.json, or SentencePiece's tokenizer.model; code that
+    a folder brings for it is not run."""
     if (file := path / "tokenizer.json").exists():
         with folders.reading(file):
-            json.loads(file.read_text())["model"]["vocab"]  # the library's own errors name neither file nor key
+            # the library's own errors name neither file nor key
+            json.loads(file.read_text())["model"]["vocab"]
             return PreTrainedTokenizerFast.from_pretrained(path)
     if (path / "vocab.json").exists():
         return Qwen2Tokenizer.from_pretrained(path)
@@ -266,13 +305,18 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     raise ValueError(f"{path} holds no tokenizer: neither tokenizer.json nor vocab.json nor tokenizer.model")
 
 
-def empty(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model") -> Network:
+def empty(
+    config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model"
+) -> Network:
     """Build a network without weights; see `empty_as`."""
     return empty_as(Network, config, tokenizer, where=where)
 
 
-def empty_as(kind: type[Model], config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str) -> Model:
-    """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables) are real.
+def empty_as(
+    kind: type[Model], config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str
+) -> Model:
+    """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables)
+    are real.
 
     Raises ValueError naming `where` for sizes or a tokenizer that no model can have.
     """
@@ -292,8 +336,8 @@ def fill(
     device: torch.device | str = "cpu",
     divide: Callable[[nn.Module], None] | None = None,
 ) -> None:
-    """Copy tensors into the model, each once; `divide` gets every layer that is complete. Raises ValueError unless names and shapes are
-    exactly the model's and all weights are finite."""
+    """Copy tensors into the model, each once; `divide` gets every layer that is complete. Raises ValueError
+    unless names and shapes are exactly the model's and all weights are finite."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     layers = _Layers(model, divide) if divide is not None else None
     taken: dict[str, Tensor] = {}
@@ -309,9 +353,13 @@ def fill(
             if layers is not None:
                 layers.take(name, taken)
     if problems := misfits(shapes, found):
-        raise ValueError(f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}")
+        raise ValueError(
+            f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}"
+        )
     if broken:
-        problems = not_finite(broken) or [f"{_listed(f'too large for {_name(dtype)}', dict(broken))}; load it in bfloat16 or float32"]
+        problems = not_finite(broken) or [
+            f"{_listed(f'too large for {_name(dtype)}', dict(broken))}; load it in bfloat16 or float32"
+        ]
         raise ValueError(f"{where}: {problems[0]}")
     model.load_state_dict(taken, assign=True, strict=layers is None)
     for buffer in model.buffers():
@@ -323,29 +371,38 @@ class _Layers:
 
     def __init__(self, model: nn.Module, divide: Callable[[nn.Module], None]) -> None:
         self.divide = divide
-        found = [(f"{name}.", m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)]
+        found = [
+            (f"{name}.", m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
         self.of = {prefix + key: (prefix, layer) for prefix, layer in found for key in layer.state_dict()}
         self.lacking = {prefix: set(layer.state_dict()) for prefix, layer in found}
 
     def take(self, name: str, taken: dict[str, Tensor]) -> None:
-        """Note that a tensor was taken; if it completes its layer, move the layer's tensors into it and divide it."""
+        """Note that a tensor was taken; if it completes its layer, move the layer's tensors into it and
+        divide it."""
         if name not in self.of:
             return
         prefix, layer = self.of[name]
         self.lacking[prefix].discard(name.removeprefix(prefix))
         if not self.lacking[prefix]:
-            layer.load_state_dict({key: taken.pop(prefix + key) for key in list(layer.state_dict())}, assign=True)
+            layer.load_state_dict(
+                {key: taken.pop(prefix + key) for key in list(layer.state_dict())}, assign=True
+            )
             self.divide(layer)
 
 
 def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
-    """List what keeps tensors from fitting a model: at most one line each for missing, unexpected and mis-shaped tensors and for those of a
-    dtype that holds no weights."""
+    """List what keeps tensors from fitting a model: at most one line each for missing, unexpected and
+    mis-shaped tensors and for those of a dtype that holds no weights."""
     both = [(name, tensor) for name, tensor in found.items() if name in wanted]
     kinds = {
         "missing": [name for name in wanted if name not in found],
         "unexpected": [name for name in found if name not in wanted],
-        "mis-shaped": [f"{name} {tuple(t.shape)} for {tuple(wanted[name])}" for name, t in both if t.shape != wanted[name]],
+        "mis-shaped": [
+            f"{name} {tuple(t.shape)} for {tuple(wanted[name])}"
+            for name, t in both
+            if t.shape != wanted[name]
+        ],
         "not of floating point": [f"{name} {_name(t.dtype)}" for name, t in both if t.dtype not in DTYPES],
     }
     return [_listed(kind, names) for kind, names in kinds.items() if names]
@@ -355,14 +412,19 @@ def is_finite(tensor: Tensor) -> bool:
     """Say whether no weight is NaN or infinite. What holds no weights counts as finite."""
     if tensor.dtype not in DTYPES or tensor.is_meta or not tensor.numel():
         return True
-    low, high = torch.aminmax(tensor)  # both are NaN if any weight is; a tenth of a copy's time, where isfinite takes three copies'
+    # both are NaN if any weight is; a tenth of a copy's time, where isfinite takes three copies'
+    low, high = torch.aminmax(tensor)
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Name the tensors with weights that are NaN or infinite, in one line with a remedy; no line where all are finite."""
+    """Name the tensors with weights that are NaN or infinite, in one line with a remedy; no line where all
+    are finite."""
     names = [name for name, tensor in tensors if not is_finite(tensor)]
-    remedy = "numbers overflowed where it was trained, merged or cast: take an earlier checkpoint, or write it again in bfloat16 or float32"
+    remedy = (
+        "numbers overflowed where it was trained, merged or cast: take an earlier checkpoint, or write it "
+        "again in bfloat16 or float32"
+    )
     return [f"{_listed('with weights that are NaN or infinite', names)} ({remedy})"] if names else []
 
 
@@ -383,9 +445,12 @@ def _bytes(state: Iterable[Tensor]) -> int:
 
 
 def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
-    """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can rebuild the model."""
+    """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can
+    rebuild the model."""
     with written_whole(path, size=_bytes(tensors.values())) as partial:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS)
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS
+        )
         (partial / DELTA).write_text(json.dumps({"base_hash": base_hash, "config": config}, indent=1) + "\n")
         folders.write_manifest(partial, {})
 
@@ -400,8 +465,8 @@ def delta_config(path: str | Path) -> dict[str, Any]:
 
 
 def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged, not finite, or was trained on another base than
-    `base_hash`."""
+    """Load (tensors, config) of a delta. Raises ValueError when the delta is damaged, not finite, or was
+    trained on another base than `base_hash`."""
     path = Path(path)
     if not (path / DELTA).exists():
         raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
@@ -409,7 +474,8 @@ def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], 
     values = json.loads((path / DELTA).read_text())
     if values["base_hash"] != base_hash:
         raise ValueError(
-            f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its own base or train again"
+            f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its "
+            "own base or train again"
         )
     tensors = {name: tensor.clone() for name, tensor in folders.tensors([path / DELTA_WEIGHTS])}
     if problems := not_finite(tensors.items()):

@@ -1,4 +1,5 @@
-"""Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states -> models.
+"""Checkpoint folders of one layout -> folders of the other, tensor by tensor, and upstream's training states
+-> models.
 
     ans convert --check SRC            what a checkpoint is, and whether every tensor is known
     ans convert SRC DST [--to upstream|sa2va-i] [--sam2 sam2_hiera_large.pt]
@@ -31,7 +32,8 @@ from ans_core.model.network import Network
 from ans_core.written import written_whole
 
 Kind = Literal["native", "upstream", "sa2va-i"]
-"""Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside the trained one."""
+"""Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside
+the trained one."""
 KINDS = {checkpoint.OUR_TYPE: "native", checkpoint.RELEASE_TYPE: "upstream", **checkpoint.BASES}
 
 LORA_ALPHA_PER_RANK = 2.0
@@ -40,7 +42,8 @@ LORA_ALPHA_PER_RANK = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the right shape and are finite."""
+    """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the
+    right shape and are finite."""
 
     kind: str
     tensors: int
@@ -74,13 +77,16 @@ class Reader:
 
 
 def account(source: str | Path) -> Account:
-    """Compare names and shapes with the model that config.json describes, and look for weights that are NaN or infinite: reads each tensor
-    once.
+    """Compare names and shapes with the model that config.json describes, and look for weights that are NaN
+    or infinite: reads each tensor once.
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
     found, _, _, reader = _account(Path(source))
-    return replace(found, problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)))
+    return replace(
+        found,
+        problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)),
+    )
 
 
 def parameters(source: str | Path) -> int:
@@ -99,13 +105,26 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
     config = checkpoint.described(source, values, tokenizer, keys=reader.shapes, template=template)
     found = list(reader.shapes.items())
     if kind != "native":
-        found = list(layouts.to_native(found, replace(layouts.layout_of(config), base=base and config.kind in qwen_config.KINDS)))
+        found = list(
+            layouts.to_native(
+                found, replace(layouts.layout_of(config), base=base and config.kind in qwen_config.KINDS)
+            )
+        )
         kind = "sa2va-i" if config.grounding.original_decoder else kind
     shapes = {name: tensor.shape for name, tensor in checkpoint.empty(config, tokenizer).state_dict().items()}
     if base:
         tied = f"{config.kind}.lm_head.weight" if bases.is_tied(values) else None
-        shapes = {name: shape for name, shape in shapes.items() if name.startswith(f"{config.kind}.") and name != tied}
-    return _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))), config, tokenizer, reader
+        shapes = {
+            name: shape
+            for name, shape in shapes.items()
+            if name.startswith(f"{config.kind}.") and name != tied
+        }
+    return (
+        _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))),
+        config,
+        tokenizer,
+        reader,
+    )
 
 
 def _told(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Account:
@@ -125,34 +144,54 @@ Recipe = tuple[tuple[str, ...], Callable[[list[Tensor]], Tensor]]
 
 
 def convert(
-    source: str | Path, target: str | Path, *, to: Kind, sam2: str | Path = "", max_shard: str = "5GB", metadata: dict[str, Any]
+    source: str | Path,
+    target: str | Path,
+    *,
+    to: Kind,
+    sam2: str | Path = "",
+    max_shard: str = "5GB",
+    metadata: dict[str, Any],
 ) -> None:
     """Write `target`, whole or not at all; dtypes are kept. To the same layout, only the shards change.
 
-    `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one. `to="upstream"` leaves an original
-    one out. From a release to upstream's layouts, the files beside the weights are copied as they are (Python code only where it reads the
-    layout: not from Sa2VA to Sa2VA-i or back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL)
-    processor files are written anew, and upstream's own classes need the code files of a release beside them.
-    Raises ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped, or not finite, where an original
-    decoder is wanted but not there, or there twice, and for a target that holds something else than a former output.
+    `sam2`: a published SAM2 (file, folder or hub id), whose mask decoder is added as the original one.
+    `to="upstream"` leaves an original one out. From a release to upstream's layouts, the files beside the
+    weights are copied as they are (Python code only where it reads the layout: not from Sa2VA to Sa2VA-i or
+    back). Our layout keeps none of them, so from ours config.json, tokenizer and (Qwen-VL) processor files
+    are written anew, and upstream's own classes need the code files of a release beside them. Raises
+    ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped, or not
+    finite, where an original decoder is wanted but not there, or there twice, and for a target that holds
+    something else than a former output.
     """
     source, target = Path(source), Path(target)
     folders.refuse_to_replace(target)
     folders.verify(source)
     told, config, tokenizer, reader = _account(source)
     if told.problems:
-        raise ValueError(f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}")
+        raise ValueError(
+            f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}"
+        )
     if told.kind not in get_args(Kind):
-        raise ValueError(f"{source} is a base ({told.kind}), half of a Sa2VA: import it together with SAM2 (base.internvl, base.sam2)")
+        raise ValueError(
+            f"{source} is a base ({told.kind}), half of a Sa2VA: import it together with SAM2 "
+            "(base.internvl, base.sam2)"
+        )
     native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
     if sam2:
-        wanted = {name: _made(recipe, reader.shapes).shape for name, recipe in native.items() if name.startswith(DECODER)}
+        wanted = {
+            name: _made(recipe, reader.shapes).shape
+            for name, recipe in native.items()
+            if name.startswith(DECODER)
+        }
         added = _original_decoder(bases.sam2_file(sam2), wanted, config, to)
         config = replace(config, grounding=replace(config.grounding, original_decoder=True))
         reader.add(added)
         native |= _unchanged(added)
     elif to == "sa2va-i" and not config.grounding.original_decoder:
-        raise ValueError(f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 sam2_hiera_large.pt")
+        raise ValueError(
+            f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 "
+            "sam2_hiera_large.pt"
+        )
     recipes = _unchanged(reader.shapes) if told.kind == to else _from_native(native, config, to)
     shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
@@ -160,10 +199,15 @@ def convert(
     with written_whole(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
-            read = {i: reader[i] for i in inputs}  # views of the source's files: held for a shard, they take no memory
+            # views of the source's files: held for a shard, they take no memory
+            read = {i: reader[i] for i in inputs}
             if problems := checkpoint.not_finite(read.items()):
                 raise ValueError(f"{source}: {'; '.join(problems)}")
-            save_file({name: _made(recipes[name], read).contiguous() for name in names}, unfinished / file, metadata={"format": "pt"})
+            save_file(
+                {name: _made(recipes[name], read).contiguous() for name in names},
+                unfinished / file,
+                metadata={"format": "pt"},
+            )
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (unfinished / folders.WEIGHTS_INDEX).write_text(json.dumps(index, indent=1) + "\n")
@@ -181,13 +225,22 @@ def convert(
         folders.write_manifest(unfinished, metadata)
 
 
-def _original_decoder(file: Path, wanted: Mapping[str, torch.Size], config: Sa2VAConfig, to: Kind) -> dict[str, Tensor]:
-    """Read the mask decoder of a SAM2 file, named as the original one of a model. `wanted`: the trained one's shapes."""
+def _original_decoder(
+    file: Path, wanted: Mapping[str, torch.Size], config: Sa2VAConfig, to: Kind
+) -> dict[str, Tensor]:
+    """Read the mask decoder of a SAM2 file, named as the original one of a model. `wanted`: the trained one's
+    shapes."""
     if config.grounding.original_decoder:
         raise ValueError(f"the source holds an original mask decoder already; leave --sam2 {file} out")
     if to == "upstream":
-        raise ValueError("upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i")
-    found = {k.removeprefix("sam_mask_decoder."): t for k, t in bases.sam2_tensors(file) if k.startswith("sam_mask_decoder.")}
+        raise ValueError(
+            "upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i"
+        )
+    found = {
+        k.removeprefix("sam_mask_decoder."): t
+        for k, t in bases.sam2_tensors(file)
+        if k.startswith("sam_mask_decoder.")
+    }
     if problems := checkpoint.misfits({k.removeprefix(DECODER): s for k, s in wanted.items()}, found):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
     return {ORIGINAL + name: tensor for name, tensor in found.items()}
@@ -206,7 +259,11 @@ def _to_native(shapes: Mapping[str, Tensor], layout: layouts.Layout, kind: str) 
     """Map our tensors to recipes over the source's."""
     if kind == "native":
         return _unchanged(shapes)
-    return {name: ((key,), _cutting(key, place, layout)) for key in shapes for place, name in enumerate(layouts.native_names(key, layout))}
+    return {
+        name: ((key,), _cutting(key, place, layout))
+        for key in shapes
+        for place, name in enumerate(layouts.native_names(key, layout))
+    }
 
 
 def _cutting(key: str, place: int, layout: layouts.Layout) -> Callable[[list[Tensor]], Tensor]:
@@ -218,8 +275,15 @@ def _from_native(native: Mapping[str, Recipe], config: Sa2VAConfig, to: Kind) ->
     if to == "native":
         return dict(native)
     layout = replace(layouts.layout_of(config), two_decoders=to == "sa2va-i")
-    keys = dict.fromkeys(layouts.upstream_name(name, layout) for name in native if layout.two_decoders or not name.startswith(ORIGINAL))
-    return {key: _joining(key, [native[name] for name in layouts.native_names(key, layout)], layout) for key in keys}
+    keys = dict.fromkeys(
+        layouts.upstream_name(name, layout)
+        for name in native
+        if layout.two_decoders or not name.startswith(ORIGINAL)
+    )
+    return {
+        key: _joining(key, [native[name] for name in layouts.native_names(key, layout)], layout)
+        for key in keys
+    }
 
 
 def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
@@ -240,7 +304,8 @@ WORDS = re.compile(
 LAYERS = ("language_model.model.layers.", "model.model.language_model.layers.")
 """Upstream trains TRAINED_PARTS (Qwen-VL has no mlp1) and WORDS fully, and LoRA on every matrix of LAYERS."""
 DEEPSPEED_FILE, ZERO3_FILES = "mp_rank_00_model_states.pt", "zero_pp_rank_*_model_states.pt"
-"""Files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a process's share of them."""
+"""Files inside `iter_1000.pth` or `global_step1000` where that is a folder: all weights; with ZeRO-3 a
+process's share of them."""
 POINTERS = ("latest", "last_checkpoint")
 """Files in the folder around training states that name the last one: DeepSpeed's, mmengine's."""
 
@@ -253,8 +318,9 @@ def _file_of(state: str | Path) -> Path:
 
 
 def training_file(source: Path) -> Path | None:
-    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one of the folders in `source`.
-    None for any other folder. Raises ValueError, with the way out, for weights that ZeRO-3 divided and where no last state is named."""
+    """Find the file of a training state: `source` itself, the one in DeepSpeed's folder, or in the last one
+    of the folders in `source`. None for any other folder. Raises ValueError, with the way out, for weights
+    that ZeRO-3 divided and where no last state is named."""
     if not source.is_dir() or (source / "config.json").exists():
         return source if source.is_file() else None
     state = _last_state(source)
@@ -262,32 +328,49 @@ def training_file(source: Path) -> Path | None:
     if not file.exists() and any(state.glob(ZERO3_FILES)):
         place = state.resolve()
         raise ValueError(
-            f"{state} holds weights that ZeRO-3 divided among processes. DeepSpeed's zero_to_fp32.py joins them: `python -m"
-            f" deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} --max_shard_size 1000GB`; then give OUT/pytorch_model.bin"
+            f"{state} holds weights that ZeRO-3 divided among processes. DeepSpeed's zero_to_fp32.py joins "
+            "them: `python -m"
+            f" deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} --max_shard_size 1000GB`; "
+            "then give OUT/pytorch_model.bin"
         )
     return file if file.is_file() else None
 
 
 def _last_state(source: Path) -> Path:
     for pointer in (source / name for name in POINTERS if (source / name).is_file()):
-        state = source / Path(pointer.read_text().strip()).name  # mmengine's path is of the machine that trained
+        # mmengine's path is of the machine that trained
+        state = source / Path(pointer.read_text().strip()).name
         if not state.exists():
-            raise ValueError(f"{pointer} names {state.name}, which is not there; give a training state by its own name")
+            raise ValueError(
+                f"{pointer} names {state.name}, which is not there; give a training state by its own name"
+            )
         return state
-    inside = sorted({file.parent for pattern in (DEEPSPEED_FILE, ZERO3_FILES) for file in source.glob(f"*/{pattern}")})
+    inside = sorted(
+        {file.parent for pattern in (DEEPSPEED_FILE, ZERO3_FILES) for file in source.glob(f"*/{pattern}")}
+    )
     if inside:
-        raise ValueError(f"{source} holds training states and no file that names the last; give one: {', '.join(map(str, inside))}")
+        raise ValueError(
+            f"{source} holds training states and no file that names the last; give one: "
+            f"{', '.join(map(str, inside))}"
+        )
     return source
 
 
 def from_training_state(
-    state: str | Path, *, internvl: str | Path, sam2: str | Path, template: str, alpha_per_rank: float = LORA_ALPHA_PER_RANK
+    state: str | Path,
+    *,
+    internvl: str | Path,
+    sam2: str | Path,
+    template: str,
+    alpha_per_rank: float = LORA_ALPHA_PER_RANK,
 ) -> Network:
-    """Build a model of what upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors: trained tensors alone with LoRA
-    unmerged, or a whole model under the same names) on the bases it was trained from. LoRA is merged: W + alpha / r * B A.
+    """Build a model of what upstream's training saved (.pth, a folder of DeepSpeed's, or .safetensors:
+    trained tensors alone with LoRA unmerged, or a whole model under the same names) on the bases it was
+    trained from. LoRA is merged: W + alpha / r * B A.
 
-    Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the bases stand in for no tensor
-    that upstream trains. A state with anything beside those is a whole model. LoRA is on every matrix of the layers, or on none.
+    Raises ValueError listing keys that fit nothing of the bases, mis-shaped tensors, and what is missing: the
+    bases stand in for no tensor that upstream trains. A state with anything beside those is a whole model.
+    LoRA is on every matrix of the layers, or on none.
     """
     file = _file_of(state)
     model = bases.import_base(internvl, sam2, template)
@@ -311,16 +394,29 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
     file = _file_of(state)
     merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
     found = _state_tensors(file, known=merged)
-    kind = "training state with LoRA unmerged" if any(key.endswith(".lora_A") for key in found) else "training state"
-    return _told(kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items())))
+    kind = (
+        "training state with LoRA unmerged"
+        if any(key.endswith(".lora_A") for key in found)
+        else "training state"
+    )
+    return _told(
+        kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items()))
+    )
 
 
 def _by_release_names(model: Network) -> tuple[dict[str, Tensor], dict[str, Tensor], layouts.Layout]:
-    """Return a model's tensors as named in a release with one mask decoder, the remaining tensors by our names, and that layout."""
+    """Return a model's tensors as named in a release with one mask decoder, the remaining tensors by our
+    names, and that layout."""
     layout = replace(layouts.layout_of(model.config), two_decoders=False)
     state = model.state_dict()
     kept = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
-    return dict(layouts.to_upstream({name: tensor for name, tensor in state.items() if name not in kept}, layout)), kept, layout
+    return (
+        dict(
+            layouts.to_upstream({name: tensor for name, tensor in state.items() if name not in kept}, layout)
+        ),
+        kept,
+        layout,
+    )
 
 
 def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
@@ -331,27 +427,45 @@ def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
             continue  # PEFT's copy of the base beside the module that was trained
         key = _plain_key(saved, known)
         fits = key not in found and (key in known or key.endswith((".lora_A", ".lora_B")))
-        found[key if fits else saved] = tensor  # what is unknown, or there twice, is told by the name that the file has
+        # what is unknown, or there twice, is told by the name that the file has
+        found[key if fits else saved] = tensor
     return found
 
 
 def _state_problems(merged: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    return checkpoint.misfits(_wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found), found)
+    return checkpoint.misfits(
+        _wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found), found
+    )
 
 
 def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the names and shapes that a training state with `found` must have. `whole`: those of the model. LoRA's rank is each matrix's
-    own."""
-    trained = {key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)}
+    """Return the names and shapes that a training state with `found` must have. `whole`: those of the model.
+    LoRA's rank is each matrix's own."""
+    trained = {
+        key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)
+    }
     wanted = dict(whole if any(key in whole and key not in trained for key in found) else trained)
     adapted = {key.rpartition(".lora_")[0] for key in found if key.endswith((".lora_A", ".lora_B"))}
     if adapted:
-        adapted |= {key.removesuffix(".weight") for key, shape in whole.items() if key.startswith(LAYERS) and len(shape) == 2}
+        adapted |= {
+            key.removesuffix(".weight")
+            for key, shape in whole.items()
+            if key.startswith(LAYERS) and len(shape) == 2
+        }
     for matrix in adapted:
         if (shape := whole.get(f"{matrix}.weight")) and len(shape) == 2:
             down, up = found.get(f"{matrix}.lora_A"), found.get(f"{matrix}.lora_B")
-            rank = down.shape[0] if down is not None and down.ndim else up.shape[-1] if up is not None and up.ndim else 0
-            wanted |= {f"{matrix}.lora_A": torch.Size((rank, shape[1])), f"{matrix}.lora_B": torch.Size((shape[0], rank))}
+            rank = (
+                down.shape[0]
+                if down is not None and down.ndim
+                else up.shape[-1]
+                if up is not None and up.ndim
+                else 0
+            )
+            wanted |= {
+                f"{matrix}.lora_A": torch.Size((rank, shape[1])),
+                f"{matrix}.lora_B": torch.Size((shape[0], rank)),
+            }
     return wanted
 
 
@@ -365,8 +479,9 @@ def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
 
 
 def _plain_key(key: str, known: Container[str]) -> str:
-    """Return the name in a release: without the wrappers of training (mmengine's `mllm.`, PEFT's; InternVL's names lose the `model.` after
-    it, Qwen-VL's keep it), SAM2's gamma as upstream calls it; LoRA's halves are called as their matrix, with `.lora_A` and `.lora_B`."""
+    """Return the name in a release: without the wrappers of training (mmengine's `mllm.`, PEFT's; InternVL's
+    names lose the `model.` after it, Qwen-VL's keep it), SAM2's gamma as upstream calls it; LoRA's halves are
+    called as their matrix, with `.lora_A` and `.lora_B`."""
     key = key.removeprefix("mllm.").replace("base_model.model.", "")
     key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
     key = re.sub(r"(\.lora_[AB])\.(?:\w+\.)?weight$", r"\1", key)

@@ -23,8 +23,11 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")) -> Path:
-    """Return a local folder as it is; fetch the files of these patterns of a hub id into the hub's cache, and return their folder.
+def local_folder(
+    source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")
+) -> Path:
+    """Return a local folder as it is; fetch the files of these patterns of a hub id into the hub's cache, and
+    return their folder.
 
     Raises ValueError for what is neither. A name in a folder that is there is no hub id.
     """
@@ -36,25 +39,33 @@ def local_folder(source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.s
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise ValueError(f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}") from error
+        raise ValueError(
+            f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}"
+        ) from error
 
 
 def refuse_to_replace(path: Path) -> None:
-    """Raise ValueError if writing to `path` would delete anything but a former output: a file, or a folder with an entry that our manifest
-    does not list."""
+    """Raise ValueError if writing to `path` would delete anything but a former output: a file, or a folder
+    with an entry that our manifest does not list."""
     if path.is_file():
-        raise ValueError(f"{path} is a file, and a folder is to be written there; give another name, or delete it")
+        raise ValueError(
+            f"{path} is a file, and a folder is to be written there; give another name, or delete it"
+        )
     if not path.exists():
         return
     manifest = read_manifest(path)
     listed = {MANIFEST, *manifest["sha256"]} if manifest else set()
     if others := sorted(entry.name for entry in path.iterdir() if entry.name not in listed):
-        raise ValueError(f"{path} holds {others[0]}, which no earlier conversion wrote; give another folder, or delete this one")
+        raise ValueError(
+            f"{path} holds {others[0]}, which no earlier conversion wrote; give another folder, or delete "
+            "this one"
+        )
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn errors from reading and interpreting the JSON of `file` into a ValueError that names file and key."""
+    """Turn errors from reading and interpreting the JSON of `file` into a ValueError that names file and
+    key."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -79,7 +90,8 @@ def write_manifest(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read manifest.json. None if there is none of ours (folders from elsewhere may have another manifest.json)."""
+    """Read manifest.json. None if there is none of ours (folders from elsewhere may have another
+    manifest.json)."""
     file = folder / MANIFEST
     if not file.exists():
         return None
@@ -93,8 +105,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ValueError naming the first file that is missing or differs from the manifest; does nothing without one. A file that the
-    manifest does not list is not looked at."""
+    """Raise ValueError naming the first file that is missing or differs from the manifest; does nothing
+    without one. A file that the manifest does not list is not looked at."""
     manifest = read_manifest(folder)
     if manifest is None:
         return
@@ -104,32 +116,46 @@ def verify(folder: Path) -> None:
             raise ValueError(f"{file} is missing ({MANIFEST} lists it); {AGAIN}")
         if (actual := file_hash(file)) != expected:
             raise ValueError(
-                f"{file} is damaged, or was edited: {file.stat().st_size} bytes with SHA-256 {actual[:12]}, {MANIFEST} says"
-                f" {expected[:12]}; {AGAIN}, or, if the edit was intended, take the line of {name} out of {MANIFEST}"
+                f"{file} is damaged, or was edited: {file.stat().st_size} bytes with SHA-256 {actual[:12]}, "
+                f"{MANIFEST} says"
+                f" {expected[:12]}; {AGAIN}, or, if the edit was intended, take the line of {name} out of "
+                f"{MANIFEST}"
             )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a model folder: those in its index, or all without one. Raises ValueError for a missing one."""
+    """List the safetensors files of a model folder: those in its index, or all without one. Raises ValueError
+    for a missing one."""
     index = folder / WEIGHTS_INDEX
     if index.exists():
         with reading(index):
-            files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            files = [
+                folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            ]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} holds no .safetensors file; a model has model.safetensors or shards with {WEIGHTS_INDEX}")
+        raise ValueError(
+            f"{folder} holds no .safetensors file; a model has model.safetensors or shards with "
+            f"{WEIGHTS_INDEX}"
+        )
     if missing := [f.name for f in files if not f.exists()]:
-        raise ValueError(f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} shards that {WEIGHTS_INDEX} names)")
+        raise ValueError(
+            f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} shards that {WEIGHTS_INDEX} "
+            "names)"
+        )
     return files
 
 
 def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of the files, one at a time, as a view of the file (copy it to keep it). Raises ValueError for a broken file."""
+    """Yield every tensor of the files, one at a time, as a view of the file (copy it to keep it). Raises
+    ValueError for a broken file."""
     for file in files:
         try:
             with safe_open(file, framework="pt") as reader:
                 for key in reader.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
                     yield key, reader.get_tensor(key)
         except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read as safetensors ({error}): cut short? copy or download it again") from error
+            raise ValueError(
+                f"{file} cannot be read as safetensors ({error}): cut short? copy or download it again"
+            ) from error

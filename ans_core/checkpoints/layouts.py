@@ -1,8 +1,9 @@
-"""Names and sizes of upstream's Hugging Face layout <-> ours: a key, a tensor or a config.json in, its counterparts out.
+"""Names and sizes of upstream's Hugging Face layout <-> ours: a key, a tensor or a config.json in, its
+counterparts out.
 
-Upstream (Sa2VA releases, and the InternVL2.5 bases, which lack the last two parts) has `vision_model`, `mlp1`, `language_model`,
-`text_hidden_fcs` and `grounding_encoder.sam2_model`; ours are the modules of model/sa2va.py. Apart from two packed attention
-matrices that are cut up, only names differ.
+Upstream (Sa2VA releases, and the InternVL2.5 bases, which lack the last two parts) has `vision_model`,
+`mlp1`, `language_model`, `text_hidden_fcs` and `grounding_encoder.sam2_model`; ours are the modules of
+model/sa2va.py. Apart from two packed attention matrices that are cut up, only names differ.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ UP_SAM = "grounding_encoder.sam2_model"
 _UP_TRAINED_DECODER = "sam_mask_decoder_modified"
 """Name of the trained decoder in a Sa2VA-i, where `sam_mask_decoder` is SAM2's original one."""
 
-# {n} a layer's number, {p} weight or bias, {rest} anything; of several rows that fit, the first counts, in both directions.
+# {n} a layer's number, {p} weight or bias, {rest} anything; of several rows that fit, the first counts, in
+# both directions.
 _INTERNVL: dict[str, tuple[str, ...]] = {
     "vision_model.embeddings.class_embedding": ("internvl.model.vision_tower.embeddings.cls_token",),
-    "vision_model.embeddings.position_embedding": ("internvl.model.vision_tower.embeddings.position_embeddings",),
-    "vision_model.embeddings.patch_embedding.{p}": ("internvl.model.vision_tower.embeddings.patch_embeddings.projection.{p}",),
+    "vision_model.embeddings.position_embedding": (
+        "internvl.model.vision_tower.embeddings.position_embeddings",
+    ),
+    "vision_model.embeddings.patch_embedding.{p}": (
+        "internvl.model.vision_tower.embeddings.patch_embeddings.projection.{p}",
+    ),
     f"{_UP_VIT}.attn.qkv.{{p}}": tuple(f"{_VIT}.attention.{x}_proj.{{p}}" for x in "qkv"),
     f"{_UP_VIT}.attn.proj.{{p}}": (f"{_VIT}.attention.projection_layer.{{p}}",),
     f"{_UP_VIT}.attn.q_norm.{{p}}": (f"{_VIT}.attention.q_norm.{{p}}",),
@@ -65,7 +71,9 @@ _SAME_NAMES: dict[str, tuple[str, ...]] = {
 }
 _INTERNLM2: dict[str, tuple[str, ...]] = {
     f"{_UP_LM}.tok_embeddings.{{p}}": (f"{_LM}.embed_tokens.{{p}}",),
-    f"{_UP_LM}.layers.{{n}}.attention.wqkv.{{p}}": tuple(f"{_LM}.layers.{{n}}.self_attn.{x}_proj.{{p}}" for x in "qkv"),
+    f"{_UP_LM}.layers.{{n}}.attention.wqkv.{{p}}": tuple(
+        f"{_LM}.layers.{{n}}.self_attn.{x}_proj.{{p}}" for x in "qkv"
+    ),
     f"{_UP_LM}.layers.{{n}}.attention.wo.{{p}}": (f"{_LM}.layers.{{n}}.self_attn.o_proj.{{p}}",),
     f"{_UP_LM}.layers.{{n}}.feed_forward.w1.{{p}}": (f"{_LM}.layers.{{n}}.mlp.gate_proj.{{p}}",),
     f"{_UP_LM}.layers.{{n}}.feed_forward.w3.{{p}}": (f"{_LM}.layers.{{n}}.mlp.up_proj.{{p}}",),
@@ -96,7 +104,8 @@ _QWEN_BASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Text model of an upstream checkpoint, and its attention's shape (which decides how InternLM2 packs its matrices)."""
+    """Text model of an upstream checkpoint, and its attention's shape (which decides how InternLM2 packs its
+    matrices)."""
 
     text_model: str
     """Of InternVL; else the kind of backbone."""
@@ -141,7 +150,8 @@ def _rows(layout: Layout) -> list[tuple[re.Pattern[str], str, list[re.Pattern[st
 
 
 def native_names(key: str, layout: Layout) -> tuple[str, ...]:
-    """Return our names of what upstream's `key` holds: one, three for a packed q, k, v, none for a key that the layout does not know."""
+    """Return our names of what upstream's `key` holds: one, three for a packed q, k, v, none for a key that
+    the layout does not know."""
     for pattern, _, _, native in _rows(layout):
         if match := pattern.fullmatch(key):
             return tuple(name.format(**match.groupdict()) for name in native)
@@ -149,7 +159,8 @@ def native_names(key: str, layout: Layout) -> tuple[str, ...]:
 
 
 def upstream_name(name: str, layout: Layout) -> str:
-    """Return upstream's key that holds our tensor `name`. Raises KeyError for a name that is not a Sa2VA's."""
+    """Return upstream's key that holds our tensor `name`. Raises KeyError for a name that is not a
+    Sa2VA's."""
     for _, upstream, patterns, _ in _rows(layout):
         for pattern in patterns:
             if match := pattern.fullmatch(name):
@@ -164,8 +175,13 @@ def split(key: str, tensor: Tensor, layout: Layout) -> list[Tensor]:
     if "wqkv" not in key:
         return list(tensor.chunk(3))
     group = layout.queries_per_key
-    grouped = tensor.unflatten(0, (-1, group + 2, layout.head_width))  # InternLM2's rows: per key head its queries, key, value
-    return [grouped[:, :group].flatten(0, 2), grouped[:, group].flatten(0, 1), grouped[:, group + 1].flatten(0, 1)]
+    # InternLM2's rows: per key head its queries, key, value
+    grouped = tensor.unflatten(0, (-1, group + 2, layout.head_width))
+    return [
+        grouped[:, :group].flatten(0, 2),
+        grouped[:, group].flatten(0, 1),
+        grouped[:, group + 1].flatten(0, 1),
+    ]
 
 
 def join(key: str, parts: list[Tensor], layout: Layout) -> Tensor:
@@ -180,8 +196,8 @@ def join(key: str, parts: list[Tensor], layout: Layout) -> Tensor:
 
 
 def to_native(state: Iterable[tuple[str, Tensor]], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Turn upstream's tensors into ours, one by one. Keys that are unknown, or whose rows are no whole number of heads, keep their name, so
-    that loading lists them as unexpected."""
+    """Turn upstream's tensors into ours, one by one. Keys that are unknown, or whose rows are no whole number
+    of heads, keep their name, so that loading lists them as unexpected."""
     for key, tensor in state:
         names = native_names(key, layout)
         if len(names) > 1 and not _is_cut(key, tensor, layout):
@@ -196,7 +212,8 @@ def _is_cut(key: str, tensor: Tensor, layout: Layout) -> bool:
 
 
 def to_upstream(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    """Turn our tensors into upstream's, one by one, in our order. Raises KeyError when a part of a packed matrix is missing."""
+    """Turn our tensors into upstream's, one by one, in our order. Raises KeyError when a part of a packed
+    matrix is missing."""
     done = set()
     for name in state:
         key = upstream_name(name, layout)
@@ -208,7 +225,8 @@ def to_upstream(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[s
 # config.json
 
 _SHARED_TEXT_KEYS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads",
     "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout",
     "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
@@ -222,19 +240,23 @@ SCALINGS = {"su": "longrope"}
 SAM_KEYS = {
     "image_size": "image_size", "embed": "embed_dim", "heads": "num_heads",
     "stages": "stages", "global_blocks": "global_att_blocks",
-    "windows": "window_spec", "background": "window_pos_embed_bkg_spatial_size", "width": "d_model", "memory_layers": "mem_layers",
+    "windows": "window_spec", "background": "window_pos_embed_bkg_spatial_size", "width": "d_model",
+    "memory_layers": "mem_layers",
     "memory_feedforward": "mem_ffn", "memory_width": "mem_dim", "memory_frames": "num_maskmem",
 }  # fmt: skip
 SAM_KEYS_OF_RELEASES = {
-    "top_down_levels": "fpn_top_down_levels", "fuser_layers": "fuser_layers", "max_object_pointers": "max_obj_ptrs_in_encoder",
+    "top_down_levels": "fpn_top_down_levels", "fuser_layers": "fuser_layers",
+    "max_object_pointers": "max_obj_ptrs_in_encoder",
 }  # fmt: skip
 """Sizes that may be missing: the defaults are those of every release."""
 SAM_KEYS_OF_OTHERS = ("backbone_channel_list", "rope_feat_sizes")
-"""Sizes that follow from others: the trunk's channels from its width; the rotary table, computed anew for each picture, from its size."""
+"""Sizes that follow from others: the trunk's channels from its width; the rotary table, computed anew for
+each picture, from its size."""
 
 
 def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn upstream's `vision_config` (InternViT 300M or 6B) into transformers' InternVLVisionConfig as a dict."""
+    """Turn upstream's `vision_config` (InternViT 300M or 6B) into transformers' InternVLVisionConfig as a
+    dict."""
     copied = (
         "hidden_size",
         "intermediate_size",
@@ -258,12 +280,14 @@ def vision_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn upstream's `llm_config` into transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config as a dict.
+    """Turn upstream's `llm_config` into transformers' Qwen2Config, LlamaConfig (for InternLM2) or Phi3Config
+    as a dict.
 
-    Phi3's sliding window is left out: transformers counts padding as tokens in it, so answers of a batch would differ from answers one by
-    one. Without it the numbers are the same up to `sliding_window` tokens, so the context ends there. (InternVL2-4B's Phi-3-mini-128k has a
-    window of 262,144 tokens in a context of 131,072: nothing changes. Phi-3-mini-4k has 2,047 in 4,096.) Both are remembered as
-    `upstream_*`, for the way back.
+    Phi3's sliding window is left out: transformers counts padding as tokens in it, so answers of a batch
+    would differ from answers one by one. Without it the numbers are the same up to `sliding_window` tokens,
+    so the context ends there. (InternVL2-4B's Phi-3-mini-128k has a window of 262,144 tokens in a context of
+    131,072: nothing changes. Phi-3-mini-4k has 2,047 in 4,096.) Both are remembered as `upstream_*`, for the
+    way back.
     """
     kind = upstream.get("model_type")
     if kind not in TEXT_MODELS:
@@ -277,14 +301,23 @@ def text_config(upstream: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "phi3":
         window, context = upstream.get("sliding_window"), upstream["max_position_embeddings"]
         if window and window < context and rope_type != "default":
-            raise ValueError(f"sliding_window {window} in a context of {context} with rope_scaling {rope_type!r} is not supported")
+            raise ValueError(
+                f"sliding_window {window} in a context of {context} with rope_scaling {rope_type!r} is not "
+                "supported"
+            )
         config |= {"sliding_window": None, "max_position_embeddings": min(window or context, context)}
         config |= {"upstream_sliding_window": window, "upstream_max_position_embeddings": context}
-    return {**config, "model_type": {"internlm2": "llama"}.get(kind, kind), "rope_parameters": rope, "tie_word_embeddings": False}
+    return {
+        **config,
+        "model_type": {"internlm2": "llama"}.get(kind, kind),
+        "rope_parameters": rope,
+        "tie_word_embeddings": False,
+    }
 
 
 def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = False) -> GroundingConfig:
-    """Read the sizes of a SAM2; None is hiera-large, as in every release. Small test checkpoints write theirs as `tiny_sam2_config`.
+    """Read the sizes of a SAM2; None is hiera-large, as in every release. Small test checkpoints write theirs
+    as `tiny_sam2_config`.
 
     Raises ValueError for a key that is not known, and for channels that Hiera can't have.
     """
@@ -292,27 +325,42 @@ def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = Fa
         return GroundingConfig(original_decoder=two_decoders)
     known = (*SAM_KEYS.values(), *SAM_KEYS_OF_RELEASES.values(), *SAM_KEYS_OF_OTHERS)
     if unknown := sorted(sizes.keys() - set(known)):
-        raise ValueError(f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(known)}")
+        raise ValueError(
+            f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(known)}"
+        )
     values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
     values |= {ours: sizes[theirs] for ours, theirs in SAM_KEYS_OF_RELEASES.items() if theirs in sizes}
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
     config = GroundingConfig(original_decoder=two_decoders, **values)
     if (channels := sizes.get("backbone_channel_list", config.trunk_channels)) != config.trunk_channels:
-        raise ValueError(f"'backbone_channel_list' is {channels}; with 'embed_dim' {config.embed} it is {config.trunk_channels}")
+        raise ValueError(
+            f"'backbone_channel_list' is {channels}; with 'embed_dim' {config.embed} it is "
+            f"{config.trunk_channels}"
+        )
     return config
 
 
 def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
     """Write the sizes of a SAM2 as `grounding_config` reads them."""
     own = {theirs: getattr(config, ours) for ours, theirs in (SAM_KEYS | SAM_KEYS_OF_RELEASES).items()}
-    return own | {"backbone_channel_list": config.trunk_channels, "rope_feat_sizes": [config.image_size // 16] * 2}
+    return own | {
+        "backbone_channel_list": config.trunk_channels,
+        "rope_feat_sizes": [config.image_size // 16] * 2,
+    }
 
 
 TINY_PICTURES = "tiny_predict_forward"
 """Key under which small test checkpoints on Qwen-VL write the limits of their pictures."""
 OWN = "ans"
-"""Key in upstream's config.json for settings that upstream's layout has no place for. Upstream's code ignores it."""
-OWN_DEFAULTS = {"video_frames": 5, "frame_choice": "first", "seg_object_score": False, "min_pixels": None, "max_pixels": None}
+"""Key in upstream's config.json for settings that upstream's layout has no place for. Upstream's code ignores
+it."""
+OWN_DEFAULTS = {
+    "video_frames": 5,
+    "frame_choice": "first",
+    "seg_object_score": False,
+    "min_pixels": None,
+    "max_pixels": None,
+}
 """The settings kept under OWN, with upstream's values. Only other values are written."""
 
 
@@ -337,7 +385,8 @@ def check_sam2(keys: Collection[str]) -> None:
     grounding = [key for key in keys if key.startswith(f"{UP_SAM}.")]
     if grounding and not any(key.startswith(f"{UP_SAM}.image_encoder.") for key in grounding):
         raise ValueError(
-            f"its grounding encoder is no SAM2 (it has {grounding[0]} and no image_encoder); releases on SAM3 are not read"
+            f"its grounding encoder is no SAM2 (it has {grounding[0]} and no image_encoder); releases on "
+            "SAM3 are not read"
             " (docs/backbones.md says why)"
         )
 
@@ -355,19 +404,30 @@ def from_upstream_config(
     sam2: GroundingConfig | None = None,
     two_decoders: bool = False,
 ) -> Sa2VAConfig:
-    """Turn config.json of an upstream folder into ours. Give `template` and `sam2` for a base, which has neither. `two_decoders`: see
-    `has_two_decoders`."""
+    """Turn config.json of an upstream folder into ours. Give `template` and `sam2` for a base, which has
+    neither. `two_decoders`: see `has_two_decoders`."""
     grounding = sam2 or grounding_config(values.get("tiny_sam2_config"), two_decoders=two_decoders)
     if kind := qwen_config.kind_of(values):
         sizes = qwen_config.sizes_of(values, kind)
-        limits = {key: value for key, value in values.get(TINY_PICTURES, {}).items() if key in ("min_pixels", "max_pixels")}
+        limits = {
+            key: value
+            for key, value in values.get(TINY_PICTURES, {}).items()
+            if key in ("min_pixels", "max_pixels")
+        }
         return Sa2VAConfig(
-            kind=kind, backbone=sizes, grounding=grounding, template=template or values["template"], **_read_own(values) | limits
+            kind=kind,
+            backbone=sizes,
+            grounding=grounding,
+            template=template or values["template"],
+            **_read_own(values) | limits,
         )
     if "llm_config" not in values and isinstance(values.get("text_config"), Mapping):
         parts = (values.get("vision_config"), values["text_config"])
         named = ", ".join(str(part.get("model_type")) for part in parts if isinstance(part, Mapping))
-        raise ValueError(f"it is built on {named}; only Sa2VAs on InternVL and Qwen-VL are read (docs/backbones.md says why)")
+        raise ValueError(
+            f"it is built on {named}; only Sa2VAs on InternVL and Qwen-VL are read (docs/backbones.md says "
+            "why)"
+        )
     for key in ("vision_config", "llm_config"):
         if not isinstance(values[key], Mapping):
             raise ValueError(f"{key!r} is {values[key]!r}, not the sizes of a model")

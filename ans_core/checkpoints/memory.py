@@ -1,4 +1,5 @@
-"""What the stage `memory` trained -> into the base, and into what SFT writes, so that later stages need the base and SFT's folder alone."""
+"""What the stage `memory` trained -> into the base, and into what SFT writes, so that later stages need the
+base and SFT's folder alone."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ PREFIX = "memory/"
 
 
 def load_into(model: Network, folder: Path, *, base: Path) -> dict[str, Tensor]:
-    """Copy the tensors of the stage's output into a base model and return them; none if the stage passed the base through. A mask decoder
-    becomes the original one, too. Raises ValueError if the output belongs to another base."""
+    """Copy the tensors of the stage's output into a base model and return them; none if the stage passed the
+    base through. A mask decoder becomes the original one, too. Raises ValueError if the output belongs to
+    another base."""
     tensors, _ = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
     put(model, tensors)
     return tensors

@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 class Ignored:
-    """Placeholder for objects beside the tensors that are not needed: accepts any arguments and keeps nothing."""
+    """Placeholder for objects beside the tensors that are not needed: accepts any arguments and keeps
+    nothing."""
 
     def __init__(self, *given: object) -> None:
         pass
@@ -22,8 +23,8 @@ class Ignored:
         pass
 
 
-# What mmengine's checkpoints hold beside the weights: curves in its own class, whose statistics are methods (found by getattr), of numpy's
-# arrays and numbers. None of these is imported, let alone called.
+# What mmengine's checkpoints hold beside the weights: curves in its own class, whose statistics are methods
+# (found by getattr), of numpy's arrays and numbers. None of these is imported, let alone called.
 IGNORED = (
     "mmengine.logging.history_buffer.HistoryBuffer",
     "__builtin__.getattr",
@@ -35,19 +36,36 @@ IGNORED = (
 
 
 def read(file: Path, *, entry: str) -> Any:
-    """Read a file. Raises ValueError if it holds code or is damaged; `entry` is the key of the tensors, named in the message."""
-    remedy = f'save its tensors alone where it was made: torch.save({{"{entry}": TENSORS_BY_NAME}}, {file.name!r})'
+    """Read a file. Raises ValueError if it holds code or is damaged; `entry` is the key of the tensors, named
+    in the message."""
+    remedy = (
+        f'save its tensors alone where it was made: torch.save({{"{entry}": TENSORS_BY_NAME}}, {file.name!r})'
+    )
     file.open("rb").close()  # an error that is the disk's speaks for itself
     try:
         with torch.serialization.safe_globals([(Ignored, name) for name in IGNORED]):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"names {named[1]}, code that is not run" if named else "holds something else than tensors, or is damaged"
+        what = (
+            f"names {named[1]}, code that is not run"
+            if named
+            else "holds something else than tensors, or is damaged"
+        )
         raise ValueError(f"{file} {what}; {remedy}") from error
-    except (RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        AssertionError,
+    ) as error:
         raise ValueError(
-            f"{file} is no file that torch.save of torch 1.6 or newer wrote, or it is damaged or cut short; copy it again, or {remedy}"
+            f"{file} is no file that torch.save of torch 1.6 or newer wrote, or it is damaged or cut short; "
+            f"copy it again, or {remedy}"
         ) from error
 
 

@@ -1,6 +1,8 @@
-"""The published Sa2VA sizes, known without a download: a profile's name in, its configuration or an empty model out.
+"""The published Sa2VA sizes, known without a download: a profile's name in, its configuration or an empty
+model out.
 
-Sizes of the model cards and of InternVL2.5's and Qwen-VL's config.json. Where weights are loaded, their own config.json counts instead.
+Sizes of the model cards and of InternVL2.5's and Qwen-VL's config.json. Where weights are loaded, their own
+config.json counts instead.
 """
 
 from __future__ import annotations
@@ -29,12 +31,20 @@ def _vit_300m() -> dict[str, Any]:
 
 
 def _vit_6b() -> dict[str, Any]:
-    wide = {"hidden_size": 3200, "num_hidden_layers": 45, "num_attention_heads": 25, "intermediate_size": 12800}
+    wide = {
+        "hidden_size": 3200,
+        "num_hidden_layers": 45,
+        "num_attention_heads": 25,
+        "intermediate_size": 12800,
+    }
     return {**wide, "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"}
 
 
-def _text(model_type: str, *, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> dict[str, Any]:
-    """Make a text config. Vocabularies are InternVL2.5's with the five Sa2VA tokens: Qwen2.5 151,679, InternLM2.5 92,558."""
+def _text(
+    model_type: str, *, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int
+) -> dict[str, Any]:
+    """Make a text config. Vocabularies are InternVL2.5's with the five Sa2VA tokens: Qwen2.5 151,679,
+    InternLM2.5 92,558."""
     qwen = model_type == "qwen2"
     return {
         "model_type": model_type,
@@ -67,7 +77,8 @@ def _config(vision: dict[str, Any], text: dict[str, Any], template: str) -> Sa2V
 
 
 def special_token_ids(vocabulary: int) -> dict[str, int]:
-    """Return the ids of the special tokens: InternVL's nine and Sa2VA's five are the last of every published vocabulary, in this order."""
+    """Return the ids of the special tokens: InternVL's nine and Sa2VA's five are the last of every published
+    vocabulary, in this order."""
     tokens = (*prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
     return {token: vocabulary - len(tokens) + place for place, token in enumerate(tokens)}
 
@@ -76,10 +87,21 @@ QWEN_TOKENS = {"<|vision_start|>": 151652, "<|vision_end|>": 151653, "<|image_pa
 
 
 def _qwen(kind: str, vision: dict[str, Any], text: dict[str, Any], *, vocabulary: int) -> Sa2VAConfig:
-    """Vocabularies are those of the tokenizers with the five Sa2VA tokens, not the padded ones of the bases."""
-    text |= {"model_type": f"{kind}_text", "vocab_size": vocabulary, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    """Vocabularies are those of the tokenizers with the five Sa2VA tokens, not the padded ones of the
+    bases."""
+    text |= {
+        "model_type": f"{kind}_text",
+        "vocab_size": vocabulary,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
     vision |= {"model_type": f"{kind}_vision", "num_heads": 16, "out_hidden_size": text["hidden_size"]}
-    tokens = {"image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653}
+    tokens = {
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+    }
     backbone = {"text_config": text, "vision_config": vision, **tokens, "tie_word_embeddings": False}
     return Sa2VAConfig(kind=kind, backbone=backbone, grounding=GroundingConfig(), template="qwen_chat")
 
@@ -93,7 +115,12 @@ def _qwen3_vl(*, hidden: int, layers: int, heads: int, mlp: int) -> Sa2VAConfig:
         "head_dim": 128,
         "intermediate_size": mlp,
         "max_position_embeddings": 262144,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e6,
+            "mrope_section": [24, 20, 20],
+            "mrope_interleaved": True,
+        },
     }
     vision = {
         "depth": 24,
@@ -133,22 +160,35 @@ def _qwen2_5_vl(*, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int
 
 PUBLISHED = MappingProxyType(
     {
-        "sa2va-1b": _config(_vit_300m(), _text("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864), "qwen_chat"),
-        "sa2va-4b": _config(_vit_300m(), _text("qwen2", hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008), "phi3_chat"),
-        "sa2va-8b": _config(_vit_300m(), _text("llama", hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336), "internlm2_chat"),
-        "sa2va-26b": _config(_vit_6b(), _text("llama", hidden=6144, layers=48, heads=48, kv_heads=8, mlp=16384), "internlm2_chat"),
+        "sa2va-1b": _config(
+            _vit_300m(), _text("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864), "qwen_chat"
+        ),
+        "sa2va-4b": _config(
+            _vit_300m(), _text("qwen2", hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008), "phi3_chat"
+        ),
+        "sa2va-8b": _config(
+            _vit_300m(),
+            _text("llama", hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336),
+            "internlm2_chat",
+        ),
+        "sa2va-26b": _config(
+            _vit_6b(),
+            _text("llama", hidden=6144, layers=48, heads=48, kv_heads=8, mlp=16384),
+            "internlm2_chat",
+        ),
         "sa2va-qwen3-2b": _qwen3_vl(hidden=2048, layers=28, heads=16, mlp=6144),
         "sa2va-qwen3-4b": _qwen3_vl(hidden=2560, layers=36, heads=32, mlp=9728),
         "sa2va-qwen25-3b": _qwen2_5_vl(hidden=2048, layers=36, heads=16, kv_heads=2, mlp=11008),
         "sa2va-qwen25-7b": _qwen2_5_vl(hidden=3584, layers=28, heads=28, kv_heads=4, mlp=18944),
     }
 )
-"""Configurations by profile. The 4B's template is phi3_chat, as its release says, though its text model is Qwen2.5-3B."""
+"""Configurations by profile. The 4B's template is phi3_chat, as its release says, though its text model is
+Qwen2.5-3B."""
 
 
 def build_meta(name: str) -> Network:
-    """Build the model on the meta device: shapes without memory. Its tokenizer knows the special tokens, at their published ids, and the
-    template's stop words; it maps all other words to one id."""
+    """Build the model on the meta device: shapes without memory. Its tokenizer knows the special tokens, at
+    their published ids, and the template's stop words; it maps all other words to one id."""
     if name not in PUBLISHED:
         raise ValueError(f"no published size {name!r}; there are {', '.join(PUBLISHED)}")
     config = PUBLISHED[name]

@@ -21,7 +21,15 @@ TOKENS = {
     "vision_start_token_id": prompts.QWEN_IMAGE.start,
     "vision_end_token_id": prompts.QWEN_IMAGE.end,
 }
-LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path", "model_type")
+LEFT_OUT = (
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+    "model_type",
+)
 """Keys that say nothing about a model's sizes."""
 CLASSES = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3_vl": "Qwen3VLForConditionalGeneration"}
 
@@ -34,9 +42,12 @@ def kind_of(values: Mapping[str, Any]) -> str | None:
 
 
 def sizes_of(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return transformers' configuration of what config.json describes. Qwen2.5-VL's bases have the text model's sizes at the top level;
-    where there is a `text_config`, it counts, since upstream's converter leaves stale copies beside it."""
-    text = values.get("text_config") or {key: value for key, value in values.items() if key not in ("vision_config", *TOKENS)}
+    """Return transformers' configuration of what config.json describes. Qwen2.5-VL's bases have the text
+    model's sizes at the top level; where there is a `text_config`, it counts, since upstream's converter
+    leaves stale copies beside it."""
+    text = values.get("text_config") or {
+        key: value for key, value in values.items() if key not in ("vision_config", *TOKENS)
+    }
     if not isinstance(text, Mapping):
         raise ValueError(f"'text_config' is {text!r}, not the sizes of a model")
     named = [key for key in TOKENS if key in values]
@@ -57,7 +68,8 @@ def _text(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     text = _kept(values)
     rope = dict(text.pop("rope_parameters", None) or text.pop("rope_scaling", None) or {})
     rope.pop("type", None)
-    if rope.get("rope_type", "default") == "mrope":  # transformers' old name for sections with default frequencies
+    # transformers' old name for sections with default frequencies
+    if rope.get("rope_type", "default") == "mrope":
         rope["rope_type"] = "default"
     theta = text.pop("rope_theta", rope.get("rope_theta"))
     if theta is None or "mrope_section" not in rope:
@@ -70,7 +82,8 @@ def _text(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def upstream_config(sizes: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Write transformers' configuration as a release on this kind has it, for upstream's classes and transformers 4.57."""
+    """Write transformers' configuration as a release on this kind has it, for upstream's classes and
+    transformers 4.57."""
     text = dict(sizes["text_config"])
     rope = dict(text.pop("rope_parameters"))
     theta = rope.pop("rope_theta")
@@ -90,10 +103,16 @@ def upstream_config(sizes: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 COLOURS: dict[str, dict[str, tuple[float, float, float]]] = {
-    kind: {"image_mean": backbone.mean, "image_std": backbone.std} for kind, backbone in BACKBONES.items() if issubclass(backbone, QwenVL)
+    kind: {"image_mean": backbone.mean, "image_std": backbone.std}
+    for kind, backbone in BACKBONES.items()
+    if issubclass(backbone, QwenVL)
 }
 """Kind -> what pictures are scaled by, under the keys of preprocessor_config.json."""
-PROCESSOR_SIZES = {"patch_size": "patch_size", "merge_size": "spatial_merge_size", "temporal_patch_size": "temporal_patch_size"}
+PROCESSOR_SIZES = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
 """Sizes in preprocessor_config.json -> the same in `vision_config`."""
 
 
@@ -101,9 +120,11 @@ PROCESSORS = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor
 VIDEO_PROCESSORS = {"qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}
 
 
-def processor_files(sizes: Mapping[str, Any], kind: str, *, min_pixels: int, max_pixels: int) -> dict[str, dict[str, Any]]:
-    """Write what AutoProcessor reads beside the tokenizer, by file name: upstream's classes cut pictures with it. It states no number of
-    frames, as upstream gives a clip's frames as pictures."""
+def processor_files(
+    sizes: Mapping[str, Any], kind: str, *, min_pixels: int, max_pixels: int
+) -> dict[str, dict[str, Any]]:
+    """Write what AutoProcessor reads beside the tokenizer, by file name: upstream's classes cut pictures with
+    it. It states no number of frames, as upstream gives a clip's frames as pictures."""
     shared = {
         **COLOURS[kind],
         **{key: sizes["vision_config"][size] for key, size in PROCESSOR_SIZES.items()},
@@ -117,8 +138,8 @@ def processor_files(sizes: Mapping[str, Any], kind: str, *, min_pixels: int, max
 
 
 def check_processor(path: Path, vision: Mapping[str, Any], *, kind: str) -> None:
-    """Raise ValueError if preprocessor_config.json cuts or scales pictures otherwise than the weights take them. Its pixel limits don't
-    count: upstream sets its own."""
+    """Raise ValueError if preprocessor_config.json cuts or scales pictures otherwise than the weights take
+    them. Its pixel limits don't count: upstream sets its own."""
     file = path / "preprocessor_config.json"
     if not file.exists():
         return
@@ -126,9 +147,13 @@ def check_processor(path: Path, vision: Mapping[str, Any], *, kind: str) -> None
         values = json.loads(file.read_text())
         for key, colour in COLOURS.get(kind, {}).items():
             if key in values and not np.allclose(values[key], colour, atol=1e-6):
-                raise ValueError(f"{key!r} is {values[key]}, but {kind} takes {list(colour)}; copy the file of the same model")
+                raise ValueError(
+                    f"{key!r} is {values[key]}, but {kind} takes {list(colour)}; copy the file of the same "
+                    "model"
+                )
         for key, size in PROCESSOR_SIZES.items():
             if key in values and size in vision and values[key] != vision[size]:
                 raise ValueError(
-                    f"{key!r} is {values[key]}, but the weights' vision_config has {size!r} {vision[size]}; copy the file of the same model"
+                    f"{key!r} is {values[key]}, but the weights' vision_config has {size!r} {vision[size]}; "
+                    "copy the file of the same model"
                 )

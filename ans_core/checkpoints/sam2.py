@@ -1,6 +1,8 @@
-"""SAM2 files of any origin <-> Grounding: the published .pt, transformers' Sam2VideoModel, a Sa2VA folder, our own folder of a SAM2 alone.
+"""SAM2 files of any origin <-> Grounding: the published .pt, transformers' Sam2VideoModel, a Sa2VA folder,
+our own folder of a SAM2 alone.
 
-Our folder holds `sam2.pt` and `sam2.yaml`, from which the stock `sam2` package builds its video predictor, and config.json with the sizes.
+Our folder holds `sam2.pt` and `sam2.yaml`, from which the stock `sam2` package builds its video predictor,
+and config.json with the sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ PUBLISHED: dict[tuple[int, int], dict[str, Any]] = {
     (112, 24): {"stages": (2, 3, 16, 3), "heads": 2, "global_blocks": (12, 16, 20), "windows": (8, 4, 14, 7)},
     (144, 48): {"stages": (2, 6, 36, 4), "heads": 2, "global_blocks": (23, 33, 43), "windows": (8, 4, 16, 8)},
 }
-"""(width of the trunk's first stage, number of its blocks) of sam2_hiera_t, s, b+ and l -> sizes that the weights' shapes don't tell."""
+"""(width of the trunk's first stage, number of its blocks) of sam2_hiera_t, s, b+ and l -> sizes that the
+weights' shapes don't tell."""
 
 
 def identity(source: str | Path) -> tuple[str, str]:
@@ -51,9 +54,9 @@ def identity(source: str | Path) -> tuple[str, str]:
 
 
 def load(source: str | Path, *, image_size: int = 0, device: torch.device | str = "cpu") -> Grounding:
-    """Load a SAM2 in fp32 and eval mode from our folder, a Sa2VA folder (ours or a release), a published file (.pt), a folder with one, or
-    a hub id. Of a Sa2VA it has the mask decoder from before its training, if that is kept. `image_size` 0 keeps the checkpoint's; no weight
-    depends on it.
+    """Load a SAM2 in fp32 and eval mode from our folder, a Sa2VA folder (ours or a release), a published file
+    (.pt), a folder with one, or a hub id. Of a Sa2VA it has the mask decoder from before its training, if
+    that is kept. `image_size` 0 keeps the checkpoint's; no weight depends on it.
 
     Raises ValueError for what is none of these, and names tensors that don't fit.
     """
@@ -80,20 +83,30 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
         if theirs and _kind(file.parent) == TRANSFORMERS_TYPE:
             config = read_transformers_config(file.with_name("config.json"))
         else:
-            config = layouts.grounding_config(json.loads(beside.read_text())) if beside.exists() else sizes_of(tensors, where=str(file))
+            config = (
+                layouts.grounding_config(json.loads(beside.read_text()))
+                if beside.exists()
+                else sizes_of(tensors, where=str(file))
+            )
     config = replace(config, image_size=image_size or config.image_size)
     return _built(config, tensors.items(), where=str(source), device=device)
 
 
 def of_sa2va(path: Path) -> tuple[GroundingConfig, dict[str, Tensor]]:
-    """Read sizes and tensors of SAM2, in their own dtype, of a Sa2VA folder (ours or a release). No other tensor is held."""
+    """Read sizes and tensors of SAM2, in their own dtype, of a Sa2VA folder (ours or a release). No other
+    tensor is held."""
     config, _, state = checkpoint.opened(path)
-    return config.grounding, {name.removeprefix(PART): tensor.clone() for name, tensor in state if name.startswith(PART)}
+    return config.grounding, {
+        name.removeprefix(PART): tensor.clone() for name, tensor in state if name.startswith(PART)
+    }
 
 
 def keeps_no_original(path: Path) -> bool:
     """Say whether a Sa2VA holds one mask decoder alone."""
-    return _kind(path) in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE) and not checkpoint.opened(path)[0].grounding.original_decoder
+    return (
+        _kind(path) in (checkpoint.OUR_TYPE, checkpoint.RELEASE_TYPE)
+        and not checkpoint.opened(path)[0].grounding.original_decoder
+    )
 
 
 def _kind(path: Path) -> str | None:
@@ -104,7 +117,9 @@ def _kind(path: Path) -> str | None:
         return json.loads(file.read_text()).get("model_type")
 
 
-def _built(config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, where: str, device: torch.device | str) -> Grounding:
+def _built(
+    config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, where: str, device: torch.device | str
+) -> Grounding:
     with init_empty_weights(include_buffers=False):
         sam2 = Grounding(config)
     checkpoint.fill(sam2, tensors, where=where, dtype=torch.float32, device=device)
@@ -112,14 +127,23 @@ def _built(config: GroundingConfig, tensors: Iterable[tuple[str, Tensor]], *, wh
 
 
 def sizes_of(tensors: dict[str, Tensor], *, where: str) -> GroundingConfig:
-    """Tell the sizes of a published SAM2 by its tensors. Raises ValueError for a trunk of another size than the four published ones."""
+    """Tell the sizes of a published SAM2 by its tensors. Raises ValueError for a trunk of another size than
+    the four published ones."""
     if "image_encoder.trunk.patch_embed.proj.weight" not in tensors:
-        raise ValueError(f"{where} holds no SAM2: there is no tensor image_encoder.trunk.patch_embed.proj.weight")
+        raise ValueError(
+            f"{where} holds no SAM2: there is no tensor image_encoder.trunk.patch_embed.proj.weight"
+        )
     embed = tensors["image_encoder.trunk.patch_embed.proj.weight"].shape[0]
-    blocks = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"image_encoder\.trunk\.blocks\.(\d+)\.", name)))
+    blocks = 1 + max(
+        int(found[1])
+        for name in tensors
+        if (found := re.match(r"image_encoder\.trunk\.blocks\.(\d+)\.", name))
+    )
     if (embed, blocks) not in PUBLISHED:
         known = ", ".join(f"{width} x {count}" for width, count in PUBLISHED)
-        raise ValueError(f"{where}: an image encoder of width {embed} with {blocks} blocks is none of SAM2's ({known})")
+        raise ValueError(
+            f"{where}: an image encoder of width {embed} with {blocks} blocks is none of SAM2's ({known})"
+        )
     rows, columns = tensors["image_encoder.trunk.pos_embed"].shape[-2:]
     return GroundingConfig(
         embed=embed,
@@ -130,13 +154,16 @@ def sizes_of(tensors: dict[str, Tensor], *, where: str) -> GroundingConfig:
 
 
 def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
-    """Write our folder, whole or not at all. The mask decoder is the original one, if that was kept beside one trained for `[SEG]`."""
+    """Write our folder, whole or not at all. The mask decoder is the original one, if that was kept beside
+    one trained for `[SEG]`."""
     state = stock_state(sam2)
     config = replace(sam2.config, original_decoder=False)
     with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         torch.save({"model": state}, partial / WEIGHTS)
         (partial / STOCK).write_text(yaml.safe_dump({"model": stock_config(config)}, sort_keys=False))
-        (partial / "config.json").write_text(json.dumps({"model_type": OUR_TYPE, "sizes": asdict(config)}, indent=1) + "\n")
+        (partial / "config.json").write_text(
+            json.dumps({"model_type": OUR_TYPE, "sizes": asdict(config)}, indent=1) + "\n"
+        )
         folders.write_manifest(partial, metadata)
 
 
@@ -147,41 +174,73 @@ def stock_state(sam2: Grounding) -> dict[str, Tensor]:
 
 def stock_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Name tensors as the stock package does: of two mask decoders the original one counts."""
-    original = {name.replace(ORIGINAL, DECODER): tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
+    original = {
+        name.replace(ORIGINAL, DECODER): tensor for name, tensor in state.items() if name.startswith(ORIGINAL)
+    }
     return {name: tensor for name, tensor in state.items() if not name.startswith(ORIGINAL)} | original
 
 
 def stock_config(config: GroundingConfig) -> dict[str, Any]:
-    """Return what Hydra instantiates as the stock video predictor of these sizes, without its optional post-processing."""
+    """Return what Hydra instantiates as the stock video predictor of these sizes, without its optional
+    post-processing."""
     modeling, side = "sam2.modeling", config.image_size // 16
 
     def sine(width: int) -> dict[str, Any]:
         kind = f"{modeling}.position_encoding.PositionEmbeddingSine"
-        return {"_target_": kind, "num_pos_feats": width, "normalize": True, "scale": None, "temperature": 10000}
+        return {
+            "_target_": kind,
+            "num_pos_feats": width,
+            "normalize": True,
+            "scale": None,
+            "temperature": 10000,
+        }
 
     def rope(**more: Any) -> dict[str, Any]:
-        common = {"embedding_dim": config.width, "num_heads": 1, "downsample_rate": 1, "dropout": 0.1, "feat_sizes": [side, side]}
-        return {"_target_": f"{modeling}.sam.transformer.RoPEAttention", "rope_theta": 10000.0, **common, **more}
+        common = {
+            "embedding_dim": config.width,
+            "num_heads": 1,
+            "downsample_rate": 1,
+            "dropout": 0.1,
+            "feat_sizes": [side, side],
+        }
+        return {
+            "_target_": f"{modeling}.sam.transformer.RoPEAttention",
+            "rope_theta": 10000.0,
+            **common,
+            **more,
+        }
 
     trunk = {
-        "_target_": f"{modeling}.backbones.hieradet.Hiera", "embed_dim": config.embed, "num_heads": config.heads,
-        "stages": list(config.stages), "global_att_blocks": list(config.global_blocks), "window_spec": list(config.windows),
+        "_target_": f"{modeling}.backbones.hieradet.Hiera", "embed_dim": config.embed,
+        "num_heads": config.heads,
+        "stages": list(config.stages), "global_att_blocks": list(config.global_blocks),
+        "window_spec": list(config.windows),
         "window_pos_embed_bkg_spatial_size": list(config.background),
     }  # fmt: skip
     neck = {
-        "_target_": f"{modeling}.backbones.image_encoder.FpnNeck", "position_encoding": sine(config.width), "d_model": config.width,
-        "backbone_channel_list": config.trunk_channels, "fpn_top_down_levels": list(config.top_down_levels), "fpn_interp_model": "nearest",
+        "_target_": f"{modeling}.backbones.image_encoder.FpnNeck", "position_encoding": sine(config.width),
+        "d_model": config.width,
+        "backbone_channel_list": config.trunk_channels, "fpn_top_down_levels": list(config.top_down_levels),
+        "fpn_interp_model": "nearest",
     }  # fmt: skip
     layer = {
         "_target_": f"{modeling}.memory_attention.MemoryAttentionLayer", "activation": "relu",
-        "dim_feedforward": config.memory_feedforward, "dropout": 0.1, "pos_enc_at_attn": False, "self_attention": rope(),
+        "dim_feedforward": config.memory_feedforward, "dropout": 0.1, "pos_enc_at_attn": False,
+        "self_attention": rope(),
         "d_model": config.width, "pos_enc_at_cross_attn_keys": True, "pos_enc_at_cross_attn_queries": False,
         "cross_attention": rope(rope_k_repeat=True, kv_in_dim=config.memory_width),
     }  # fmt: skip
-    fuser = {"_target_": f"{modeling}.memory_encoder.CXBlock", "dim": config.width, "kernel_size": 7, "padding": 3, "use_dwconv": True}
+    fuser = {
+        "_target_": f"{modeling}.memory_encoder.CXBlock",
+        "dim": config.width,
+        "kernel_size": 7,
+        "padding": 3,
+        "use_dwconv": True,
+    }
     downsampler = {"_target_": f"{modeling}.memory_encoder.MaskDownSampler", "embed_dim": config.width}
     encoder = {
-        "_target_": f"{modeling}.memory_encoder.MemoryEncoder", "in_dim": config.width, "out_dim": config.memory_width,
+        "_target_": f"{modeling}.memory_encoder.MemoryEncoder", "in_dim": config.width,
+        "out_dim": config.memory_width,
         "position_encoding": sine(config.memory_width),
         "mask_downsampler": downsampler | {"kernel_size": 3, "stride": 2, "padding": 1},
         "fuser": {"_target_": f"{modeling}.memory_encoder.Fuser", "layer": fuser, "num_layers": config.fuser_layers},
@@ -189,7 +248,8 @@ def stock_config(config: GroundingConfig) -> dict[str, Any]:
     parts = {
         "image_encoder": {"_target_": f"{modeling}.backbones.image_encoder.ImageEncoder", "scalp": 1, "trunk": trunk, "neck": neck},
         "memory_attention": {
-            "_target_": f"{modeling}.memory_attention.MemoryAttention", "d_model": config.width, "pos_enc_at_input": True, "layer": layer,
+            "_target_": f"{modeling}.memory_attention.MemoryAttention", "d_model": config.width,
+            "pos_enc_at_input": True, "layer": layer,
             "num_layers": config.memory_layers,
         },
         "memory_encoder": encoder,
@@ -244,7 +304,10 @@ _RULES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Applied one after the other to the stock package's names."""
 _POINTS, _POINT_TABLE = "sam_prompt_encoder.point_embeddings.{n}.weight", "prompt_encoder.point_embed.weight"
-_PLACES, _PLACES_AGAIN = "prompt_encoder.shared_embedding.positional_embedding", "shared_image_embedding.positional_embedding"
+_PLACES, _PLACES_AGAIN = (
+    "prompt_encoder.shared_embedding.positional_embedding",
+    "shared_image_embedding.positional_embedding",
+)
 
 
 def transformers_name(name: str) -> str:
@@ -263,20 +326,31 @@ def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the tensors of a Sam2VideoModel back. Names that no SAM2 has keep theirs, so that loading refuses them."""
+    """Rename the tensors of a Sam2VideoModel back. Names that no SAM2 has keep theirs, so that loading
+    refuses them."""
 
     def count(layers: str) -> int:
-        return 1 + max((int(found[1]) for name in state if (found := re.match(rf"{layers}\.(\d+)\.", name))), default=0)
+        return 1 + max(
+            (int(found[1]) for name in state if (found := re.match(rf"{layers}\.(\d+)\.", name))), default=0
+        )
 
     blocks = count(r"vision_encoder\.backbone\.blocks")
     attention, fuser = count(r"memory_attention\.layers"), count(r"memory_encoder\.memory_fuser\.layers")
     with init_empty_weights(include_buffers=False):
         stages = (1, 1, blocks - 3, 1)
-        largest = Grounding(GroundingConfig(stages=stages, memory_layers=attention, fuser_layers=fuser, temporal_pointers=True))
+        largest = Grounding(
+            GroundingConfig(
+                stages=stages, memory_layers=attention, fuser_layers=fuser, temporal_pointers=True
+            )
+        )
     back = {transformers_name(name): name for name in largest.state_dict()}
     back |= {transformers_name(f"image_encoder.trunk.blocks.{n}.proj.{end}"): f"image_encoder.trunk.blocks.{n}.proj.{end}"
              for n in range(blocks) for end in ("weight", "bias")}  # fmt: skip
-    renamed = {back.get(name, name): tensor for name, tensor in state.items() if name not in (_POINT_TABLE, _PLACES_AGAIN)}
+    renamed = {
+        back.get(name, name): tensor
+        for name, tensor in state.items()
+        if name not in (_POINT_TABLE, _PLACES_AGAIN)
+    }
     return renamed | {_POINTS.format(n=n): state[_POINT_TABLE][[n]] for n in range(4)}
 
 
@@ -284,25 +358,39 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
     """Return the config.json of a Sam2VideoModel of these sizes, without its optional post-processing."""
     image, heads = config.image_size, [config.heads * 2**i for i in range(4)]
     backbone = {
-        "model_type": "sam2_hiera_det_model", "hidden_size": config.embed, "num_attention_heads": config.heads,
-        "image_size": [image, image], "blocks_per_stage": list(config.stages), "embed_dim_per_stage": config.trunk_channels[::-1],
+        "model_type": "sam2_hiera_det_model", "hidden_size": config.embed,
+        "num_attention_heads": config.heads,
+        "image_size": [image, image], "blocks_per_stage": list(config.stages),
+        "embed_dim_per_stage": config.trunk_channels[::-1],
         "num_attention_heads_per_stage": heads, "window_size_per_stage": list(config.windows),
-        "global_attention_blocks": list(config.global_blocks), "window_positional_embedding_background_size": list(config.background),
+        "global_attention_blocks": list(config.global_blocks),
+        "window_positional_embedding_background_size": list(config.background),
     }  # fmt: skip
     vision = {
-        "model_type": "sam2_vision_model", "backbone_config": backbone, "backbone_channel_list": config.trunk_channels,
-        "backbone_feature_sizes": [[image // 4] * 2, [image // 8] * 2, [image // 16] * 2], "fpn_hidden_size": config.width,
+        "model_type": "sam2_vision_model", "backbone_config": backbone,
+        "backbone_channel_list": config.trunk_channels,
+        "backbone_feature_sizes": [[image // 4] * 2, [image // 8] * 2, [image // 16] * 2],
+        "fpn_hidden_size": config.width,
         "fpn_top_down_levels": list(config.top_down_levels),
     }  # fmt: skip
-    decoder = {"hidden_size": config.width, "iou_head_hidden_dim": 256, "dynamic_multimask_via_stability": False}
+    decoder = {
+        "hidden_size": config.width,
+        "iou_head_hidden_dim": 256,
+        "dynamic_multimask_via_stability": False,
+    }
     return {
-        "model_type": TRANSFORMERS_TYPE, "architectures": ["Sam2VideoModel"], "image_size": image, "vision_config": vision,
-        "prompt_encoder_config": {"hidden_size": config.width, "image_size": image}, "mask_decoder_config": decoder,
+        "model_type": TRANSFORMERS_TYPE, "architectures": ["Sam2VideoModel"], "image_size": image,
+        "vision_config": vision,
+        "prompt_encoder_config": {"hidden_size": config.width, "image_size": image},
+        "mask_decoder_config": decoder,
         "num_maskmem": config.memory_frames, "max_object_pointers_in_encoder": config.max_object_pointers,
         "enable_occlusion_spatial_embedding": config.temporal_pointers,
-        "enable_temporal_pos_encoding_for_object_pointers": config.temporal_pointers, "memory_attention_hidden_size": config.width,
-        "memory_attention_num_layers": config.memory_layers, "memory_attention_feed_forward_hidden_size": config.memory_feedforward,
-        "memory_attention_rope_feat_sizes": [image // 16, image // 16], "memory_encoder_hidden_size": config.width,
+        "enable_temporal_pos_encoding_for_object_pointers": config.temporal_pointers,
+        "memory_attention_hidden_size": config.width,
+        "memory_attention_num_layers": config.memory_layers,
+        "memory_attention_feed_forward_hidden_size": config.memory_feedforward,
+        "memory_attention_rope_feat_sizes": [image // 16, image // 16],
+        "memory_encoder_hidden_size": config.width,
         "memory_encoder_output_channels": config.memory_width, "mask_downsampler_embed_dim": config.width,
         "memory_fuser_num_layers": config.fuser_layers, "memory_fuser_embed_dim": config.width,
         "memory_fuser_intermediate_dim": 4 * config.width,
@@ -310,7 +398,8 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
 
 
 def read_transformers_config(file: Path) -> GroundingConfig:
-    """Read the sizes from the config.json of a Sam2VideoModel; a size that it leaves out is transformers' default.
+    """Read the sizes from the config.json of a Sam2VideoModel; a size that it leaves out is transformers'
+    default.
 
     Raises ValueError for a malformed file and for pictures that are not square.
     """
@@ -321,7 +410,9 @@ def read_transformers_config(file: Path) -> GroundingConfig:
             raise ValueError(f"no configuration of transformers' Sam2VideoModel ({error})") from error
         sides = {told.image_size} if isinstance(told.image_size, int) else set(told.image_size)
         if len(sides) != 1:
-            raise ValueError(f"image_size {list(told.image_size)} is not square; ANS runs SAM2 on square pictures only")
+            raise ValueError(
+                f"image_size {list(told.image_size)} is not square; ANS runs SAM2 on square pictures only"
+            )
     vision, trunk = told.vision_config, told.vision_config.backbone_config
     return GroundingConfig(
         image_size=sides.pop(),
@@ -344,9 +435,13 @@ def read_transformers_config(file: Path) -> GroundingConfig:
 
 
 def save_transformers(sam2: Grounding, path: Path) -> None:
-    """Write a folder for `Sam2VideoModel.from_pretrained`, whole or not at all. Raises ValueError for a memory width that it can't have."""
+    """Write a folder for `Sam2VideoModel.from_pretrained`, whole or not at all. Raises ValueError for a
+    memory width that it can't have."""
     if (width := sam2.config.memory_width) != TRANSFORMERS_WIDTH:
-        raise ValueError(f"transformers' Sam2VideoModel has memories of width {TRANSFORMERS_WIDTH} only, this SAM2's have {width}")
+        raise ValueError(
+            f"transformers' Sam2VideoModel has memories of width {TRANSFORMERS_WIDTH} only, this SAM2's "
+            f"have {width}"
+        )
     state = {name: tensor.contiguous() for name, tensor in to_transformers(stock_state(sam2)).items()}
     with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         save_file(state, partial / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,5 @@
-"""A model folder or a stage's output in, its SAM2 out: for the stock `sam2` package (sam2/) and for transformers (transformers/).
+"""A model folder or a stage's output in, its SAM2 out: for the stock `sam2` package (sam2/) and for
+transformers (transformers/).
 
 ans convert runs/tiny/model DST --to sam2
 """
@@ -20,10 +21,11 @@ STOCK, TRANSFORMERS = "sam2", "transformers"
 
 
 def read(source: Path, *, base: Path | None = None) -> Grounding:
-    """Load the SAM2 of a model (all that `sam2.load` reads), or of the output of the stages memory, sft and rl.
+    """Load the SAM2 of a model (all that `sam2.load` reads), or of the output of the stages memory, sft and
+    rl.
 
-    Such an output holds trained tensors alone. `base`: the model that the stage `memory` started from; None is that of its run.
-    Raises ValueError without one, for another one, and for the output of another stage.
+    Such an output holds trained tensors alone. `base`: the model that the stage `memory` started from; None
+    is that of its run. Raises ValueError without one, for another one, and for the output of another stage.
     """
     file = source / checkpoint.DELTA
     if not file.is_file():
@@ -33,19 +35,29 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
     if stage == "rl":  # it draws masks from `[SEG]` alone: its SAM2 is SFT's
         sft = source.resolve().with_name("sft")
         if not sft.is_dir():
-            raise ValueError(f"{source} was trained on the output of SFT, and there is no {sft}; give SFT's output, or the model (model/)")
+            raise ValueError(
+                f"{source} was trained on the output of SFT, and there is no {sft}; give SFT's output, or "
+                "the model (model/)"
+            )
         checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         return read(sft, base=base)
     if stage not in ("memory", "sft"):
-        raise ValueError(f"{source} is the output of the stage {stage!r}, which holds no SAM2; give that of memory, sft or rl, or a model")
+        raise ValueError(
+            f"{source} is the output of the stage {stage!r}, which holds no SAM2; give that of memory, sft "
+            "or rl, or a model"
+        )
     base = base or _base_of(source)
     tensors, config = checkpoint.load_delta(source, base_hash=sam2_files.identity(base)[1])
     if stage == "sft":
         tensors, _ = memory.taken(tensors)
     alone = (base / sam2_files.WEIGHTS).is_file()  # its size is the stage's; a whole model keeps its own
     sam2 = sam2_files.load(base, image_size=config.get("image_size", 0) if alone else 0)
-    told = sam2.load_state_dict({name.removeprefix(sam2_files.PART): tensor for name, tensor in tensors.items()}, strict=False)
-    assert not told.unexpected_keys, f"{source} was trained on {base}, and has other tensors: {told.unexpected_keys[:3]}"
+    told = sam2.load_state_dict(
+        {name.removeprefix(sam2_files.PART): tensor for name, tensor in tensors.items()}, strict=False
+    )
+    assert not told.unexpected_keys, (
+        f"{source} was trained on {base}, and has other tensors: {told.unexpected_keys[:3]}"
+    )
     return sam2
 
 
@@ -55,12 +67,15 @@ def _base_of(source: Path) -> Path:
         for base in (folder / "base/base", folder / "base/sam2"):
             if base.is_dir():
                 return base
-    raise ValueError(f"{source} holds trained tensors alone, and no base/base or base/sam2 lies beside it; name the base with --base")
+    raise ValueError(
+        f"{source} holds trained tensors alone, and no base/base or base/sam2 lies beside it; name the base "
+        "with --base"
+    )
 
 
 def write(sam2: Grounding, target: Path, *, metadata: dict[str, Any]) -> bool:
-    """Write `target`/sam2 and, if transformers can have memories of this width, `target`/transformers; return whether it can. What an
-    earlier call wrote there is replaced."""
+    """Write `target`/sam2 and, if transformers can have memories of this width, `target`/transformers; return
+    whether it can. What an earlier call wrote there is replaced."""
     sam2_files.save(sam2, target / STOCK, metadata=metadata)
     if sam2.config.memory_width == sam2_files.TRANSFORMERS_WIDTH:
         sam2_files.save_transformers(sam2, target / TRANSFORMERS)
@@ -73,6 +88,8 @@ def refuse_to_replace(target: Path) -> None:
     """Raise ValueError if `write` would delete anything but what it wrote."""
     for path in (target, *target.parents):
         if path.is_file():
-            raise ValueError(f"{path} is a file, and a folder is to be written there; give another name, or delete it")
+            raise ValueError(
+                f"{path} is a file, and a folder is to be written there; give another name, or delete it"
+            )
     for name in (STOCK, TRANSFORMERS):
         folders.refuse_to_replace(target / name)

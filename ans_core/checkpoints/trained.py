@@ -17,10 +17,16 @@ TEACHER = "teacher"
 
 
 def sft_model(
-    base: Path, sft: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", kind: type[Network] = Network
+    base: Path,
+    sft: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    kind: type[Network] = Network,
 ) -> Network:
-    """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge its LoRA: RL starts from it.
-    `kind`: as in `checkpoint.load_as`. Raises ValueError if they do not belong together."""
+    """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge
+    its LoRA: RL starts from it. `kind`: as in `checkpoint.load_as`. Raises ValueError if they do not belong
+    together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
     of_memory, tensors = memory.taken(tensors)
     model = checkpoint.load_as(kind, base, dtype=dtype, device=device)
@@ -29,7 +35,9 @@ def sft_model(
         model.use_seg_object_score()
     if config["lora"] is None:  # the stage passed its base through
         return model.requires_grad_(False).eval()
-    tuner = adapters.prepare_sft(model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora"))
+    tuner = adapters.prepare_sft(
+        model, adapters.lora_config(**config["lora"]), seed=dist.seed_of(config["seed"], "sft lora")
+    )
     adapters.load_trained(model, tensors)
     adapters.merge(tuner)
     return model.requires_grad_(False).eval()
@@ -39,16 +47,22 @@ def refuse_untaught(base: Path) -> None:
     """Raise ValueError for a model folder that has not learned to answer with `[SEG]` (`untaught`)."""
     if made := untaught(base):
         sources = made.get("source")
-        what = f"{' with '.join(sources)}, whose text_hidden_fcs are random" if sources else "a model pre-trained from random weights"
+        what = (
+            f"{' with '.join(sources)}, whose text_hidden_fcs are random"
+            if sources
+            else "a model pre-trained from random weights"
+        )
         raise ValueError(
-            f"{base} is {what}: it has not learned to draw what it answers with [SEG], so it can't be passed through;"
-            " train it (sft.optim.steps), or start from a Sa2VA: base.internvl names its folder or hub id, and base.sam2 stays empty"
+            f"{base} is {what}: it has not learned to draw what it answers with [SEG], so it can't be "
+            "passed through;"
+            " train it (sft.optim.steps), or start from a Sa2VA: base.internvl names its folder or hub id, "
+            "and base.sam2 stays empty"
         )
 
 
 def untaught(model: Path) -> dict[str, Any] | None:
-    """Return what the manifest of a model folder says of its making if the stage `base` made it of a language model and a SAM2 or of random
-    weights; None for any other model."""
+    """Return what the manifest of a model folder says of its making if the stage `base` made it of a language
+    model and a SAM2 or of random weights; None for any other model."""
     made: dict[str, Any] = (folder.read_manifest(model) or {}).get("metadata", {})
     sources = made.get("source", [])
     joined = isinstance(sources, list) and len(sources) == 2 and all(sources)
@@ -56,21 +70,29 @@ def untaught(model: Path) -> dict[str, Any] | None:
 
 
 def is_passed_through(sft: Path) -> bool:
-    """Tell whether the stage `sft` trained nothing, so that its model is the base (with what `memory` trained)."""
+    """Tell whether the stage `sft` trained nothing, so that its model is the base (with what `memory`
+    trained)."""
     return (sft / checkpoint.DELTA).exists() and checkpoint.delta_config(sft)["lora"] is None
 
 
-def rl_model(base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu", kind: type[Network] = Network) -> Network:
+def rl_model(
+    base: Path, sft: Path, rl: Path, *, device: torch.device | str = "cpu", kind: type[Network] = Network
+) -> Network:
     """Load the merged SFT model and merge RL's policy into it."""
     return _policies(base, sft, rl, device, kind=kind).merged("policy").requires_grad_(False).eval()
 
 
 def stage_model(
-    output: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", kind: type[Network] = Network
+    output: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    kind: type[Network] = Network,
 ) -> Network:
-    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the outputs of the stages before
-    it from the folder around it. Merged in the base's own precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError
-    for another stage's output, and where one before it is missing."""
+    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the
+    outputs of the stages before it from the folder around it. Merged in the base's own precision, as the
+    stage `convert` does, then cast to `dtype`. Raises ValueError for another stage's output, and where one
+    before it is missing."""
     stage, base, sft = trained_on(output)
     if stage == "memory":
         model = checkpoint.load_as(kind, base, device=device)
@@ -85,25 +107,38 @@ def stage_model(
 
 
 def trained_on(output: Path) -> tuple[str, Path, Path]:
-    """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as `stage_model` does."""
+    """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as
+    `stage_model` does."""
     stage: Any = checkpoint.delta_config(output).get("stage")
     run = output.parent.parent if output.name == TEACHER else output.parent
     base, sft = run / "base/base", run / "sft"
     needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
     if needed is None:
-        raise ValueError(f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are")
+        raise ValueError(
+            f"{output} is of the stage {stage!r}, whose output is no model; those of memory, sft and rl are"
+        )
     if missing := [str(folder) for folder in needed if not folder.is_dir()]:
-        raise ValueError(f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was trained, is not there")
+        raise ValueError(
+            f"{output} is what the stage {stage} changed, and {' and '.join(missing)}, on which it was "
+            "trained, is not there"
+        )
     return stage, base, sft
 
 
-def policy_model(base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Network:
+def policy_model(
+    base: Path, sft: Path, rl: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Network:
     """Load the model as RL trained it: policy adapter active, not merged."""
     return _policies(base, sft, rl, device, dtype).model.eval()
 
 
 def _policies(
-    base: Path, sft: Path, rl: Path, device: torch.device | str, dtype: torch.dtype | None = None, kind: type[Network] = Network
+    base: Path,
+    sft: Path,
+    rl: Path,
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+    kind: type[Network] = Network,
 ) -> adapters.Policies:
     tensors, config = checkpoint.load_delta(rl, base_hash=checkpoint.weights_hash(sft))
     policies = adapters.Policies(

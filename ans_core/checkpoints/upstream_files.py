@@ -1,4 +1,5 @@
-"""Files of upstream's layout beside the weights: config.json and tokenizer made of ours, or the files of a release as they are."""
+"""Files of upstream's layout beside the weights: config.json and tokenizer made of ours, or the files of a
+release as they are."""
 
 from __future__ import annotations
 
@@ -24,17 +25,23 @@ WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json",
 
 
 def copy_release(source: Path, target: Path, *, code: bool) -> None:
-    """Copy every file of a release but its weights, config.json and manifest, byte by byte: tokenizer, generation settings, model card, and
-    with `code` the Python files of its classes, which are not run."""
+    """Copy every file of a release but its weights, config.json and manifest, byte by byte: tokenizer,
+    generation settings, model card, and with `code` the Python files of its classes, which are not run."""
     left_out = {"config.json", folders.MANIFEST}
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.name not in left_out and not file.name.endswith(WEIGHTS) and (code or file.suffix != ".py"):
+        if (
+            file.is_file()
+            and file.name not in left_out
+            and not file.name.endswith(WEIGHTS)
+            and (code or file.suffix != ".py")
+        ):
             shutil.copyfile(file, target / file.name)
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer for upstream's code with transformers 4.42. Its classes are not transformers 5's, extra tokens have another key
-    there, and merges are strings, which tokenizers before 0.20 want and newer ones read as well."""
+    """Write a tokenizer for upstream's code with transformers 4.42. Its classes are not transformers 5's,
+    extra tokens have another key there, and merges are strings, which tokenizers before 0.20 want and newer
+    ones read as well."""
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -58,7 +65,8 @@ def write_processor(config: Sa2VAConfig, folder: Path) -> None:
 
 
 def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
-    """Turn our configuration into upstream's config.json, as `layouts.from_upstream_config` reads it and upstream's classes need it."""
+    """Turn our configuration into upstream's config.json, as `layouts.from_upstream_config` reads it and
+    upstream's classes need it."""
     vision, text = config.backbone["vision_config"], config.backbone["text_config"]
     released = replace(config.grounding, original_decoder=False) == GroundingConfig()
     sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
@@ -126,7 +134,10 @@ def _text(ours: Mapping[str, Any]) -> dict[str, Any]:
     dropped = ("rope_parameters", "attention_bias", "mlp_bias")
     config = {key: value for key, value in ours.items() if key not in dropped}
     if kind == "phi3":
-        config |= {name: config.pop(f"upstream_{name}", config.get(name)) for name in ("sliding_window", "max_position_embeddings")}
+        config |= {
+            name: config.pop(f"upstream_{name}", config.get(name))
+            for name in ("sliding_window", "max_position_embeddings")
+        }
     config |= {"model_type": kind, "architectures": [classes[kind]], "rope_theta": theta}
     named = {new: old for old, new in layouts.SCALINGS.items()}.get(scaling, scaling)
     config["rope_scaling"] = None if scaling == "default" else {"type": named, **rope}

@@ -1,4 +1,5 @@
-"""`ans agent`: the engine and the worker of learning online as processes, and what people do with their store."""
+"""`ans agent`: the engine and the worker of learning online as processes, and what people do with their
+store."""
 
 from __future__ import annotations
 
@@ -37,13 +38,23 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
     of = action("serve", serve)
     of.add_argument("--port", type=int, default=7870, help="(default: 7870)")
-    of.add_argument("--host", default="127.0.0.1", help="another address opens it to the network: it asks nobody for a password")
-    of.add_argument("--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there")
+    of.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="another address opens it to the network: it asks nobody for a password",
+    )
+    of.add_argument(
+        "--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there"
+    )
     of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
-    of.add_argument("--adapter", metavar="FOLDER", help="what a new store begins with (default: runs/<profile>/agent/rft)")
+    of.add_argument(
+        "--adapter", metavar="FOLDER", help="what a new store begins with (default: runs/<profile>/agent/rft)"
+    )
     of = action("worker", worker)
     of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
-    of.add_argument("--until-idle", action="store_true", help="end where no task waits, or learning is frozen")
+    of.add_argument(
+        "--until-idle", action="store_true", help="end where no task waits, or learning is frozen"
+    )
     action("status", status)
     of = action("rollback", rollback)
     of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
@@ -54,7 +65,8 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting (docs/online-learning.md)."""
+    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting
+    (docs/online-learning.md)."""
     code: int = arguments.act(arguments)
     return code
 
@@ -78,8 +90,19 @@ def serve(arguments: argparse.Namespace) -> int:
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None
     if start is None and (arguments.adapter or not (folder / FILE).exists()):
-        raise ValueError(f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one (--adapter)")
-    with opened(cfg, base=base, start=start, folder=folder, machine=machine, families=cfg.agent.families, names=ADAPTERS[3:]) as parts:
+        raise ValueError(
+            f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one "
+            "(--adapter)"
+        )
+    with opened(
+        cfg,
+        base=base,
+        start=start,
+        folder=folder,
+        machine=machine,
+        families=cfg.agent.families,
+        names=ADAPTERS[3:],
+    ) as parts:
         engine = parts.engine(read_only=arguments.read_only)
         with Server(engine, host=arguments.host, port=arguments.port) as server:
             host = str(server.server_address[0])
@@ -98,7 +121,8 @@ def _check_begun(folder: Path) -> None:
             if store.meta("served") is not None:
                 return
     raise ValueError(
-        f"{folder} has no snapshot to answer from; run `ans agent serve` once without --read-only, or name its store (--store)"
+        f"{folder} has no snapshot to answer from; run `ans agent serve` once without --read-only, or name "
+        "its store (--store)"
     )
 
 
@@ -130,11 +154,14 @@ def worker(arguments: argparse.Namespace) -> int:
 
 
 def logged(metrics: dict[str, float], step: int) -> None:
-    logging.getLogger("ans.online").info("update %d %s", step, json.dumps({name: round(float(v), 5) for name, v in metrics.items()}))
+    logging.getLogger("ans.online").info(
+        "update %d %s", step, json.dumps({name: round(float(v), 5) for name, v in metrics.items()})
+    )
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if not)."""
+    """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if
+    not)."""
     from ans_core.online import overview
 
     with open_store(arguments) as (store, snapshots):
@@ -151,7 +178,8 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def rollback(arguments: argparse.Namespace) -> int:
-    """Serves an earlier version again, with the bits it had; learning goes on from it, also after a freeze."""
+    """Serves an earlier version again, with the bits it had; learning goes on from it, also after a
+    freeze."""
     with open_store(arguments) as (_, snapshots):
         served = snapshots.served()
         version = snapshots.before(served) if arguments.version is None else arguments.version
@@ -163,7 +191,8 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures and the audit chain."""
+    """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures
+    and the audit chain."""
     from ans_core.online import overview
 
     folder = Path(arguments.folder)
@@ -196,7 +225,8 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
                 except FileNotFoundError:
                     number = record["id"]
                     raise ValueError(
-                        f"experience {number} has lost its picture {picture}; put it back from a backup, or remove the experience"
+                        f"experience {number} has lost its picture {picture}; put it back from a backup, or "
+                        "remove the experience"
                         f" (`ans agent forget {number}`), and export again"
                     ) from None
             told = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
@@ -204,15 +234,20 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def forget(arguments: argparse.Namespace) -> int:
-    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now). What the weights learned from
-    it, only a roll-back takes back."""
+    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now).
+    What the weights learned from it, only a roll-back takes back."""
     from ans_core.online import retention
 
     with open_store(arguments) as (store, _):
         if not 0 < arguments.id <= MOST_ID:
-            raise ValueError(f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them")
+            raise ValueError(
+                f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them"
+            )
         left = retention.forget(store, arguments.id)
-    print(f"experience {arguments.id} is gone; versions published after it came may have learned from it (`ans agent rollback`)")
+    print(
+        f"experience {arguments.id} is gone; versions published after it came may have learned from it "
+        "(`ans agent rollback`)"
+    )
     if left:
         print(left)
     return int(bool(left))

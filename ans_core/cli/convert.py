@@ -11,10 +11,17 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
         "source",
         metavar="SRC",
-        help="a model folder, ours or upstream's; upstream's training state (.pth, or such a folder); a stage's output",
+        help=(
+            "a model folder, ours or upstream's; upstream's training state (.pth, or such a folder); a "
+            "stage's output"
+        ),
     )
     it.add_argument("target", metavar="DST", nargs="?")
-    it.add_argument("--check", action="store_true", help="only say what SRC is and which tensors are missing, unknown or mis-shaped")
+    it.add_argument(
+        "--check",
+        action="store_true",
+        help="only say what SRC is and which tensors are missing, unknown or mis-shaped",
+    )
     layouts = ["native", "upstream", "sa2va-i", "adapter", "sam2"]
     it.add_argument(
         "--to",
@@ -24,21 +31,40 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         "Sam2VideoModel (DST/transformers)",
     )
     it.add_argument(
-        "--base", help="of a stage's output, with adapter and sam2: the model that it started from (default: base/base beside SRC)"
+        "--base",
+        help=(
+            "of a stage's output, with adapter and sam2: the model that it started from (default: base/base "
+            "beside SRC)"
+        ),
     )
     it.add_argument("--max-shard", default="5GB", help="largest weight file (default: 5GB)")
-    it.add_argument("--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id")
+    it.add_argument(
+        "--internvl", help="of a training state: the InternVL2.5 it was trained from, folder or hub id"
+    )
     it.add_argument(
         "--sam2",
-        help="SAM2 (file, folder or hub id): the base of a training state; for a folder, whose mask decoder is added for sa2va-i",
+        help=(
+            "SAM2 (file, folder or hub id): the base of a training state; for a folder, whose mask decoder "
+            "is added for sa2va-i"
+        ),
     )
-    it.add_argument("--template", default="qwen_chat", choices=["qwen_chat", "internlm2_chat", "phi3_chat"], help="of a training state")
-    it.add_argument("--alpha-per-rank", type=float, default=2.0, help="of a training state: LoRA's alpha / r (upstream: 256 / 128)")
+    it.add_argument(
+        "--template",
+        default="qwen_chat",
+        choices=["qwen_chat", "internlm2_chat", "phi3_chat"],
+        help="of a training state",
+    )
+    it.add_argument(
+        "--alpha-per-rank",
+        type=float,
+        default=2.0,
+        help="of a training state: LoRA's alpha / r (upstream: 256 / 128)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """A checkpoint folder to our layout or upstream's, or its SAM2 to files for the stock package and transformers; a training state of
-    upstream's (.pth), with its bases, to ours."""
+    """A checkpoint folder to our layout or upstream's, or its SAM2 to files for the stock package and
+    transformers; a training state of upstream's (.pth), with its bases, to ours."""
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
@@ -52,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     bases = {"internvl": arguments.internvl, "sam2": arguments.sam2, "template": arguments.template}
     if arguments.check:
         told = conversion.training_account(source, **bases) if state else conversion.account(source)
-        print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
+        print(
+            f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}"
+        )
         print("\n".join(told.problems) or "every tensor is known, none is missing")
         return bool(told.problems)
     metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
@@ -61,16 +89,29 @@ def run(arguments: argparse.Namespace) -> int:
         return write_adapter(source, target, arguments.base)
     if state:
         if arguments.to != "native":
-            raise ValueError(f"{source} is a training state and becomes our layout first (--to native); from there, --to {arguments.to}")
+            raise ValueError(
+                f"{source} is a training state and becomes our layout first (--to native); from there, --to "
+                f"{arguments.to}"
+            )
         model = conversion.from_training_state(source, **bases, alpha_per_rank=arguments.alpha_per_rank)
         checkpoint.save(model, target, max_shard=arguments.max_shard, metadata=metadata)
     elif (source / checkpoint.DELTA).is_file():
         write_stage(source, target, arguments, metadata)
     else:
-        conversion.convert(source, target, to=arguments.to, sam2=arguments.sam2 or "", max_shard=arguments.max_shard, metadata=metadata)
+        conversion.convert(
+            source,
+            target,
+            to=arguments.to,
+            sam2=arguments.sam2 or "",
+            max_shard=arguments.max_shard,
+            metadata=metadata,
+        )
     print("wrote", target)
     if arguments.to != "native" and not list(target.glob("*.py")):
-        print("for upstream's own classes, put the *.py files of a release of the same text model beside the weights")
+        print(
+            "for upstream's own classes, put the *.py files of a release of the same text model beside the "
+            "weights"
+        )
     return 0
 
 
@@ -92,11 +133,17 @@ def write_adapter(source: Path, target: Path, base: str | None) -> int:
     from ans_core.checkpoints import adapter, checkpoint
 
     if not (source / checkpoint.DELTA).exists():
-        raise ValueError(f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained (runs/<profile>/sft or rl)")
+        raise ValueError(
+            f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained "
+            "(runs/<profile>/sft or rl)"
+        )
     sft = source.parent / "sft" if checkpoint.delta_config(source)["stage"] == "rl" else None
     start = Path(base) if base else source.parent / "base/base"
     adapter.write_adapter(source, target, base=start, sft=sft)
-    print(f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), {str(target)!r})")
+    print(
+        f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), "
+        f"{str(target)!r})"
+    )
     return 0
 
 
@@ -105,16 +152,25 @@ def write_sam2(source: Path, target: Path, arguments: argparse.Namespace) -> int
     from ans_core.checkpoints import sam2, sam2_export
 
     if arguments.sam2:
-        raise ValueError("--sam2 adds a mask decoder to a model, and --to sam2 takes a SAM2 out of one; use one after the other")
+        raise ValueError(
+            "--sam2 adds a mask decoder to a model, and --to sam2 takes a SAM2 out of one; use one after "
+            "the other"
+        )
     sam2_export.refuse_to_replace(target)
     found = sam2_export.read(source, base=Path(arguments.base) if arguments.base else None)
     whole = sam2_export.write(found, target, metadata={"stage": "convert", "source": arguments.source})
-    print(f"wrote {target / sam2_export.STOCK}, for `ans track --model` and the stock package ({sam2.STOCK}, {sam2.WEIGHTS})")
+    print(
+        f"wrote {target / sam2_export.STOCK}, for `ans track --model` and the stock package ({sam2.STOCK}, "
+        f"{sam2.WEIGHTS})"
+    )
     if whole:
         print(f"wrote {target / sam2_export.TRANSFORMERS}, for Sam2VideoModel.from_pretrained")
     else:
         width = f"{sam2.TRANSFORMERS_WIDTH} only, this SAM2's have {found.config.memory_width}"
         print(f"nothing for transformers: its Sam2VideoModel has memories of width {width}")
     if sam2.keeps_no_original(source):
-        print("its mask decoder may be trained for [SEG]: SRC keeps none from before; `ans convert SRC OTHER --sam2 FILE` adds one")
+        print(
+            "its mask decoder may be trained for [SEG]: SRC keeps none from before; `ans convert SRC OTHER "
+            "--sam2 FILE` adds one"
+        )
     return 0

@@ -15,7 +15,10 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         "path",
         metavar="NAME|PATH",
         nargs="*",
-        help="a data set of params.yaml, or a folder (or file) of annotations; import: an export (zip, folder or file); fetch: names",
+        help=(
+            "a data set of params.yaml, or a folder (or file) of annotations; import: an export (zip, "
+            "folder or file); fetch: names"
+        ),
     )
     it.add_argument(
         "--format",
@@ -27,17 +30,26 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
         "--out",
         metavar="FOLDER",
-        help="where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); questions: a new folder",
+        help=(
+            "where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); "
+            "questions: a new folder"
+        ),
     )
     it.add_argument("--count", type=int, default=16, help="show: samples of each split (default: 16)")
-    it.add_argument("--seed", type=int, default=0, help="show: chooses the samples; questions: the order of things (default: 0)")
+    it.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="show: chooses the samples; questions: the order of things (default: 0)",
+    )
     add_fetch_options(it)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws samples with their masks. questions:
-    writes questions about its pictures, and traces of looking, for the agent. import: makes a folder with annotations.json of an export of
-    COCO, CVAT, Label Studio or upstream's file. fetch: downloads published sets by name; without a name, lists them."""
+    """check: reads a data set as training would, and says what is in it and what is wrong. show: draws
+    samples with their masks. questions: writes questions about its pictures, and traces of looking, for the
+    agent. import: makes a folder with annotations.json of an export of COCO, CVAT, Label Studio or upstream's
+    file. fetch: downloads published sets by name; without a name, lists them."""
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA
         from ans_core.hub.fetch import fetch
@@ -50,7 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
         from ans_core.data.exports import import_export
 
         source = Path(arguments.path)
-        print("\n".join(import_export(source, Path(arguments.out or root() / "data" / source.stem), form=arguments.format)))
+        print(
+            "\n".join(
+                import_export(
+                    source, Path(arguments.out or root() / "data" / source.stem), form=arguments.format
+                )
+            )
+        )
         return 0
     if arguments.format == "traces":  # the agent's, which are no samples
         return _check_traces(arguments)
@@ -92,5 +110,8 @@ def _check_traces(arguments: argparse.Namespace) -> int:
     shares = ", ".join(f"{kind} {share:.2f}" for kind, share in mix(traces).items())
     print(f"{folder}: {len(traces)} traces ({shares}), no fault found")
     if names:
-        print(f"{len(names)} pictures have an EXIF tag that turns them (as {names[0]}); boxes are of the upright pictures")
+        print(
+            f"{len(names)} pictures have an EXIF tag that turns them (as {names[0]}); boxes are of the "
+            "upright pictures"
+        )
     return 0

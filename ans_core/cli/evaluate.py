@@ -12,7 +12,8 @@ from ans_core.cli.options import add_agents_reader, positive
 ALLOWED = {
     "CHECKPOINT": frozenset[str](),
     "BENCHMARK": frozenset((
-        "model", "agent", "reader", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode", "processes", "device", "dtype",
+        "model", "agent", "reader", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode",
+        "processes", "device", "dtype",
         "quantize", "text_encoder", "convention",
     )),
     "score": frozenset(("predictions", "data", "split", "out", "replay", "convention", "text_encoder", "predicted_only")),
@@ -29,12 +30,20 @@ class List(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
         from ans_core.config import names
 
         for name in names.SCORED:
             others = [other for other, meant in names.OTHER_NAMES.items() if meant == name]
-            print(f"{name:20}{'' if {name, *others} & {*names.PUBLIC} else 'scores files alone':20}{', '.join(others)}".rstrip())
+            print(
+                f"{name:20}{'' if {name, *others} & {*names.PUBLIC} else 'scores files alone':20}{', '.join(others)}".rstrip()
+            )
         parser.exit()
 
 
@@ -47,53 +56,122 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
        ans eval CHECKPOINT
        ans eval --list"""
     parser.add_argument(
-        "what", metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT", help="what to do; `--list` names the benchmarks"
+        "what",
+        metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT",
+        help="what to do; `--list` names the benchmarks",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="the benchmark, or the folders of two evaluations"
+    )
     parser.add_argument("--list", action=List, help="name the benchmarks, and what else they are called")
     add = parser.add_argument_group("options, by form").add_argument
-    add("--model", metavar="MODEL", help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained")
-    add("--agent", metavar="FOLDER", help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side")
+    add(
+        "--model",
+        metavar="MODEL",
+        help="checkpoint folder or hub id; box:FOLDER: a base's boxes given to SAM2, untrained",
+    )
+    add(
+        "--agent",
+        metavar="FOLDER",
+        help="what agent_sft or rft trained on MODEL: answers without tools and with them, side by side",
+    )
     add_agents_reader(add)
-    add("--data", type=Path, metavar="DIR", help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="the benchmark's own files (default: data/benchmarks/<benchmark>, for a model)",
+    )
     add("--split", help="default: the benchmark's first")
     add("--limit", type=positive, metavar="N", help="only N questions, at equal steps through all of them")
-    add("--out", type=Path, help="folder of a run or comparison (default: under .ans/eval); metrics.json of a score; the file to submit")
-    add("--batch", type=positive, metavar="N", help="questions a batch (default: 16); part of what decides the last digits")
+    add(
+        "--out",
+        type=Path,
+        help=(
+            "folder of a run or comparison (default: under .ans/eval); metrics.json of a score; the file to "
+            "submit"
+        ),
+    )
+    add(
+        "--batch",
+        type=positive,
+        metavar="N",
+        help="questions a batch (default: 16); part of what decides the last digits",
+    )
     add(
         "--max-tokens",
         type=positive,
         metavar="N",
         help="of an answer (default: 512; of an agent, and of its calls: agent.episode.turn_tokens)",
     )
-    add("--video-mode", choices=["auto", "sa2va", "sa2va-i", "keyframe"], help="how masks go through a clip: docs/video.md (default: auto)")
-    add("--processes", type=positive, metavar="N", help="processes or GPUs that share the questions (torchrun; default: 1)")
+    add(
+        "--video-mode",
+        choices=["auto", "sa2va", "sa2va-i", "keyframe"],
+        help="how masks go through a clip: docs/video.md (default: auto)",
+    )
+    add(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="processes or GPUs that share the questions (torchrun; default: 1)",
+    )
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    add("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as stored, but not emulated: docs/video.md)")
-    add("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
+    add(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16"],
+        help="of the weights (default: as stored, but not emulated: docs/video.md)",
+    )
+    add(
+        "--quantize",
+        choices=["int8", "fp8"],
+        help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)",
+    )
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
-    add("--predicted-only", action="store_true", default=None, help="score only what is predicted (a run with --limit)")
+    add(
+        "--predicted-only",
+        action="store_true",
+        default=None,
+        help="score only what is predicted (a run with --limit)",
+    )
     add("--replay", type=Path, metavar="FILE", help="a judge's recorded replies, in place of a judge")
-    add("--convention", choices=["davis", "davis2017-evaluation", "mose"], help="of vos (default: davis; of mose and sav: mose)")
+    add(
+        "--convention",
+        choices=["davis", "davis2017-evaluation", "mose"],
+        help="of vos (default: davis; of mose and sav: mose)",
+    )
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
     parser.set_defaults(record=None)  # the pipeline's, called with what was evaluated, its metrics and notes
-    parser.set_defaults(job_words=None)  # the pipeline's: words after Python that run this command as a job, or None
-    parser.set_defaults(of_checkpoint=None)  # the pipeline's, which evaluates a checkpoint on the benchmarks of params.yaml
+    # the pipeline's: words after Python that run this command as a job, or None
+    parser.set_defaults(job_words=None)
+    # the pipeline's, which evaluates a checkpoint on the benchmarks of params.yaml
+    parser.set_defaults(of_checkpoint=None)
 
 
 def form(arguments: argparse.Namespace) -> str:
     """Return the key of ALLOWED. Raises ValueError for an option or a name that goes with another form."""
-    found = arguments.what if arguments.what in ALLOWED else "CHECKPOINT" if arguments.model is None else "BENCHMARK"
+    found = (
+        arguments.what
+        if arguments.what in ALLOWED
+        else "CHECKPOINT"
+        if arguments.model is None
+        else "BENCHMARK"
+    )
     if found == "CHECKPOINT" and not Path(arguments.what).exists():
         raise ValueError(
-            f"{arguments.what} is no folder of a checkpoint; to run a benchmark give --model, to score predictions `ans eval score`"
+            f"{arguments.what} is no folder of a checkpoint; to run a benchmark give --model, to score "
+            "predictions `ans eval score`"
         )
     options = {option for allowed in ALLOWED.values() for option in allowed}
-    if wrong := sorted(option for option in options - ALLOWED[found] if getattr(arguments, option) is not None):
+    if wrong := sorted(
+        option for option in options - ALLOWED[found] if getattr(arguments, option) is not None
+    ):
         named = ", ".join(f"--{option.replace('_', '-')}" for option in wrong)
         raise ValueError(f"ans eval {found} takes no {named}; `ans eval --help` says what goes with what")
     if arguments.names and found in ("CHECKPOINT", "BENCHMARK"):
-        raise ValueError(f"ans eval {found} takes nothing behind {arguments.what}: {' '.join(arguments.names)} (several: a,b)")
+        raise ValueError(
+            f"ans eval {found} takes nothing behind {arguments.what}: {' '.join(arguments.names)} (several: "
+            "a,b)"
+        )
     return found
 
 
@@ -106,14 +184,17 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file written. Or the benchmarks of
-    params.yaml on a checkpoint."""
+    """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file
+    written. Or the benchmarks of params.yaml on a checkpoint."""
     found = form(arguments)
-    check_names({"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names))
+    check_names(
+        {"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names)
+    )
     match found:
         case "CHECKPOINT" if arguments.of_checkpoint is None:
             raise ValueError(
-                f"ans eval {arguments.what}: the benchmarks of params.yaml need the checkout of ANS; here, name one (`ans eval --list`)"
+                f"ans eval {arguments.what}: the benchmarks of params.yaml need the checkout of ANS; here, "
+                "name one (`ans eval --list`)"
             )
         case "CHECKPOINT":
             status: int = arguments.of_checkpoint(arguments)

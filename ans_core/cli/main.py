@@ -1,4 +1,5 @@
-"""The `ans` command: a command line in, one call into the model, or into the pipeline where its checkout is there, out."""
+"""The `ans` command: a command line in, one call into the model, or into the pipeline where its checkout is
+there, out."""
 
 from __future__ import annotations
 
@@ -42,20 +43,26 @@ Command = Callable[[str, Callable[[argparse.Namespace], int]], argparse.Argument
 
 
 def pipeline() -> ModuleType | None:
-    """Return the pipeline's commands, flows/cli.py; None where this package is installed without its checkout."""
+    """Return the pipeline's commands, flows/cli.py; None where this package is installed without its
+    checkout."""
     return importlib.import_module("flows.cli") if is_checkout(Path(__file__).resolve().parents[2]) else None
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="ans",
-        description="Trains and evaluates pixel-grounded multimodal models: annotations in, a checkpoint and a report out.",
+        description=(
+            "Trains and evaluates pixel-grounded multimodal models: annotations in, a checkpoint and a "
+            "report out."
+        ),
     )
     top.add_argument("--version", action="version", version=f"ans {metadata.version('ans')}")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        made = subparsers.add_parser(name, help=(function.__doc__ or "").strip(), description=function.__doc__)
+        made = subparsers.add_parser(
+            name, help=(function.__doc__ or "").strip(), description=function.__doc__
+        )
         made.set_defaults(function=function)
         return made
 
@@ -64,13 +71,15 @@ def parser() -> argparse.ArgumentParser:
         module.add_arguments(made[name])
     if (flows := pipeline()) is not None:
         flows.add_commands(command)
-        made["eval"].set_defaults(record=flows.record, of_checkpoint=flows.of_checkpoint, job_words=flows.job_words)
+        made["eval"].set_defaults(
+            record=flows.record, of_checkpoint=flows.of_checkpoint, job_words=flows.job_words
+        )
     return top
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` and `ans tools` they are settings, anything else
-    is an error."""
+    """argparse leaves words over that follow an option: of `ans profile tiny --force a=b` and `ans tools`
+    they are settings, anything else is an error."""
     top = parser()
     arguments, rest = top.parse_known_args(words)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(arguments, "settings")]
@@ -106,7 +115,8 @@ def told(error: Exception) -> str:
 
 
 def output_is_closed() -> bool:
-    """Whether the program that reads standard output, as `head`, has ended. Any other broken pipe is an error."""
+    """Whether the program that reads standard output, as `head`, has ended. Any other broken pipe is an
+    error."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
@@ -115,12 +125,16 @@ def output_is_closed() -> bool:
 def run() -> None:
     """Run the command of the command line and exit with its status."""
     arguments = parse()
-    atexit.register(gc.freeze)  # else the interpreter walks through all that was imported as it ends: 0.9 s with MLflow and Prefect
+    # else the interpreter walks through all that was imported as it ends: 0.9 s with MLflow and Prefect
+    atexit.register(gc.freeze)
     if (flows := pipeline()) is not None:
         os.environ.update(flows.environment())
     try:
         sys.exit(arguments.function(arguments))
-    except (ValueError, OSError) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
         if os.environ.get("ANS_TRACEBACK") or (isinstance(error, BrokenPipeError) and output_is_closed()):
             raise
         print(told(error), file=sys.stderr)

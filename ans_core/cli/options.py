@@ -28,7 +28,9 @@ def add_agents_reader(add: Callable[..., argparse.Action]) -> None:
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:
     it.add_argument(
-        "--into", metavar="FOLDER", help="of fetch: where each name gets a folder (default: data/ and weights/ as profiles expect)"
+        "--into",
+        metavar="FOLDER",
+        help="of fetch: where each name gets a folder (default: data/ and weights/ as profiles expect)",
     )
     it.add_argument("--yes", action="store_true", help="of fetch: do not ask")
 

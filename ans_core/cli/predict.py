@@ -10,26 +10,66 @@ from ans_core.places import root
 
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
-    it.add_argument("source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one")
+    it.add_argument(
+        "source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one"
+    )
     it.add_argument("text")
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
     it.add_argument("--max-tokens", type=positive, default=64)
-    it.add_argument("--out", metavar="FOLDER", help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)")
     it.add_argument(
-        "--video-mode", choices=["auto", "sa2va", "sa2va-i", "keyframe"], default="auto", help="how masks go through a clip: docs/video.md"
+        "--out",
+        metavar="FOLDER",
+        help="where to write; an earlier answer there is removed (default: .ans/predictions/<name>)",
+    )
+    it.add_argument(
+        "--video-mode",
+        choices=["auto", "sa2va", "sa2va-i", "keyframe"],
+        default="auto",
+        help="how masks go through a clip: docs/video.md",
     )
     it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
-    it.add_argument("--past", nargs=2, action="append", metavar=("QUESTION", "ANSWER"), help="an earlier turn; the first one first")
-    it.add_argument("--mask", action="append", metavar="FILE", help="a region to ask about, not black where it is: region1, region2, ...")
-    it.add_argument("--point", action="append", metavar="X,Y", help="a region as well: the object that SAM2 finds there, in pixels")
-    it.add_argument("--box", action="append", metavar="X0,Y0,X1,Y1", help="and in a box; both count on from the masks' regions")
+    it.add_argument(
+        "--past",
+        nargs=2,
+        action="append",
+        metavar=("QUESTION", "ANSWER"),
+        help="an earlier turn; the first one first",
+    )
+    it.add_argument(
+        "--mask",
+        action="append",
+        metavar="FILE",
+        help="a region to ask about, not black where it is: region1, region2, ...",
+    )
+    it.add_argument(
+        "--point",
+        action="append",
+        metavar="X,Y",
+        help="a region as well: the object that SAM2 finds there, in pixels",
+    )
+    it.add_argument(
+        "--box",
+        action="append",
+        metavar="X0,Y0,X1,Y1",
+        help="and in a box; both count on from the masks' regions",
+    )
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
-    it.add_argument("--dtype", help="of the weights: float32, bfloat16, float16 (default: as stored, but not emulated: docs/video.md)")
-    it.add_argument("--quantize", choices=["int8", "fp8"], help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)")
+    it.add_argument(
+        "--dtype",
+        help=(
+            "of the weights: float32, bfloat16, float16 (default: as stored, but not emulated: docs/video.md)"
+        ),
+    )
+    it.add_argument(
+        "--quantize",
+        choices=["int8", "fp8"],
+        help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE, PNG) and overlays."""
+    """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE,
+    PNG) and overlays."""
     from ans_core.inference.answer import write_answer
 
     source = Path(arguments.source)

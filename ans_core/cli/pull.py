@@ -13,7 +13,8 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """A model repository of the Hugging Face hub to a folder: goes on where it was cut off, compares checksums, checks every tensor."""
+    """A model repository of the Hugging Face hub to a folder: goes on where it was cut off, compares
+    checksums, checks every tensor."""
     from ans_core.hub.push import pull as fetch_model
 
     return fetch_model(arguments.repo, Path(arguments.target), yes=arguments.yes)

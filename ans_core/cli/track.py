@@ -10,7 +10,11 @@ from ans_core.cli.options import newest_model
 from ans_core.places import root
 
 PROMPTS = (
-    ("point", "X,Y", "a click on an object, in pixels of the video; repeat any of these three for several objects"),
+    (
+        "point",
+        "X,Y",
+        "a click on an object, in pixels of the video; repeat any of these three for several objects",
+    ),
     ("box", "X0,Y0,X1,Y1", "the box around an object"),
     ("mask", "FILE", "an object's mask, not black where it is"),
     ("frame", "N", "the frame of the prompt before it, counted from 0 (default: 0)"),
@@ -18,9 +22,16 @@ PROMPTS = (
 
 
 class Prompt(argparse.Action):
-    """Collect --point, --box and --mask in their order as (kind, value, frame); --frame belongs to the prompt before it."""
+    """Collect --point, --box and --mask in their order as (kind, value, frame); --frame belongs to the prompt
+    before it."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
         given = list(namespace.prompts or [])
         if option != "--frame":
             given.append((str(option).removeprefix("--"), values, 0))
@@ -35,8 +46,12 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument("source", metavar="VIDEO|FOLDER", help="a video file, or a folder with the frames of one")
     for name, metavar, told in PROMPTS:
         it.add_argument(f"--{name}", dest="prompts", action=Prompt, metavar=metavar, help=told)
-    it.add_argument("--model", help="a SAM2 (folder, .pt or hub id) or a Sa2VA folder (default: the profile's)")
-    it.add_argument("--image-size", type=int, default=0, help="side of the model's image (default: the checkpoint's)")
+    it.add_argument(
+        "--model", help="a SAM2 (folder, .pt or hub id) or a Sa2VA folder (default: the profile's)"
+    )
+    it.add_argument(
+        "--image-size", type=int, default=0, help="side of the model's image (default: the checkpoint's)"
+    )
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tracks/<name>)")
     it.add_argument("--gif", action="store_true", help="a GIF instead of an MP4")
     it.add_argument("--fps", type=float, default=8.0, help="of the animation (default: 8)")

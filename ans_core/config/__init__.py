@@ -1,4 +1,5 @@
-"""params.yaml -> a frozen, validated Config. Only stages read it; functions below them take plain values. One file per stage."""
+"""params.yaml -> a frozen, validated Config. Only stages read it; functions below them take plain values. One
+file per stage."""
 
 from ans_core.config.agent import Agent
 from ans_core.config.base import Base, Language, Sam, Vision

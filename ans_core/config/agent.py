@@ -1,4 +1,5 @@
-"""Settings of the pixel-space agent: its stages `cota`, `agent_sft`, `agent_evaluate`; `rft` and `online` are in files of their own."""
+"""Settings of the pixel-space agent: its stages `cota`, `agent_sft`, `agent_evaluate`; `rft` and `online` are
+in files of their own."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ class Cota(Section):
     train: Positive = 1200
     """Questions of every family."""
     more: dict[FamilyName, Positive] = {}
-    """Families with a number of their own: of few questions a small model learns the answers by heart (`larger`: LOG)."""
+    """Families with a number of their own: of few questions a small model learns the answers by heart
+    (`larger`: LOG)."""
     val: Positive = 40
     """Of every family, held out; no stage learns from them."""
     judge: bool = False
-    """Let the language model of the section `judge` score every trace that the rules keep, and drop those below 4 of 5."""
+    """Let the language model of the section `judge` score every trace that the rules keep, and drop those
+    below 4 of 5."""
 
     def questions(self, family: str) -> int:
         """For training."""
@@ -41,23 +44,26 @@ class AgentSft(Section):
     """`batch` counts traces and pictures with referring expressions together."""
     lora: Lora = Lora(rank=32, alpha=64)
     whole: bool = False
-    """Train copies of the language model's linear layers in place of LoRA on them: for a small model, where the rank that is needed is
-    the layer's width and LoRA takes longer than the layer (LOG)."""
+    """Train copies of the language model's linear layers in place of LoRA on them: for a small model, where
+    the rank that is needed is the layer's width and LoRA takes longer than the layer (LOG)."""
     lora_ranks_from: str = ""
-    """Folder of the agent's base fine-tuned in full, or of an agent on it that was trained with `whole`: each layer's rank is then what
-    `lora_energy` of its change needs (4 to 128), and lora.alpha scales with it. Empty = lora.rank everywhere."""
+    """Folder of the agent's base fine-tuned in full, or of an agent on it that was trained with `whole`: each
+    layer's rank is then what `lora_energy` of its change needs (4 to 128), and lora.alpha scales with it.
+    Empty = lora.rank everywhere."""
     lora_ranks_files: str = ""
     """Its fingerprint; as prepare.sources has it."""
     lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
     rows: Literal["new", "said"] = "said"
-    """Tokens whose embeddings and rows of the head are trained: those that were added for calls, or all that the traces say (for a small
-    model that has not written these words)."""
+    """Tokens whose embeddings and rows of the head are trained: those that were added for calls, or all that
+    the traces say (for a small model that has not written these words)."""
     referring: Share = 0.2
-    """Share of the rows that ask for masks of expressions, as in the stage `sft`, so that it is not forgotten."""
+    """Share of the rows that ask for masks of expressions, as in the stage `sft`, so that it is not
+    forgotten."""
     curriculum: Annotated[tuple[Share, Share, Share], Listed] = (0.15, 0.25, 0.6)
     """Shares of the steps: simple traces alone, with medium ones, with hard ones."""
     allowed_loss: Share = 0.05
-    """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what came before it."""
+    """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what
+    came before it."""
     checked: Count = 30
     """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
     dtype: Dtype = "auto"
@@ -70,21 +76,34 @@ class AgentSft(Section):
 
     def check_shares(self, *, processes: int) -> None:
         """Raise ValueError if a step has not a trace for each micro-batch of each process."""
-        self.optim.check_shares("agent.sft", self.optim.batch - self.referring_rows, "traces", processes=processes)
+        self.optim.check_shares(
+            "agent.sft", self.optim.batch - self.referring_rows, "traces", processes=processes
+        )
 
     @model_validator(mode="after")
     def _possible(self) -> AgentSft:
         if abs(sum(self.curriculum) - 1) > 1e-6:
-            raise Impossible("curriculum", f"its shares add up to {sum(self.curriculum):g}; they must add up to 1")
+            raise Impossible(
+                "curriculum", f"its shares add up to {sum(self.curriculum):g}; they must add up to 1"
+            )
         if not self.curriculum[-1]:
             raise Impossible("curriculum", "the last share is 0, so hard traces are never learned; raise it")
         traces = self.optim.batch - self.referring_rows
         if traces < self.optim.accumulate:
-            raise Impossible("optim.accumulate", f"{traces} traces a step can't be shared out to {self.optim.accumulate} micro-batches")
+            raise Impossible(
+                "optim.accumulate",
+                f"{traces} traces a step can't be shared out to {self.optim.accumulate} micro-batches",
+            )
         if self.whole and self.lora_ranks_from:
-            raise Impossible("whole", "whole copies have no ranks to take from lora_ranks_from; empty that, or set whole to false")
+            raise Impossible(
+                "whole",
+                "whole copies have no ranks to take from lora_ranks_from; empty that, or set whole to false",
+            )
         if self.lora.dropout:
-            raise Impossible("lora.dropout", f"{self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0")
+            raise Impossible(
+                "lora.dropout",
+                f"{self.lora.dropout:g}: what samples would be another policy than what learns; it must be 0",
+            )
         return self
 
 
@@ -95,7 +114,8 @@ class AgentEvaluate(Section):
     each: Positive = 200
     """Questions of every family."""
     controls: bool = True
-    """Also with calls forbidden, at random places, with observations of other questions, blank, and with the shortest plan given."""
+    """Also with calls forbidden, at random places, with observations of other questions, blank, and with the
+    shortest plan given."""
     control_each: Positive = 100
     """Questions of every family for each control."""
     referring: Count = 200
@@ -126,14 +146,21 @@ class Agent(Section):
     """A model that looks again before it answers (docs/agent.md)."""
 
     base: str = ""
-    """Folder of the model that it starts from. Empty: what the pipeline makes, which then stands here (runs/<profile>/model)."""
+    """Folder of the model that it starts from. Empty: what the pipeline makes, which then stands here
+    (runs/<profile>/model)."""
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
-    """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers of 448 x 448 pixels. Empty =
-    the base's. The trained agent keeps them."""
+    """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers
+    of 448 x 448 pixels. Empty = the base's. The trained agent keeps them."""
     reader: Reader = "rapidocr"
-    """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`). template: the digits of drawn scenes,
-    without another package."""
-    families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("easy", "pattern", "text", "larger", "moves")
+    """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`).
+    template: the digits of drawn scenes, without another package."""
+    families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = (
+        "easy",
+        "pattern",
+        "text",
+        "larger",
+        "moves",
+    )
     """Of questions (ans_core/agent/world/families)."""
     episode: Episode = Episode()
     cota: Cota = Cota()
@@ -145,7 +172,9 @@ class Agent(Section):
     @model_validator(mode="after")
     def _possible(self) -> Agent:
         if len(self.tiles) not in (0, 2) or list(self.tiles) != sorted(self.tiles):
-            raise Impossible("tiles", f"{list(self.tiles)} is neither empty nor [fewest, most]; write [2, 20], for example")
+            raise Impossible(
+                "tiles", f"{list(self.tiles)} is neither empty nor [fewest, most]; write [2, 20], for example"
+            )
         for place, name in enumerate(self.families):
             if name in self.families[:place]:
                 raise Impossible(f"families.{place}", f"{name!r} stands there twice")

@@ -12,7 +12,8 @@ from ans_core.config.training import Dtype, Optim
 
 
 class Vision(Section):
-    """Vision tower + projector. Sizes of the profile's own tiny model; published weights have their own config.json."""
+    """Vision tower + projector. Sizes of the profile's own tiny model; published weights have their own
+    config.json."""
 
     image_size: Positive = 96
     patch_size: Positive = 8
@@ -23,11 +24,18 @@ class Vision(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Vision:
-        divides(2 * self.patch_size, self.image_size, key="image_size", why="it is cut into patches, of which 2 x 2 make one image token")
+        divides(
+            2 * self.patch_size,
+            self.image_size,
+            key="image_size",
+            why="it is cut into patches, of which 2 x 2 make one image token",
+        )
         divides(self.heads, self.hidden, key="hidden", why="heads share it")
         divides(4, self.hidden, key="hidden", why="sines and cosines of rows and columns fill it")
         if self.hidden > 3 * self.patch_size**2:
-            raise Impossible("hidden", f"{self.hidden} is more than the {3 * self.patch_size**2} values of a patch")
+            raise Impossible(
+                "hidden", f"{self.hidden} is more than the {3 * self.patch_size**2} values of a patch"
+            )
         return self
 
 
@@ -40,13 +48,19 @@ class Language(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Language:
-        divides(2 * self.heads, self.hidden, key="hidden", why="heads share it, each an even part, which rotary positions turn in pairs")
+        divides(
+            2 * self.heads,
+            self.hidden,
+            key="hidden",
+            why="heads share it, each an even part, which rotary positions turn in pairs",
+        )
         divides(self.kv_heads, self.heads, key="kv_heads", why="it must divide heads")
         return self
 
 
 class Sam(Section):
-    """SAM2. The decoder's width stays 256: its 8 heads are hard-coded, and narrower heads did not learn (LOG)."""
+    """SAM2. The decoder's width stays 256: its 8 heads are hard-coded, and narrower heads did not learn
+    (LOG)."""
 
     image_size: Positive = 128
     embed: Positive = 32
@@ -62,31 +76,46 @@ class Sam(Section):
     @model_validator(mode="after")
     def _possible(self) -> Sam:
         divides(32, self.image_size, key="image_size", why="the image encoder halves it five times")
-        divides(4 * self.windows[0], self.image_size, key="image_size", why="windows[0] x windows[0] cells of 4 pixels tile the picture")
+        divides(
+            4 * self.windows[0],
+            self.image_size,
+            key="image_size",
+            why="windows[0] x windows[0] cells of 4 pixels tile the picture",
+        )
         divides(self.heads, self.embed, key="embed", why="heads share it")
         divides(16, self.width, key="width", why="the mask decoder's 8 heads share half of it")
         divides(4, self.memory_width, key="memory_width", why="sines and cosines of rows and columns fill it")
-        divides(self.memory_width, self.width, key="memory_width", why="object pointers of `width` are cut into such pieces")
+        divides(
+            self.memory_width,
+            self.width,
+            key="memory_width",
+            why="object pointers of `width` are cut into such pieces",
+        )
         for place, block in enumerate(self.global_blocks):
             if block >= sum(self.stages):
-                raise Impossible(f"global_blocks.{place}", f"there is no block {block}; stages have {sum(self.stages)}, counted from 0")
+                raise Impossible(
+                    f"global_blocks.{place}",
+                    f"there is no block {block}; stages have {sum(self.stages)}, counted from 0",
+                )
         return self
 
 
 class Base(Section):
-    """The model that SFT starts from: published weights, or a tiny one pre-trained here from random weights."""
+    """The model that SFT starts from: published weights, or a tiny one pre-trained here from random
+    weights."""
 
     source: Literal["scratch", "published", "sam2"] = "scratch"
     """sam2: a SAM2 alone, for the stage `memory`; SFT needs a language model."""
     kind: Literal["internvl", "qwen2_5_vl", "qwen3_vl"] = "internvl"
     """scratch: the kind of vision-language model. Published weights say theirs in config.json."""
     internvl: str = ""
-    """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a whole Sa2VA, a
-    release or `runs/<profile>/model`; then `sam2` stays empty)."""
+    """published: hub id or local folder in the hub's layout of InternVL2.5, Qwen2.5-VL or Qwen3-VL (or of a
+    whole Sa2VA, a release or `runs/<profile>/model`; then `sam2` stays empty)."""
     sam2: str = ""
     """published: hub id, folder or file of SAM2 weights (sam2_hiera_large.pt)."""
     files: str = ""
-    """Fingerprint of what `internvl` and `sam2` name, if that is on this machine; as prepare.sources has it."""
+    """Fingerprint of what `internvl` and `sam2` name, if that is on this machine; as prepare.sources has
+    it."""
     template: Literal["qwen_chat", "internlm2_chat", "phi3_chat"] = "qwen_chat"
     vision: Vision = Vision()
     language: Language = Language()
@@ -99,13 +128,16 @@ class Base(Section):
     language_text: Optim = Optim(steps=600, batch=16, lr=1e-3, muon_lr=4e-3)
     questions_per_image: Positive = 8
     mixture: dict[StillKind, Weight] = {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}
-    """Shares of the language side's pre-training: boxes of expressions, captions of regions and of pictures."""
+    """Shares of the language side's pre-training: boxes of expressions, captions of regions and of
+    pictures."""
     attention_weight: Weight = 4.0
-    """Weight of supervised attention, beside the language side's text loss: attend to what a question names (LOG)."""
+    """Weight of supervised attention, beside the language side's text loss: attend to what a question names
+    (LOG)."""
     box_weight: Weight = 4.0
     """Weight of the box head beside it: predict that thing's box."""
     click_weight: Weight = 4.0
-    """Weight of the warm-up of text_hidden_fcs beside it: predict where SAM2 would have to be clicked. 0 leaves it untrained."""
+    """Weight of the warm-up of text_hidden_fcs beside it: predict where SAM2 would have to be clicked. 0
+    leaves it untrained."""
     dtype: Dtype = "auto"
     """Dtype of the forward pass (autocast); weights are fp32."""
 
@@ -113,7 +145,11 @@ class Base(Section):
     def _possible(self) -> Base:
         some_weight(self.mixture.values(), key="mixture", why="nothing is asked")
         if self.source == "published" and not self.internvl:
-            raise Impossible("internvl", "internvl is empty: base.source is published, so name a hub id or a folder")
+            raise Impossible(
+                "internvl", "internvl is empty: base.source is published, so name a hub id or a folder"
+            )
         if self.source == "sam2" and not self.sam2:
-            raise Impossible("sam2", "sam2 is empty: base.source is sam2, so name a hub id, a folder or a file")
+            raise Impossible(
+                "sam2", "sam2 is empty: base.source is sam2, so name a hub id, a folder or a file"
+            )
         return self

@@ -27,7 +27,13 @@ class PublicBenchmark(Section):
 
 
 class Evaluate(Section):
-    benchmarks: Annotated[tuple[BenchmarkName, ...], Listed] = ("referring", "region_caption", "grounded_caption", "video", "loops")
+    benchmarks: Annotated[tuple[BenchmarkName, ...], Listed] = (
+        "referring",
+        "region_caption",
+        "grounded_caption",
+        "video",
+        "loops",
+    )
     """Each needs samples in `split`: in a drawn set, one of the user's, or evaluate.sources."""
     optional: Annotated[tuple[BenchmarkName, ...], Listed] = ()
     """Benchmarks that are skipped, instead of refused, if there are no samples for them."""
@@ -37,14 +43,16 @@ class Evaluate(Section):
     loop_samples: Positive = 300
     """Number of regions on which the two loops are measured."""
     video_mode: Literal["auto", "sa2va", "sa2va-i", "keyframe"] = "auto"
-    """How masks are propagated through clips; auto = sa2va-i if the model keeps SAM2's original mask decoder."""
+    """How masks are propagated through clips; auto = sa2va-i if the model keeps SAM2's original mask
+    decoder."""
     batch: Positive = 32
     max_tokens: Positive = 48
     overlays: Count = 24
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
     """Evaluated only, never trained on (format `videos`, `regions`, ...)."""
     public: Annotated[tuple[PublicBenchmark, ...], Listed] = ()
-    """Public benchmarks, of every row. One whose files are missing, or that a judge must read, is skipped and says so in skipped.json."""
+    """Public benchmarks, of every row. One whose files are missing, or that a judge must read, is skipped and
+    says so in skipped.json."""
 
     @model_validator(mode="after")
     def _possible(self) -> Evaluate:
@@ -53,15 +61,19 @@ class Evaluate(Section):
                 raise Impossible(f"benchmarks.{place}", f"{name!r} stands there twice")
         for place, one in enumerate(self.public):
             if (one.name, one.split) in [(other.name, other.split) for other in self.public[:place]]:
-                raise Impossible(f"public.{place}", f"{one.name!r} with split {one.split!r} stands there twice")
+                raise Impossible(
+                    f"public.{place}", f"{one.name!r} with split {one.split!r} stands there twice"
+                )
         return self
 
 
 def require_samples(settings: Evaluate, found: Collection[str]) -> None:
-    """Raise ConfigError for benchmarks without samples in any data (`found` names those with samples), unless they are optional."""
+    """Raise ConfigError for benchmarks without samples in any data (`found` names those with samples), unless
+    they are optional."""
     missing = [name for name in settings.benchmarks if name not in found and name not in settings.optional]
     if missing:
         raise ConfigError(
-            f"no data set has samples of split {settings.split!r} for {', '.join(missing)} of evaluate.benchmarks: add data, name them in "
+            f"no data set has samples of split {settings.split!r} for {', '.join(missing)} of "
+            "evaluate.benchmarks: add data, name them in "
             "evaluate.optional, or take them out"
         )

@@ -11,7 +11,8 @@ from ans_core.config.section import Count, Impossible, Positive, Rate, Section, 
 
 
 class Judge(Section):
-    """Rewards captions by questions about the true caption: the stage `judge_questions` writes them, RL asks them."""
+    """Rewards captions by questions about the true caption: the stage `judge_questions` writes them, RL asks
+    them."""
 
     model: str = ""
     """Model name at the endpoint; empty = by rules, without a language model (made for the drawn world)."""
@@ -28,7 +29,8 @@ class Judge(Section):
     timeout_s: Rate = 30.0
     """Timeout of one attempt."""
     deadline_s: Rate = 60.0
-    """Deadline for all judgements of a step, retries and pauses included; what is missing by then counts as failed."""
+    """Deadline for all judgements of a step, retries and pauses included; what is missing by then counts as
+    failed."""
     retries: Count = 3
     price_in: Weight = 0.0
     """USD per million tokens."""
@@ -38,8 +40,8 @@ class Judge(Section):
     meteor_weight: Weight = 0.25
     judge_weight: Weight = 0.75
     on_failure: Literal["meteor", "drop"] = "meteor"
-    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it. A trace without a judgement
-    (agent.cota.judge): as the rules alone have it, or dropped."""
+    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it. A trace
+    without a judgement (agent.cota.judge): as the rules alone have it, or dropped."""
     cache: str = ".ans/judge.sqlite"
     """Cache of replies by request; on a local disk."""
 
@@ -48,14 +50,21 @@ class Judge(Section):
         address = urlsplit(self.base_url)
         if address.username or address.password or address.query:
             raise Impossible(
-                "base_url", "base_url holds a user, a password or a query, which would stand in logs; give a key by judge.api_key_env"
+                "base_url",
+                "base_url holds a user, a password or a query, which would stand in logs; give a key by "
+                "judge.api_key_env",
             )
         if self.base_url and not self.model:
             raise Impossible("model", "base_url is set and model is empty: name the model at that endpoint")
         if self.max_cost_usd and not (self.price_in or self.price_out):
-            raise Impossible("max_cost_usd", "max_cost_usd needs price_in and price_out: without prices nothing costs anything")
+            raise Impossible(
+                "max_cost_usd",
+                "max_cost_usd needs price_in and price_out: without prices nothing costs anything",
+            )
         if self.timeout_s > self.deadline_s:
-            raise Impossible("timeout_s", f"timeout_s ({self.timeout_s:g}) is longer than deadline_s ({self.deadline_s:g})")
+            raise Impossible(
+                "timeout_s", f"timeout_s ({self.timeout_s:g}) is longer than deadline_s ({self.deadline_s:g})"
+            )
         if not self.meteor_weight + self.judge_weight:
             raise Impossible("judge_weight", "meteor_weight and judge_weight are both 0")
         return self

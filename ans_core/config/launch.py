@@ -15,26 +15,30 @@ class Resources(Section):
 
     nodes: Positive = 1
     gpus: Count = 0
-    """Of each node. Not 0: a training stage has nodes x gpus processes, whatever launch.processes says; an evaluation one on each GPU."""
+    """Of each node. Not 0: a training stage has nodes x gpus processes, whatever launch.processes says; an
+    evaluation one on each GPU."""
     options: Annotated[tuple[str, ...], Listed] = ()
     """Options of sbatch for this stage alone, as --time=2:00:00."""
 
 
 class Launch(Section):
-    """How training stages start. No stage depends on it: it changes where things run, not what is computed."""
+    """How training stages start. No stage depends on it: it changes where things run, not what is
+    computed."""
 
     processes: Positive = 1
     inference_processes: Count = 0
-    """Processes on one node of stages that divide their samples and train nothing (evaluate, cota, agent_evaluate), or whose arms each
-    train by themselves (online); 0 = as many as `processes` has there. A CPU answers fastest with one for each core, and trains a small
-    model fastest with one alone."""
+    """Processes on one node of stages that divide their samples and train nothing (evaluate, cota,
+    agent_evaluate), or whose arms each train by themselves (online); 0 = as many as `processes` has there. A
+    CPU answers fastest with one for each core, and trains a small model fastest with one alone."""
     launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
-    """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed: the nodes of `hostfile`.
-    slurm: each stage that wants a GPU is a job (docs/cluster.md). ray: the same (`ray job submit`)."""
+    """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed:
+    the nodes of `hostfile`. slurm: each stage that wants a GPU is a job (docs/cluster.md). ray: the same
+    (`ray job submit`)."""
     hostfile: str = ""
     """deepspeed: its file of nodes and slots; empty = this machine."""
     slurm: Annotated[tuple[str, ...], Listed] = ()
-    """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of one process gets one node."""
+    """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
+    one process gets one node."""
     resources: dict[JobStage, Resources] = {}
     """slurm: nodes, GPUs and further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
     ray_address: str = ""
@@ -42,40 +46,58 @@ class Launch(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: Literal["auto"] | bool = "auto"
-    """Use kernels on GPUs that give the same bits every time, which are slower; a CPU gives them anyway. auto: false."""
+    """Use kernels on GPUs that give the same bits every time, which are slower; a CPU gives them anyway.
+    auto: false."""
     threads: Count = 0
     """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0
-    """Processes that prepare batches ahead for each training process, at most as many as its share of the cores: a row at full size costs
-    some 150 ms of a core."""
+    """Processes that prepare batches ahead for each training process, at most as many as its share of the
+    cores: a row at full size costs some 150 ms of a core."""
     compile: Literal["auto", "none", "layers"] = "auto"
-    """layers: `sft` and `rl` read their rows through layers of the language model that torch.compile has compiled: faster once the first
-    steps have made a few graphs, with other rounding. auto: on GPUs, but with deepspeed_stage 3."""
+    """layers: `sft` and `rl` read their rows through layers of the language model that torch.compile has
+    compiled: faster once the first steps have made a few graphs, with other rounding. auto: on GPUs, but with
+    deepspeed_stage 3."""
     feature_cache: str = ""
-    """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2 MB a tile, 90 MB a frame."""
+    """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2
+    MB a tile, 90 MB a frame."""
     feature_cache_gb: Rate = 50.0
     """Most that the folder holds."""
     keep_states: Annotated[int, Field(ge=2)] = 2
     """Newest training states of a stage at work that are kept; a damaged one is passed over."""
     halt_on_nan: bool = False
-    """Stop at the first loss or gradient that is not finite. Without it the step is skipped, and more than 10 in a row stop the stage."""
+    """Stop at the first loss or gradient that is not finite. Without it the step is skipped, and more than 10
+    in a row stop the stage."""
     profile_steps: Count = 0
-    """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0 = none."""
+    """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0
+    = none."""
 
     def of(self, task: str) -> Launch:
         """Return the settings with the processes of one stage."""
         wanted = self.resources.get(task)
         if wanted is None or not wanted.gpus:
             return self
-        return self.model_copy(update={"processes": wanted.nodes * wanted.gpus, "inference_processes": wanted.gpus})
+        return self.model_copy(
+            update={"processes": wanted.nodes * wanted.gpus, "inference_processes": wanted.gpus}
+        )
 
     @model_validator(mode="after")
     def _possible(self) -> Launch:
         for task, wanted in self.resources.items():
             if wanted.nodes > 1 and task not in SEVERAL_NODES:
-                raise Impossible("resources", f"{task}: nodes is {wanted.nodes}, and only {', '.join(SEVERAL_NODES)} run on several nodes")
+                raise Impossible(
+                    "resources",
+                    f"{task}: nodes is {wanted.nodes}, and only {', '.join(SEVERAL_NODES)} run on several "
+                    "nodes",
+                )
         if self.feature_cache and self.deepspeed_stage == 3:
-            raise Impossible("feature_cache", "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out")
+            raise Impossible(
+                "feature_cache",
+                "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out",
+            )
         if self.compile == "layers" and self.deepspeed_stage == 3:
-            raise Impossible("compile", "ZeRO-3 gathers a layer's weights while it runs, which breaks its graph; leave one of the two out")
+            raise Impossible(
+                "compile",
+                "ZeRO-3 gathers a layer's weights while it runs, which breaks its graph; leave one of the "
+                "two out",
+            )
         return self

@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Rate, Section, Share, Weight, some_weight
+from ans_core.config.section import (
+    Count,
+    Impossible,
+    Listed,
+    Name,
+    Positive,
+    Rate,
+    Section,
+    Share,
+    Weight,
+    some_weight,
+)
 from ans_core.config.training import DataOptim, Dtype, some_length
 
 PromptName = Literal["point", "box", "mask"]
@@ -56,11 +67,13 @@ class Memory(Section):
     validate_only: bool = False
     """Measure J&F of the base and pass it through."""
     trainable_modules: Annotated[tuple[Name, ...], Listed] = ("memory_attention", "memory_encoder")
-    """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder.mask_downscaling, image_encoder, obj_ptr_proj."""
+    """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder.mask_downscaling,
+    image_encoder, obj_ptr_proj."""
     optim: DataOptim = DataOptim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
     """`batch` counts clips."""
     data: Annotated[tuple[Name, ...], Listed] = ()
-    """Names of the data sets to train on (their split `train`) and to validate on (`val`); empty: all that hold masks."""
+    """Names of the data sets to train on (their split `train`) and to validate on (`val`); empty: all that
+    hold masks."""
     image_share: Share = 0.0
     """Share of the clips that are made of stills: a camera that moves, things that pass in front."""
     frames: Positive = 8
@@ -76,9 +89,11 @@ class Memory(Section):
     prompts: MemoryPrompts = MemoryPrompts()
     loss: MemoryLoss = MemoryLoss()
     dropout: Share = 0.1
-    """In the memory attention. SAM2's training: as here; an attention that learns from nothing in few steps learns more without."""
+    """In the memory attention. SAM2's training: as here; an attention that learns from nothing in few steps
+    learns more without."""
     recompute: bool = True
-    """Compute every frame again in the backward pass: a tenth of the activation memory and less, 1.13 times the time (docs/video.md)."""
+    """Compute every frame again in the backward pass: a tenth of the activation memory and less, 1.13 times
+    the time (docs/video.md)."""
     limit_train_batches: Count = 0
     """Batches of an epoch; 0: as many as show every clip once. J&F is measured after every epoch."""
     limit_val_batches: Count = 0
@@ -95,11 +110,16 @@ class Memory(Section):
     def _possible(self) -> Memory:
         some_length(self.optim)
         if self.frames < 2:
-            raise Impossible("frames", f"{self.frames} frame has no later one that would read its memory; give at least 2")
+            raise Impossible(
+                "frames", f"{self.frames} frame has no later one that would read its memory; give at least 2"
+            )
         if self.train and self.validate_only:
             raise Impossible("validate_only", "train and validate_only exclude each other")
         if self.train and not self.trainable_modules:
             raise Impossible("trainable_modules", "nothing is trained; name modules, or set train to false")
         if self.image_size % 32:
-            raise Impossible("image_size", f"{self.image_size} is no multiple of 32: the image encoder halves it five times")
+            raise Impossible(
+                "image_size",
+                f"{self.image_size} is no multiple of 32: the image encoder halves it five times",
+            )
         return self

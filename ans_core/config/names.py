@@ -1,5 +1,5 @@
-"""Names that settings may hold and that other packages register. They are repeated here so that reading settings loads no model code;
-tests/test_config.py compares them with the registries."""
+"""Names that settings may hold and that other packages register. They are repeated here so that reading
+settings loads no model code; tests/test_config.py compares them with the registries."""
 
 from typing import Annotated, Literal
 
@@ -21,8 +21,10 @@ STILL_KINDS = ("referring", "region_caption", "grounded_caption")
 DATA_KINDS = (*STILL_KINDS, "video", "extra")
 """ans_core/data: the role of a data set in a mixture."""
 FORMATS = (
-    "annotations", "chat_univi", "coco", "coco_video", "davis", "ego4d", "fineweb", "flickr_gcg", "grandf", "grefcoco", "llava",
-    "mathvista", "mevis", "osprey", "partimagenet", "reasonseg", "ref_davis17", "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg",
+    "annotations", "chat_univi", "coco", "coco_video", "davis", "ego4d", "fineweb", "flickr_gcg", "grandf",
+    "grefcoco", "llava",
+    "mathvista", "mevis", "osprey", "partimagenet", "reasonseg", "ref_davis17", "ref_sav", "ref_youtube_vos",
+    "refcoco", "refcocog_gcg",
     "region_arrow", "regions", "revos", "sa1b", "sav", "starqa", "videos", "youtube_vis",
 )  # fmt: skip
 """ans_core/data/formats."""
@@ -35,17 +37,23 @@ FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 
 PUBLIC = (
-    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco", "grounded_caption",
-    "infographicsvqa", "mathvista", "mevis", "mevis_v2", "mm_vet", "mmbench", "mme", "mmmu_val", "mose", "reasonseg",
-    "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+", "refcocog", "refcocog_captions", "referring", "region_caption",
+    "davis17", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco",
+    "grounded_caption",
+    "infographicsvqa", "mathvista", "mevis", "mevis_v2", "mm_vet", "mmbench", "mme", "mmmu_val", "mose",
+    "reasonseg",
+    "ref_davis17", "ref_youtube_vos", "refcoco", "refcoco+", "refcocog", "refcocog_captions", "referring",
+    "region_caption",
     "revos", "sav", "seed_bench", "tallyqa_complex", "video", "virl39k", "vos", "vstar",
 )  # fmt: skip
 """ans_core/benchmarks/registry.py: those that `ans eval` runs a model on."""
 
 SCORED = (
-    "captions", "coco_boxes", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg", "grefcoco",
-    "grounded_caption", "infographicsvqa", "mask_pairs", "mathvista", "mevis", "mm_vet", "mmbench", "mme", "mmmu_pro_vision",
-    "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcocog_captions", "referring", "region_caption",
+    "captions", "coco_boxes", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg",
+    "grefcoco",
+    "grounded_caption", "infographicsvqa", "mask_pairs", "mathvista", "mevis", "mm_vet", "mmbench", "mme",
+    "mmmu_pro_vision",
+    "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcocog_captions", "referring",
+    "region_caption",
     "revos", "saco_veval", "seed_bench", "tallyqa_complex", "video", "virl39k", "vos", "vstar",
 )  # fmt: skip
 """All of them."""
@@ -90,5 +98,8 @@ def benchmark_named(name: str) -> str:
     plain = name.lower().replace("-", "_")
     plain = OTHER_NAMES.get(plain, plain)
     if plain not in SCORED:
-        raise ValueError(f"no benchmark {name!r} to score{nearest(plain, (*SCORED, *OTHER_NAMES))}; there are {', '.join(SCORED)}")
+        raise ValueError(
+            f"no benchmark {name!r} to score{nearest(plain, (*SCORED, *OTHER_NAMES))}; there are "
+            f"{', '.join(SCORED)}"
+        )
     return plain

@@ -34,7 +34,8 @@ class Admission(Section):
 
 
 class Update(Section):
-    """One update of the worker. `optim.batch` counts tasks, replayed questions and revisited tasks together."""
+    """One update of the worker. `optim.batch` counts tasks, replayed questions and revisited tasks
+    together."""
 
     optim: Optim = Optim(steps=60, batch=10, lr=2e-4, weight_decay=0.0, warmup=0.0, save_every=10)
     """`steps`: of an arm of the stage. `save_every`: updates between releases."""
@@ -54,8 +55,8 @@ class Update(Section):
     kl_target: Rate = 0.05
     """Beta rises above it and falls below it, by 1.2; above twice the target an update only pulls back."""
     ema: Share = 0.999
-    """Decay of the moving average that is released, per update. .999 carries 26 % of a change in 300 updates; runs as short as those of
-    `tiny` need .95."""
+    """Decay of the moving average that is released, per update. .999 carries 26 % of a change in 300 updates;
+    runs as short as those of `tiny` need .95."""
     per_minute: Weight = 60.0
     """Most updates; 0 = no limit. The stage has none."""
     max_lag: Positive = 10
@@ -72,7 +73,8 @@ class Release(Section):
     target_canary: Count = 50
     """Newest verified experiences that were kept apart."""
     allowed_loss: Share = 0.02
-    """Of accuracy: on the first against the start, on the second against what is served. A loss that chance explains is none."""
+    """Of accuracy: on the first against the start, on the second against what is served. A loss that chance
+    explains is none."""
     roll_backs: Annotated[int, Field(ge=1, le=RELEASES)] = 3
     """So many refused releases of the last ten end learning, until somebody rolls back by hand."""
     keep: Positive = 3
@@ -106,7 +108,13 @@ class Simulation(Section):
     back: Share = 0.0
     """Share of the updates, the last ones, for which questions come without the shift again."""
     arms: Annotated[
-        tuple[Literal["frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"], ...], Listed
+        tuple[
+            Literal[
+                "frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"
+            ],
+            ...,
+        ],
+        Listed,
     ] = ("frozen", "naive", "naive_canary", "guard", "guard_verified")
     wrong: Share = 0.2
     """Share of the questions on which the arm wrong_verifier is told another answer."""
@@ -129,16 +137,27 @@ class Online(Section):
     def _possible(self) -> Online:
         update = self.update
         if self.tasks < 1:
-            raise Impossible("update.replay", f"of a batch of {update.optim.batch} nothing is left for new tasks; lower replay and revisit")
+            raise Impossible(
+                "update.replay",
+                f"of a batch of {update.optim.batch} nothing is left for new tasks; lower replay and revisit",
+            )
         if self.tasks > self.keeping.queue:
-            raise Impossible("keeping.queue", f"{self.keeping.queue} is less than the {self.tasks} tasks of an update; raise it")
+            raise Impossible(
+                "keeping.queue",
+                f"{self.keeping.queue} is less than the {self.tasks} tasks of an update; raise it",
+            )
         if self.admission.cold_start > self.keeping.queue - self.tasks:
             raise Impossible(
-                "admission.cold_start", f"{self.admission.cold_start} experiences never come together in a queue of {self.keeping.queue};"
+                "admission.cold_start",
+                f"{self.admission.cold_start} experiences never come together in a queue of "
+                f"{self.keeping.queue};"
                 " lower it, or raise keeping.queue",
             )  # fmt: skip
         if update.optim.accumulate != 1:
-            raise Impossible("update.optim.accumulate", f"{update.optim.accumulate}: an update is one micro-batch; it must be 1")
+            raise Impossible(
+                "update.optim.accumulate",
+                f"{update.optim.accumulate}: an update is one micro-batch; it must be 1",
+            )
         if "frozen" not in self.simulation.arms:
             raise Impossible("simulation.arms", "'frozen' is missing: the others are compared with it")
         return self

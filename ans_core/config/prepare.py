@@ -24,14 +24,17 @@ class DataSource(Section):
     format: FormatName
     path: Name
     split: Annotated[Name | tuple[Name, ...], BeforeValidator(_splits)] = "train"
-    """One of the set's splits, which keeps its name; or a list of its splits (patterns too, as "Part*"), which are trained on as one."""
+    """One of the set's splits, which keeps its name; or a list of its splits (patterns too, as "Part*"),
+    which are trained on as one."""
     repeats: Positive = 1
-    """Factor on the set's size when data sets divide their share of the mixture: its epochs relative to those of a set with 1."""
+    """Factor on the set's size when data sets divide their share of the mixture: its epochs relative to those
+    of a set with 1."""
     hold_out: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of the pictures to evaluate on, as split `val` of a set that has no such split (Grasp-Any-Region, describe-anything); a hash of
-    the picture's name chooses them, and training does not see them."""
+    """Share of the pictures to evaluate on, as split `val` of a set that has no such split (Grasp-Any-Region,
+    describe-anything); a hash of the picture's name chooses them, and training does not see them."""
     files: str = ""
-    """Fingerprint of the files, written by `ans run` when it last saw them; it tells DVC that they changed."""
+    """Fingerprint of the files, written by `ans run` when it last saw them; it tells DVC that they
+    changed."""
 
     @property
     def role(self) -> str:
@@ -51,23 +54,28 @@ class Prepare(Section):
     test_clips: Count = 60
     clip_frames: Positive = 8
     caption_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the drawn training pictures whose captions (of regions and of the picture) are known. Of the others there are masks alone,
-    which the stage `rl` can practise captions on, if `rl.rewards_caption` compares with no true caption."""
+    """Share of the drawn training pictures whose captions (of regions and of the picture) are known. Of the
+    others there are masks alone, which the stage `rl` can practise captions on, if `rl.rewards_caption`
+    compares with no true caption."""
     mask_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the drawn training pictures whose masks are known, from the last one on (captions: from the first one on). Of the others
-    there are captions of things alone, no expressions and no caption of the picture. The stage `rl` can practise masks on them, if
-    `rl.rewards_mask` compares with no true mask and `rl.mask_weight` is 0; otherwise they serve nothing."""
+    """Share of the drawn training pictures whose masks are known, from the last one on (captions: from the
+    first one on). Of the others there are captions of things alone, no expressions and no caption of the
+    picture. The stage `rl` can practise masks on them, if `rl.rewards_mask` compares with no true mask and
+    `rl.mask_weight` is 0; otherwise they serve nothing."""
     image_size: Positive = 128
     """Side of a drawn scene in pixels."""
     world: Literal["full", "small"] = "full"
     """small: three shapes, four colours and no textures, which a model learns in minutes."""
     sources: Annotated[tuple[DataSource, ...], Listed] = ()
-    """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated separately."""
+    """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated
+    separately."""
 
     @model_validator(mode="after")
     def _some_have_both(self) -> Prepare:
         if (both := self.caption_share + self.mask_share) <= 1:
             raise Impossible(
-                "mask_share", f"with caption_share it makes {both:g}: no picture has both captions and masks, which `base` needs"
+                "mask_share",
+                f"with caption_share it makes {both:g}: no picture has both captions and masks, which "
+                "`base` needs",
             )
         return self

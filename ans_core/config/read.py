@@ -35,19 +35,23 @@ FREE_TABLES = _free_tables(Config)
 
 
 def load(path: Path) -> Config:
-    """Read params.yaml. Missing keys, as in a file of an older version, get the profile's values, and a line on stderr names them."""
+    """Read params.yaml. Missing keys, as in a file of an older version, get the profile's values, and a line
+    on stderr names them."""
     file = read_yaml(path)
     values, lacking = completed(file.values, path.parent)
     config = _validate(values, Origin(files=(file,)))
     if lacking:
         names = f"{', '.join(lacking[:8])}{f' and {len(lacking) - 8} more' if len(lacking) > 8 else ''}"
-        _tell_once(f"{path} lacks {names}: taken from profile {config.profile}; `ans profile {config.profile} --if-needed` writes them in")
+        _tell_once(
+            f"{path} lacks {names}: taken from profile {config.profile}; `ans profile {config.profile} "
+            "--if-needed` writes them in"
+        )
     return config
 
 
 def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return `values` with missing keys from their profile (from the plain defaults if the profile is missing), and the names of those
-    keys."""
+    """Return `values` with missing keys from their profile (from the plain defaults if the profile is
+    missing), and the names of those keys."""
     profile = values.get("profile")
     known = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
     defaults = Config(profile=known).model_dump(mode="json", exclude={"profile"})
@@ -61,8 +65,8 @@ def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[
 
 
 def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Merge defaults, profiles/NAME.yaml and `key=value` words (dotted keys, YAML values); return the validated, plain values of
-    params.yaml."""
+    """Merge defaults, profiles/NAME.yaml and `key=value` words (dotted keys, YAML values); return the
+    validated, plain values of params.yaml."""
     files = _profile_files(profile)
     values = Config(profile=profile.stem).model_dump(mode="json")
     for file in reversed(files):
@@ -76,7 +80,9 @@ def _profile_files(path: Path, before: tuple[Path, ...] = ()) -> tuple[YamlFile,
     """Return the profile and those that it extends, nearest first."""
     if not path.is_file():
         names = sorted(other.stem for other in path.parent.glob("*.yaml"))
-        raise ConfigError(f"no profile named {path.stem!r}{nearest(path.stem, names)}; {path.parent} has {names}")
+        raise ConfigError(
+            f"no profile named {path.stem!r}{nearest(path.stem, names)}; {path.parent} has {names}"
+        )
     if path in before:
         raise ConfigError(f"{path} extends itself, by {[other.stem for other in before]}")
     file = read_yaml(path)
@@ -94,7 +100,9 @@ def setting(word: str) -> tuple[str, Any]:
     if not (equals and key):
         raise ConfigError(f"{word!r} is no setting: write key=value, as in rl.kl=0.05")
     if key == "profile":
-        raise ConfigError(f"{word!r}: a profile is no single setting; `ans profile {text}` writes all of its settings")
+        raise ConfigError(
+            f"{word!r}: a profile is no single setting; `ans profile {text}` writes all of its settings"
+        )
     return key, parse(text, source=repr(word))[0]
 
 
@@ -109,17 +117,24 @@ def _set(values: dict[str, Any], word: str, words: Sequence[str]) -> None:
             raise ConfigError(f"{word!r}: there is no section {section!r}{meant}")
         if not isinstance(at[section], dict):
             name = ".".join(sections[: place + 1])
-            raise ConfigError(f"{word!r}: {name} has no keys; give its value as a whole, as {name}={_shortened(str(at[section]))}")
+            raise ConfigError(
+                f"{word!r}: {name} has no keys; give its value as a whole, as "
+                f"{name}={_shortened(str(at[section]))}"
+            )
         at = at[section]
-    if value is None and isinstance(at.get(leaf), str):  # `base.sam2=''`, of which a shell leaves `base.sam2=`
+    # `base.sam2=''`, of which a shell leaves `base.sam2=`
+    if value is None and isinstance(at.get(leaf), str):
         value = ""
     section = key.removesuffix(leaf)
-    _displace(at, [other.partition("=")[0].removeprefix(section) for other in words if other.startswith(section)])
+    _displace(
+        at, [other.partition("=")[0].removeprefix(section) for other in words if other.startswith(section)]
+    )
     at[leaf] = value
 
 
 def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Merge sections key by key; a free-form table (a mixture, rewards) is one value and is replaced as a whole."""
+    """Merge sections key by key; a free-form table (a mixture, rewards) is one value and is replaced as a
+    whole."""
     merged = dict(values)
     _displace(merged, changes)
     for key, change in changes.items():
@@ -129,21 +144,23 @@ def _merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _displace(values: dict[str, Any], changes: Collection[str]) -> None:
-    """Drop the steps of a section whose epochs are set, and the other way round; of changes that set both nothing, so that they are
-    refused."""
+    """Drop the steps of a section whose epochs are set, and the other way round; of changes that set both
+    nothing, so that they are refused."""
     if "epochs" in values and ("steps" in changes) != ("epochs" in changes):
         values |= {"epochs": 0.0} if "steps" in changes else {"steps": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where values come from: files, the one with the highest priority first, and words, which override all files."""
+    """Where values come from: files, the one with the highest priority first, and words, which override all
+    files."""
 
     files: tuple[YamlFile, ...]
     words: tuple[str, ...] = ()
 
     def of(self, keys: tuple[str, ...]) -> str:
-        """Return e.g. `params.yaml:12`: the file and line of the key or, if no file has it, of the section around it."""
+        """Return e.g. `params.yaml:12`: the file and line of the key or, if no file has it, of the section
+        around it."""
         for word in self.words:
             named = tuple(word.partition("=")[0].split("."))
             if keys[: len(named)] == named:
@@ -182,10 +199,13 @@ def _explain(fault: Any, origin: Origin) -> str:
 
 
 def _meant(sections: Sequence[str], leaf: str, known: Sequence[str]) -> str:
-    """Return ` (did you mean 'sft.optim.lr'?)`: a setting below this section by a name that other libraries use, or by the same name; else
-    one of the `known` that is spelled alike; else up to three settings elsewhere; nothing if there is none."""
+    """Return ` (did you mean 'sft.optim.lr'?)`: a setting below this section by a name that other libraries
+    use, or by the same name; else one of the `known` that is spelled alike; else up to three settings
+    elsewhere; nothing if there is none."""
     name = SYNONYMS.get(leaf, leaf)
-    everywhere = [key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")]
+    everywhere = [
+        key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")
+    ]
     below = [key for key in everywhere if key.startswith(".".join([*sections, ""]))]
     if (alike := nearest(leaf, known)) and not everywhere:
         return alike
@@ -197,7 +217,8 @@ def _shortened(text: str) -> str:
 
 
 def _keys(sections: Sequence[str]) -> list[str]:
-    """Return the valid names in a section, given as the path of keys to it (which may hold list positions)."""
+    """Return the valid names in a section, given as the path of keys to it (which may hold list
+    positions)."""
     model: Any = Config
     for section in sections:
         if section.isdigit():

@@ -30,7 +30,8 @@ class RewardPhases(Section):
     every: Positive = 10
     """Steps between evaluations."""
     allowed_loss: Share = 0.05
-    """A phase is taken back, with the weights of its beginning, if it costs more accuracy than this, and than chance."""
+    """A phase is taken back, with the weights of its beginning, if it costs more accuracy than this, and than
+    chance."""
 
 
 class Rft(Section):
@@ -39,12 +40,13 @@ class Rft(Section):
     optim: Optim = Optim(steps=200, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
     """`batch` counts questions."""
     often: dict[FamilyName, Positive] = {}
-    """Questions of a family in every turn of all families, 1 where it is not named. Groups about what the agent answers anyway tie, and
-    teach nothing."""
+    """Questions of a family in every turn of all families, 1 where it is not named. Groups about what the
+    agent answers anyway tie, and teach nothing."""
     dtype: Dtype = "auto"
     checkpointing: Checkpointing = "none"
     group: Annotated[int, Field(ge=6)] = 6
-    """Episodes about one question (G). A smaller group hardly ever has a call and none side by side where calls are rare."""
+    """Episodes about one question (G). A smaller group hardly ever has a call and none side by side where
+    calls are rare."""
     inner_steps: Positive = 1
     temperature: Rate = 1.0
     objective: Literal["dapo", "grpo", "dr_grpo", "bnpo", "gspo", "cispo"] = "dapo"
@@ -57,14 +59,16 @@ class Rft(Section):
     ema: Share = 0.99
     """Decay of the teacher towards the policy, per update."""
     curiosity: Weight = 1.0
-    """Weight of the bonus for calls that work while few episodes have one, and of the price of calls beyond the shortest plan's."""
+    """Weight of the bonus for calls that work while few episodes have one, and of the price of calls beyond
+    the shortest plan's."""
     curious_share: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the steps over which the bonus falls to 0."""
     dynamics: Weight = 0.0
-    """Weight of learning progress: by how much better what the episode's calls show is predicted than some steps ago; 0 = nothing is
-    computed."""
+    """Weight of learning progress: by how much better what the episode's calls show is predicted than some
+    steps ago; 0 = nothing is computed."""
     evidence: Weight = 0.2
-    """Weight of 1 for an episode that looked at the things asked about, right or wrong; where no operation is needed it has none."""
+    """Weight of 1 for an episode that looked at the things asked about, right or wrong; where no operation is
+    needed it has none."""
     coherence: Weight = 0.1
     penalty: Weight = 1.0
     phases: RewardPhases = RewardPhases()
@@ -78,5 +82,8 @@ class Rft(Section):
     @model_validator(mode="after")
     def _possible(self) -> Rft:
         if self.optim.batch % self.optim.accumulate:
-            raise Impossible("optim.batch", f"{self.optim.batch} questions can't be shared out to {self.optim.accumulate} micro-batches")
+            raise Impossible(
+                "optim.batch",
+                f"{self.optim.batch} questions can't be shared out to {self.optim.accumulate} micro-batches",
+            )
         return self

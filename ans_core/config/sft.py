@@ -11,16 +11,19 @@ from ans_core.config.training import AutoCheckpointing, DataOptim, Dtype, Lora
 
 
 class Sft(Section):
-    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains (LOG, README)."""
+    """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains
+    (LOG, README)."""
 
     optim: DataOptim = DataOptim(steps=1200, batch=16, lr=7e-4)
-    """Neither steps nor epochs: the base, which must be a Sa2VA then, is passed through, and `rl` starts from it."""
+    """Neither steps nor epochs: the base, which must be a Sa2VA then, is passed through, and `rl` starts from
+    it."""
     decoder_lr: Weight = 1.0
-    """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny model's."""
+    """Factor on the learning rate of SAM2's mask decoder. Upstream: 1, at a rate 25 times smaller than a tiny
+    model's."""
     lora: Lora = Lora()
     lora_ranks_from: str = ""
-    """Folder of this base fine-tuned in full: each layer's rank is then what `lora_energy` of its change needs (4 to 128), and lora.alpha
-    scales with it. Empty = lora.rank everywhere."""
+    """Folder of this base fine-tuned in full: each layer's rank is then what `lora_energy` of its change
+    needs (4 to 128), and lora.alpha scales with it. Empty = lora.rank everywhere."""
     lora_ranks_files: str = ""
     """Its fingerprint; as prepare.sources has it."""
     lora_energy: Annotated[float, Field(gt=0, le=1)] = 0.9
@@ -30,28 +33,34 @@ class Sft(Section):
     mixture: dict[str, Weight] = {
         "referring": 0.5, "region_caption": 0.25, "grounded_caption": 0.1, "video": 0.1, "extra": 0.1,
     }  # fmt: skip
-    """Shares of the rows by kind of data; kinds without data do not count. `extra`: all data sets of prepare.sources together, which divide
-    it by images x repeats. A data set named here has its own share instead."""
+    """Shares of the rows by kind of data; kinds without data do not count. `extra`: all data sets of
+    prepare.sources together, which divide it by images x repeats. A data set named here has its own share
+    instead."""
     length_window: Count = 0
-    """Steps whose rows are grouped by their length in tokens, for less padding and balanced processes; 0: the mixture's order."""
+    """Steps whose rows are grouped by their length in tokens, for less padding and balanced processes; 0: the
+    mixture's order."""
     mask_weight: Weight = 2.0
     dice_weight: Weight = 0.5
     object_weight: Weight = 0.0
-    """Of the object score of `[SEG]`: whether a frame shows the object. With it, the model's masks are blank where the score is negative;
-    0: as upstream, which does not train it and blanks nothing."""
+    """Of the object score of `[SEG]`: whether a frame shows the object. With it, the model's masks are blank
+    where the score is negative; 0: as upstream, which does not train it and blanks nothing."""
     mask_points: Count = 12544
     """Points at which a mask's loss is sampled; 0 = all pixels of its target."""
     objects: Count = 0
-    """Masks of every row with any, as upstream has it (5): drawn from more, repeated from fewer; 0 = each once."""
+    """Masks of every row with any, as upstream has it (5): drawn from more, repeated from fewer; 0 = each
+    once."""
     mask_size: Positive = 256
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
     dtype: Dtype = "auto"
-    """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision base up."""
+    """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision
+    base up."""
     checkpointing: AutoCheckpointing = "none"
-    """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows need on these GPUs."""
+    """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows
+    need on these GPUs."""
     val_every: Count = 0
-    """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the best of them. 0 = none."""
+    """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the
+    best of them. 0 = none."""
     val_rows: Positive = 64
     early_stop: Count = 0
     """The stage ends after this many validations in a row without a lower loss; 0 = never."""
@@ -65,5 +74,7 @@ class Sft(Section):
             if getattr(self, name) and not self.val_every:
                 raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
         if self.val_every and self.overlays_every % self.val_every:
-            raise Impossible("overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}")
+            raise Impossible(
+                "overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}"
+            )
         return self

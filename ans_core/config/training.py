@@ -17,7 +17,8 @@ class Optim(Section):
     """Images (or clips) per optimizer step, over all processes."""
     lr: Annotated[float, Field(gt=0, le=1)]
     muon_lr: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Learning rate of Muon for the matrices of stacked layers, in AdamW's measure; 0: AdamW for all. Not with DeepSpeed."""
+    """Learning rate of Muon for the matrices of stacked layers, in AdamW's measure; 0: AdamW for all. Not
+    with DeepSpeed."""
     weight_decay: Weight = 0.05
     warmup: Share = 0.05
     clip_grad: Rate = 1.0
@@ -29,15 +30,19 @@ class Optim(Section):
     def _possible(self) -> Optim:
         if self.batch < self.accumulate:
             raise Impossible(
-                "batch", f"{self.batch} is less than a sample for each of {self.accumulate} micro-batches (accumulate); raise it"
+                "batch",
+                f"{self.batch} is less than a sample for each of {self.accumulate} micro-batches "
+                "(accumulate); raise it",
             )
         return self
 
     def check_shares(self, name: str, rows: int, what: str, *, processes: int) -> None:
-        """Raise ValueError if a step has less than one of `rows` for each micro-batch of each process. `name`: of the section."""
+        """Raise ValueError if a step has less than one of `rows` for each micro-batch of each process.
+        `name`: of the section."""
         if rows < self.accumulate * processes:
             raise ValueError(
-                f"{name}.optim.batch: {rows} {what} a step are less than one for each of {self.accumulate} micro-batches (accumulate) on"
+                f"{name}.optim.batch: {rows} {what} a step are less than one for each of {self.accumulate} "
+                "micro-batches (accumulate) on"
                 f" each of {processes} processes (launch); raise it, or lower {name}.optim.accumulate"
             )
 
@@ -48,27 +53,33 @@ class DataOptim(Optim):
     steps: Count
     """0: by `epochs`."""
     epochs: Weight = 0.0
-    """Passes over the training data instead of `steps`, which is then 0: a profile or command line that sets one of the two drops the
-    other. 0: by `steps`."""
+    """Passes over the training data instead of `steps`, which is then 0: a profile or command line that sets
+    one of the two drops the other. 0: by `steps`."""
 
     @model_validator(mode="after")
     def _one_length(self) -> DataOptim:
         if self.steps and self.epochs:
-            raise Impossible("epochs", f"{self.epochs:g} epochs and {self.steps} steps are both given; set one of them to 0")
+            raise Impossible(
+                "epochs",
+                f"{self.epochs:g} epochs and {self.steps} steps are both given; set one of them to 0",
+            )
         return self
 
 
 def some_length(optim: DataOptim) -> None:
     """Refuse settings that train nothing. Raises Impossible."""
     if not (optim.steps or optim.epochs):
-        raise Impossible("optim.steps", "optim.steps and optim.epochs are both 0: nothing is learned; set one of them")
+        raise Impossible(
+            "optim.steps", "optim.steps and optim.epochs are both 0: nothing is learned; set one of them"
+        )
 
 
 Dtype = Literal["auto", "fp32", "bf16"]
-"""auto: bf16 where this machine computes it faster than fp32 (GPUs; processors with bf16 instructions), else fp32."""
+"""auto: bf16 where this machine computes it faster than fp32 (GPUs; processors with bf16 instructions), else
+fp32."""
 Checkpointing = Literal["none", "layers"]
-"""layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs alone and run again in the
-backward pass: a third more computation for a fraction of the memory."""
+"""layers: the layers of the language model, and of the vision tower where it is trained, keep their inputs
+alone and run again in the backward pass: a third more computation for a fraction of the memory."""
 AutoCheckpointing = Literal["auto", Checkpointing]
 """auto: as few of them as this machine's memory asks for (docs/full-size.md); none on a CPU."""
 

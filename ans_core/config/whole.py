@@ -43,7 +43,8 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _agent_has_a_base(cls, values: Any) -> Any:
-        """Name the profile's own model where agent.base is empty: agent/dvc.yaml depends on the folder that params.yaml names."""
+        """Name the profile's own model where agent.base is empty: agent/dvc.yaml depends on the folder that
+        params.yaml names."""
         agent = values.get("agent", {})
         own = {"base": f"runs/{values.get('profile')}/model"}
         if isinstance(agent, Agent) and not agent.base:
@@ -71,49 +72,75 @@ class Config(Section):
             if source.role not in read:
                 raise Impossible(
                     f"prepare.sources.{place}.split",
-                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a list, `split: [{source.role}]`, to "
+                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a "
+                    f"list, `split: [{source.role}]`, to "
                     f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
                 )
         for section in ("prepare", "evaluate"):
             for place, source in enumerate(getattr(self, section).sources):
                 if source.name in names:
                     what = "a kind of data" if source.name in DATA_KINDS else "another data set"
-                    raise Impossible(f"{section}.sources.{place}.name", f"{source.name!r} is the name of {what}; give it one of its own")
+                    raise Impossible(
+                        f"{section}.sources.{place}.name",
+                        f"{source.name!r} is the name of {what}; give it one of its own",
+                    )
                 names.append(source.name)
                 if section == "evaluate" and source.hold_out:
-                    raise Impossible(f"evaluate.sources.{place}.hold_out", "all of it is evaluated, so nothing is held out; leave it 0")
+                    raise Impossible(
+                        f"evaluate.sources.{place}.hold_out",
+                        "all of it is evaluated, so nothing is held out; leave it 0",
+                    )
         mixed = [*DATA_KINDS, *(source.name for source in self.prepare.sources)]
         for name in self.sft.mixture:
             if name not in mixed:
                 raise Impossible(
-                    f"sft.mixture.{name}", f"no kind of data and no name in prepare.sources{nearest(name, mixed)}; there are {mixed}"
+                    f"sft.mixture.{name}",
+                    f"no kind of data and no name in prepare.sources{nearest(name, mixed)}; there are "
+                    f"{mixed}",
                 )
 
     def _check_evaluation(self) -> None:
-        """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have, only `prepare` sees."""
-        splits = list(dict.fromkeys(["train", "val", "test", *(source.role for source in self.prepare.sources)]))
+        """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have,
+        only `prepare` sees."""
+        splits = list(
+            dict.fromkeys(["train", "val", "test", *(source.role for source in self.prepare.sources)])
+        )
         prepare, split = self.prepare, self.evaluate.split
         if split not in splits:
-            raise Impossible("evaluate.split", f"no data set has a split {split!r}{nearest(split, splits)}; there are {splits}")
+            raise Impossible(
+                "evaluate.split",
+                f"no data set has a split {split!r}{nearest(split, splits)}; there are {splits}",
+            )
         if not (prepare.scenes or prepare.clips or prepare.sources):
             raise Impossible(
                 "prepare.scenes",
-                "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them",
+                "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to "
+                "train on; set one of them",
             )
         if prepare.sources or self.evaluate.sources:
             return
-        scenes = {"train": prepare.scenes, "val": prepare.val_scenes, "test": prepare.test_scenes}[split] if prepare.scenes else 0
-        clips = {"train": prepare.clips, "val": prepare.val_clips, "test": prepare.test_clips}[split] if prepare.clips else 0
+        scenes = (
+            {"train": prepare.scenes, "val": prepare.val_scenes, "test": prepare.test_scenes}[split]
+            if prepare.scenes
+            else 0
+        )
+        clips = (
+            {"train": prepare.clips, "val": prepare.val_clips, "test": prepare.test_clips}[split]
+            if prepare.clips
+            else 0
+        )
         for place, name in enumerate(self.evaluate.benchmarks):
             if not (clips if name == "video" else scenes) and name not in self.evaluate.optional:
                 raise Impossible(
                     f"evaluate.benchmarks.{place}",
-                    f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} of split {split!r}; "
+                    f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} "
+                    f"of split {split!r}; "
                     "draw some, name it in evaluate.optional, or take it out",
                 )
 
     def _check_memory(self) -> None:
-        """Refuse to train SAM2's memory where no clips can be; which data sets of the user's hold videos, only the stage sees."""
+        """Refuse to train SAM2's memory where no clips can be; which data sets of the user's hold videos,
+        only the stage sees."""
         if not self.memory.train or self.prepare.sources:
             return
         prepare, share = self.prepare, self.memory.image_share
@@ -124,13 +151,19 @@ class Config(Section):
         if lacking:
             raise Impossible(
                 "memory.train",
-                f"nothing to follow: {' = '.join(lacking)} = 0, and prepare.sources names no data set; draw some, or set it to false",
+                f"nothing to follow: {' = '.join(lacking)} = 0, and prepare.sources names no data set; "
+                "draw some, or set it to false",
             )
 
     def _check_base(self) -> None:
         """Refuse to pass a base through that has not learned to draw what it answers with `[SEG]`."""
         optim, base = self.sft.optim, self.base
-        if optim.steps or optim.epochs or base.source == "sam2" or (base.source == "published" and not base.sam2):
+        if (
+            optim.steps
+            or optim.epochs
+            or base.source == "sam2"
+            or (base.source == "published" and not base.sam2)
+        ):
             return
         what = (
             "a language model joined with a SAM2 has random text_hidden_fcs, which make masks of [SEG]"
@@ -139,22 +172,31 @@ class Config(Section):
         )
         raise Impossible(
             "sft.optim.steps",
-            f"without steps and epochs the base is passed through, and {what}: give steps, or start from a Sa2VA (base.source=published,"
+            f"without steps and epochs the base is passed through, and {what}: give steps, or start from a "
+            "Sa2VA (base.source=published,"
             " base.internvl=its folder or hub id, base.sam2 empty)",
         )
 
     def _check_loops(self) -> None:
         if "agent" in self.rl.loops:
-            raise Impossible("rl.loops", "'agent' is the loop of the stage `rft` (`make agent`, settings agent.rft); leave it out here")
+            raise Impossible(
+                "rl.loops",
+                "'agent' is the loop of the stage `rft` (`make agent`, settings agent.rft); leave it out "
+                "here",
+            )
         if "vqa" in self.rl.loops and self.prepare.scenes and not self.prepare.sources:
             raise Impossible(
-                "rl.loops", "'vqa' wants questions about pictures, which drawn scenes have none of: add data (prepare.sources)"
+                "rl.loops",
+                "'vqa' wants questions about pictures, which drawn scenes have none of: add data "
+                "(prepare.sources)",
             )
 
     def _check_judge(self) -> None:
         if self.agent.cota.judge and not self.judge.model:
             raise Impossible(
-                "agent.cota.judge", "judge.model is empty, and by rules traces are filtered anyway: name a model there, or set it to false"
+                "agent.cota.judge",
+                "judge.model is empty, and by rules traces are filtered anyway: name a model there, or set "
+                "it to false",
             )
 
     def _check_ranks(self) -> None:
@@ -162,7 +204,8 @@ class Config(Section):
         if named and Path(named).resolve().is_relative_to(own.resolve()):
             raise Impossible(
                 "agent.sft.lora_ranks_from",
-                f"{named} is removed and made anew by this profile's own stages; copy it, and name the copy: cp -rL {named} whole",
+                f"{named} is removed and made anew by this profile's own stages; copy it, and name the "
+                f"copy: cp -rL {named} whole",
             )
 
     def _check_processes(self) -> None:
@@ -172,19 +215,22 @@ class Config(Section):
             if optim.batch < processes * optim.accumulate:
                 raise Impossible(
                     f"{section}.optim.batch",
-                    f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches (accumulate) on each of "
+                    f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches "
+                    "(accumulate) on each of "
                     f"{processes} processes (launch); raise it",
                 )
             if optim.muon_lr and self.launch.deepspeed_stage:
                 raise Impossible(
                     f"{section}.optim.muon_lr",
-                    "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or launch.deepspeed_stage to 0",
+                    "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or "
+                    "launch.deepspeed_stage to 0",
                 )
         for section, loops in (("rl", self.rl), ("agent.rft", self.agent.rft)):
             several = self.launch.of(section.rpartition(".")[2]).processes > 1
             if loops.inner_steps > 1 and several and loops.optim.save_every % loops.inner_steps:
                 raise Impossible(
                     f"{section}.optim.save_every",
-                    f"{loops.optim.save_every} must be a multiple of {section}.inner_steps {loops.inner_steps} on several processes: "
+                    f"{loops.optim.save_every} must be a multiple of {section}.inner_steps "
+                    f"{loops.inner_steps} on several processes: "
                     "rollouts that are still to be learned from are saved for the first process alone",
                 )

@@ -1,5 +1,6 @@
-"""Read a YAML file into plain values and the line of every key, and write it. ruamel.yaml does both, as DVC reads params.yaml (YAML 1.2:
-`1e-4` is a number, `yes` and `1:30` are text), so that a value never means one thing to DVC and another to a stage."""
+"""Read a YAML file into plain values and the line of every key, and write it. ruamel.yaml does both, as DVC
+reads params.yaml (YAML 1.2: `1e-4` is a number, `yes` and `1:30` are text), so that a value never means one
+thing to DVC and another to a stage."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a file. Raises ConfigError, with file, line and key, for anything that is not a mapping of plain values, each key once."""
+    """Read a file. Raises ConfigError, with file, line and key, for anything that is not a mapping of plain
+    values, each key once."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -41,7 +43,10 @@ def read_yaml(path: Path) -> YamlFile:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from None
     values, lines = parse(text, source=str(path))
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}:1: must hold `key: value` lines, it holds {'nothing' if values is None else type(values).__name__}")
+        raise ConfigError(
+            f"{path}:1: must hold `key: value` lines, it holds "
+            f"{'nothing' if values is None else type(values).__name__}"
+        )
     return YamlFile(path=path, values=values, lines=lines)
 
 
@@ -54,7 +59,9 @@ def parse(text: str, *, source: str) -> tuple[Any, dict[Keys, int]]:
         return (reader.plain(node, ()) if node else None), reader.lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError(f"{source}{f':{mark.line + 1}' if mark else ''} is no YAML: {error.problem or error.context}") from None
+        raise ConfigError(
+            f"{source}{f':{mark.line + 1}' if mark else ''} is no YAML: {error.problem or error.context}"
+        ) from None
     except YAMLError as error:
         raise ConfigError(f"{source} is no YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -62,7 +69,8 @@ def parse(text: str, *, source: str) -> tuple[Any, dict[Keys, int]]:
 
 
 class _Representer(SafeRepresenter):
-    """Writes 3.0e-05, which is a number in every version of YAML: 3e-05 is a text for readers of 1.1 (PyYAML)."""
+    """Writes 3.0e-05, which is a number in every version of YAML: 3e-05 is a text for readers of 1.1
+    (PyYAML)."""
 
     def represent_float(self, data: float) -> ScalarNode:
         node: ScalarNode = super().represent_float(data)
@@ -105,7 +113,9 @@ class _Reader:
         if kind == "seq":
             return [self.plain(item, (*keys, str(place))) for place, item in enumerate(node.value)]
         if kind not in SCALARS:
-            raise self._error(node, keys, f"is no text, number, true, false, list or table (but {kind}); put text in quotes")
+            raise self._error(
+                node, keys, f"is no text, number, true, false, list or table (but {kind}); put text in quotes"
+            )
         try:
             return self.yaml.constructor.construct_object(node)
         except (ValueError, KeyError) as error:  # 5,000 digits; `!!int x`
@@ -118,10 +128,14 @@ class _Reader:
                 raise self._error(name, keys, f"has a key that is no name: {str(name.value)[:40]!r}")
             place = (*keys, name.value)
             if name.value in values:
-                raise self._error(name, place, f"stands there twice, first in line {self.lines[place]}; keep one")
+                raise self._error(
+                    name, place, f"stands there twice, first in line {self.lines[place]}; keep one"
+                )
             self.lines[place] = name.start_mark.line + 1
             values[name.value] = self.plain(value, place)
         return values
 
     def _error(self, node: Node, keys: Keys, what: str) -> ConfigError:
-        return ConfigError(f"{self.source}:{node.start_mark.line + 1}: {'.'.join(keys) or 'the whole'} {what}")
+        return ConfigError(
+            f"{self.source}:{node.start_mark.line + 1}: {'.'.join(keys) or 'the whole'} {what}"
+        )

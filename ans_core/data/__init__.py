@@ -1,4 +1,5 @@
-"""Read a prepared folder (`datasets.json`, written by the stage `prepare`) and return its data sets as Samples."""
+"""Read a prepared folder (`datasets.json`, written by the stage `prepare`) and return its data sets as
+Samples."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
 Kind = Literal["referring", "region_caption", "grounded_caption", "video", "masks", "phrases", "extra"]
-"""The role of a data set in the mixture; masks: drawn things without words, and phrases: words for them without masks, which have
-no share of it; extra: a user's own data set, with samples of any task."""
+"""The role of a data set in the mixture; masks: drawn things without words, and phrases: words for them
+without masks, which have no share of it; extra: a user's own data set, with samples of any task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetEntry:
-    """One split of one data set, as stages see it. `path` is relative to the prepared folder; for kind "extra" it is as in the settings
-    (relative to the working folder)."""
+    """One split of one data set, as stages see it. `path` is relative to the prepared folder; for kind
+    "extra" it is as in the settings (relative to the working folder)."""
 
     name: str
     format: str
@@ -43,15 +44,20 @@ class DatasetEntry:
 
 
 def write_entries(prepared: Path, entries: Collection[DatasetEntry]) -> None:
-    (prepared / "datasets.json").write_text(json.dumps([_record(e) for e in entries], indent=1) + "\n", encoding="utf-8")
+    (prepared / "datasets.json").write_text(
+        json.dumps([_record(e) for e in entries], indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def _record(entry: DatasetEntry) -> dict[str, object]:
     return {key: value for key, value in asdict(entry).items() if key not in ("parts", "hold_out") or value}
 
 
-def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str] | None = None) -> list[DatasetEntry]:
-    """Return the entries of a split (None: all) and of some kinds (None: all), in the order they were written."""
+def read_entries(
+    prepared: Path, split: str | None = None, kinds: Collection[str] | None = None
+) -> list[DatasetEntry]:
+    """Return the entries of a split (None: all) and of some kinds (None: all), in the order they were
+    written."""
     if unknown := set(kinds or ()) - set(get_args(Kind)):
         raise ValueError(f"no kinds of data {sorted(unknown)}; there are {list(get_args(Kind))}")
     file = prepared / "datasets.json"
@@ -63,10 +69,12 @@ def read_entries(prepared: Path, split: str | None = None, kinds: Collection[str
 
 
 def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
-    """Read a drawn data set into a list. One of the user's may be of any size: it is read once, into an index beside the prepared folder,
-    and again when its files change."""
+    """Read a drawn data set into a list. One of the user's may be of any size: it is read once, into an index
+    beside the prepared folder, and again when its files change."""
     if entry.kind != "extra":
-        return read_samples(format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.on_disk)
+        return read_samples(
+            format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.on_disk
+        )
     path = existing(entry.format, Path(entry.path), name=entry.name)
     split = ", ".join(entry.parts) or entry.split
     split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
@@ -76,7 +84,8 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
 
 
 def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
-    """Read a split; with `hold_out` the part of "train", or of the parts that stand for it, that is this split."""
+    """Read a split; with `hold_out` the part of "train", or of the parts that stand for it, that is this
+    split."""
     if not entry.hold_out:
         yield from splits.read(entry.format, path, name=entry.name, split=entry.on_disk)
         return
@@ -86,12 +95,14 @@ def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
 
 
 def is_held_out(image: str, *, share: float) -> bool:
-    """Tell whether a picture belongs to this share, by a hash of its name alone: more data never moves a picture."""
+    """Tell whether a picture belongs to this share, by a hash of its name alone: more data never moves a
+    picture."""
     return int(hashlib.sha256(image.encode()).hexdigest(), 16) % 10_000 < round(share * 10_000)
 
 
 def read_samples(*, format: str, path: Path, name: str, split: str | Sequence[str]) -> list[Sample]:
-    """Read a split, or several as one, of a data set of any format; ValueError names the wrong file and record."""
+    """Read a split, or several as one, of a data set of any format; ValueError names the wrong file and
+    record."""
     found = existing(format, path, name=name)
     return list(splits.read(format, found, name=name, split=split))
 
@@ -99,7 +110,9 @@ def read_samples(*, format: str, path: Path, name: str, split: str | Sequence[st
 def existing(format: str, path: Path, *, name: str) -> Path:
     """Return the path; ValueError if there is no such format or file."""
     if format not in FORMATS:
-        raise ValueError(f"data set {name!r}: no format {format!r}; ans_core/data/formats has {sorted(FORMATS)}")
+        raise ValueError(
+            f"data set {name!r}: no format {format!r}; ans_core/data/formats has {sorted(FORMATS)}"
+        )
     if not path.exists():
         raise ValueError(f"data set {name!r}: {path} does not exist; correct its path in params.yaml")
     return path
@@ -113,7 +126,9 @@ def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> di
 def sources(prepared: Path, split: str, kinds: Collection[str] | None = None) -> list[Source]:
     """Return the data sets of a split as sources of a mixture."""
     entries = read_entries(prepared, split, kinds)
-    return [Source(name=e.name, kind=e.kind, samples=read_entry(prepared, e), repeats=e.repeats) for e in entries]
+    return [
+        Source(name=e.name, kind=e.kind, samples=read_entry(prepared, e), repeats=e.repeats) for e in entries
+    ]
 
 
 def of_kind(loaded: Collection[Source], kind: str) -> list[Sample]:

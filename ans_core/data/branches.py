@@ -16,8 +16,8 @@ from ans_core.data.tensor_batch import TensorBatch
 class BranchPlaces(TensorBatch):
     """Indices of tokens in the flattened batch (B x L), -1 where there is none.
 
-    What comes before a row's second branch is plainly causal: the prefix and the first branch are read together. Every later branch is read
-    after the prefix of its row.
+    What comes before a row's second branch is plainly causal: the prefix and the first branch are read
+    together. Every later branch is read after the prefix of its row.
     """
 
     first: Int[Tensor, "B J"]
@@ -28,8 +28,8 @@ class BranchPlaces(TensorBatch):
     rows: Int[Tensor, " N"]
     """Its row."""
     back: Int[Tensor, " T"]
-    """Of every token of the batch (T = B x L), its index among the results of `first`, then those of `later`, then one of zeros, which
-    padding gets."""
+    """Of every token of the batch (T = B x L), its index among the results of `first`, then those of `later`,
+    then one of zeros, which padding gets."""
 
     @property
     def scores(self) -> int:
@@ -41,12 +41,13 @@ class BranchPlaces(TensorBatch):
 def branch_places(branch: Int[Tensor, "B L"], *, multiple: int = 1) -> BranchPlaces:
     """Find the parts of packed rows: prefix (0), branches (1..k) one after another, padding (-1).
 
-    `multiple`: lengths are rounded up to it, and there is always a later branch, so that compiled code meets no odd size. On a GPU every
-    call waits for it several times; it belongs where batches are made.
+    `multiple`: lengths are rounded up to it, and there is always a later branch, so that compiled code meets
+    no odd size. On a GPU every call waits for it several times; it belongs where batches are made.
     """
     count, length = branch.shape
     runs, lengths = torch.unique_consecutive(
-        (torch.arange(count, device=branch.device)[:, None] * (length + 2) + branch + 1).flatten(), return_counts=True
+        (torch.arange(count, device=branch.device)[:, None] * (length + 2) + branch + 1).flatten(),
+        return_counts=True,
     )
     rows, numbers, starts = runs // (length + 2), runs % (length + 2) - 1, lengths.cumsum(0) - lengths
     answered = numbers > 0

@@ -28,13 +28,17 @@ FAULTY = 1
 GUESSED = ("train", "val", "test")
 """Splits that are read where faults keep the data set from telling its own."""
 TURNED = (
-    "{count:,} pictures have an EXIF tag that turns them, as {example}. They are shown upright, and masks of the stored pixels are turned "
-    "along; masks count as of the upright picture only where the annotation states its size. Look at them (`ans data show`); if they lie "
+    "{count:,} pictures have an EXIF tag that turns them, as {example}. They are shown upright, and masks "
+    "of the stored pixels are turned "
+    "along; masks count as of the upright picture only where the annotation states its size. Look at them "
+    "(`ans data show`); if they lie "
     "wrong, turn the pixels, drop the tag and annotate these again"
 )
 NO_IDENTITIES = (
-    "split {split!r}: {count:,} masks join all of a category in a clip, since the annotation has no instance_id or track_id. They teach"
-    " what the category's name means; the stage `memory` leaves them out: give each object a number of its own, the same in every frame"
+    "split {split!r}: {count:,} masks join all of a category in a clip, since the annotation has no "
+    "instance_id or track_id. They teach"
+    " what the category's name means; the stage `memory` leaves them out: give each object a number of its "
+    "own, the same in every frame"
 )
 SHOWN = 5
 """Pairs of pictures that are named."""
@@ -50,7 +54,9 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
     if source := known.get(name_or_path):
         return source.name, root / source.path, data_format or source.format
     if not path.exists():
-        raise ValueError(f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(known)}")
+        raise ValueError(
+            f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(known)}"
+        )
     form = data_format or training_format(path)
     if form not in FORMATS:
         raise ValueError(f"no format named {form!r}; ans_core/data/formats has {sorted(FORMATS)}")
@@ -58,13 +64,15 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
 
 
 def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, page: Path) -> int:
-    """Read a data set as training would; with `pixels` also decode and compare its pictures. The exit status tells whether anything is
-    wrong. `page` is written with counts, pictures and everything that was found."""
+    """Read a data set as training would; with `pixels` also decode and compare its pictures. The exit status
+    tells whether anything is wrong. `page` is written with counts, pictures and everything that was found."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
     read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
     found = {part: facts(samples) for part, samples in read.items()}
-    noted = warnings(read, present) + [NO_IDENTITIES.format(split=part, count=of.joined) for part, of in found.items() if of.joined]
+    noted = warnings(read, present) + [
+        NO_IDENTITIES.format(split=part, count=of.joined) for part, of in found.items() if of.joined
+    ]
     if turned:
         noted.append(TURNED.format(count=len(turned), example=_told(turned[0])))
     if pixels:
@@ -78,7 +86,11 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
         print(f"error: {line}", file=sys.stderr)
     if not wrong:
         print("no fault found" if pixels else "no fault found (pictures were not decoded)")
-    entries = {part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra") for part, s in read.items() if s}
+    entries = {
+        part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra")
+        for part, s in read.items()
+        if s
+    }
     samples = {entry: read[part] for part, entry in entries.items()}
     known = {entry: found[part] for part, entry in entries.items()}
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -90,8 +102,8 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
 def read_all(
     name: str, path: Path, form: str, split: str | None, *, pixels: bool, beside: Path
 ) -> tuple[dict[str, SampleIndex], list[str], list[str], list[ImageRef]]:
-    """Read every split, or one, into indexes in the folder `beside`. Return the samples of those without fault, the splits of the data set,
-    all faults of the others, and pictures that are shown turned."""
+    """Read every split, or one, into indexes in the folder `beside`. Return the samples of those without
+    fault, the splits of the data set, all faults of the others, and pictures that are shown turned."""
     wrong: dict[str, None] = {}
     turned: list[ImageRef] = []
     read: dict[str, SampleIndex] = {}
@@ -102,8 +114,13 @@ def read_all(
         wrong |= dict.fromkeys(error.faults)
     for part in [split] if split else present or GUESSED:
         try:
-            with tqdm(desc=f"read {part}", unit=" records", mininterval=1) as bar, checks.counting(bar.update):
-                samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, beside=beside)
+            with (
+                tqdm(desc=f"read {part}", unit=" records", mininterval=1) as bar,
+                checks.counting(bar.update),
+            ):
+                samples = nameless_index(
+                    FORMATS[form](path, name=name, split=part), dataset=name, beside=beside
+                )
             if pixels:
                 turned += check_pictures(samples, where=f"{path}, split {part!r}")
             read[part] = samples
@@ -121,17 +138,30 @@ def summary(split: str, of: Facts) -> list[str]:
         return [f"split {split!r}: no samples"]
     sizes = sorted(of.sizes, key=lambda size: size[0] * size[1])
     lines = [
-        f"split {split!r}: {of.samples:,} samples ({', '.join(f'{task} {n:,}' for task, n in sorted(of.tasks.items()))})",
-        f"  {sum(of.frames.values()):,} pictures, {' to '.join(dict.fromkeys(f'{w} x {h}' for w, h in (sizes[0], sizes[-1])))} pixels",
+        f"split {split!r}: {of.samples:,} samples "
+        f"({', '.join(f'{task} {n:,}' for task, n in sorted(of.tasks.items()))})",
+        f"  {sum(of.frames.values()):,} pictures, "
+        f"{' to '.join(dict.fromkeys(f'{w} x {h}' for w, h in (sizes[0], sizes[-1])))} pixels",
         f"  texts of {min(of.words)} to {max(of.words)} words, median {statistics.median(of.words):g}",
     ]
     if lengths := sorted(length for length in of.frames.values() if length > 1):
-        lines.append(f"  {len(lengths):,} clips of {lengths[0]} to {lengths[-1]} frames, median {statistics.median(lengths):g}")
+        lines.append(
+            f"  {len(lengths):,} clips of {lengths[0]} to {lengths[-1]} frames, median "
+            f"{statistics.median(lengths):g}"
+        )
     if of.areas:
-        lines.append(f"  {len(of.areas):,} masks, median area {statistics.median(of.areas):.1%} of the picture")
+        lines.append(
+            f"  {len(of.areas):,} masks, median area {statistics.median(of.areas):.1%} of the picture"
+        )
     if of.absent or of.unknown:
-        lines.append(f"  {of.absent:,} times an object is absent from a frame, {of.unknown:,} times a frame is not annotated")
-    return [*lines, *([f"  {of.without:,} expressions that nothing in the picture fits"] if of.without else [])]
+        lines.append(
+            f"  {of.absent:,} times an object is absent from a frame, {of.unknown:,} times a frame is not "
+            "annotated"
+        )
+    return [
+        *lines,
+        *([f"  {of.without:,} expressions that nothing in the picture fits"] if of.without else []),
+    ]
 
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
@@ -143,7 +173,10 @@ def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> li
         shared, first, _ = np.intersect1d(pictures[one], pictures[other], return_indices=True)
         if len(shared):
             example = _told(read[one][int(first.min())].frames[0])
-            lines.append(f"{len(shared):,} pictures are in {one!r} and in {other!r}, as {example}: what is measured there was trained on")
+            lines.append(
+                f"{len(shared):,} pictures are in {one!r} and in {other!r}, as {example}: what is measured "
+                "there was trained on"
+            )
     return lines
 
 
@@ -154,7 +187,10 @@ def alike(read: Mapping[str, Sequence[Sample]]) -> list[str]:
     for one, other in dict.fromkeys(pair.splits for pair in found):
         pairs = [pair.pictures for pair in found if pair.splits == (one, other)]
         named_pairs = "; ".join(f"{_told(a)} and {_told(b)}" for a, b in pairs[:SHOWN])
-        lines.append(f"{len(pairs):,} pictures of {other!r} look like one of {one!r}: {named_pairs}{' ...' if len(pairs) > SHOWN else ''}")
+        lines.append(
+            f"{len(pairs):,} pictures of {other!r} look like one of {one!r}: "
+            f"{named_pairs}{' ...' if len(pairs) > SHOWN else ''}"
+        )
     return lines
 
 

@@ -1,5 +1,5 @@
-"""Draw (seed, split, index) -> a short clip of moving, crossing, leaving and entering things, their masks per frame, and expressions about
-them."""
+"""Draw (seed, split, index) -> a short clip of moving, crossing, leaving and entering things, their masks per
+frame, and expressions about them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
-from ans_core.data.scene_text import ATTRIBUTES, Expression, Query, has_attributes, phrase, several_expression, unique_query, words
-from ans_core.data.scenes import FULL, SPLITS, Thing, World, background, outline, random_attributes, random_thing, render
+from ans_core.data.scene_text import (
+    ATTRIBUTES,
+    Expression,
+    Query,
+    has_attributes,
+    phrase,
+    several_expression,
+    unique_query,
+    words,
+)
+from ans_core.data.scenes import (
+    FULL,
+    SPLITS,
+    Thing,
+    World,
+    background,
+    outline,
+    random_attributes,
+    random_thing,
+    render,
+)
 
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 MOTIONS = ("still", "straight", "bouncing", "leaving", "entering")
-MOTION_WORDS = {"still": "that does not move", "leaving": "that leaves the picture", "entering": "that enters the picture"}
+MOTION_WORDS = {
+    "still": "that does not move",
+    "leaving": "that leaves the picture",
+    "entering": "that enters the picture",
+}
 SEEN = 0.5
 """Every thing shows at least this share of its area in at least two frames."""
 
@@ -36,18 +59,25 @@ class Clip:
     masks: Bool[np.ndarray, "N F H W"]
 
 
-def draw_clip(*, seed: int, split: str, index: int, image_size: int, frames: int, world: World = FULL) -> Clip:
-    """Draw a clip that depends on the arguments alone. Draw again if a thing is hardly ever visible, or a leaving (entering) thing is
-    visible in the last (first) frame."""
+def draw_clip(
+    *, seed: int, split: str, index: int, image_size: int, frames: int, world: World = FULL
+) -> Clip:
+    """Draw a clip that depends on the arguments alone. Draw again if a thing is hardly ever visible, or a
+    leaving (entering) thing is visible in the last (first) frame."""
     key = [seed, SPLITS.index(split), index, 7]  # 7: a random stream of its own, unlike those of still scenes
     count = int(np.random.default_rng(key).integers(2, 5))
     attempt = 1
     while True:
         rng = np.random.default_rng([*key, attempt])
-        things = tuple(_moving(rng, *drawn, frames=frames, world=world) for drawn in random_attributes(rng, count, world))
+        things = tuple(
+            _moving(rng, *drawn, frames=frames, world=world) for drawn in random_attributes(rng, count, world)
+        )
         canvas = background(rng, image_size)
         shots = [
-            render(tuple(replace(m.thing, x=float(m.path[f, 0]), y=float(m.path[f, 1])) for m in things), canvas) for f in range(frames)
+            render(
+                tuple(replace(m.thing, x=float(m.path[f, 0]), y=float(m.path[f, 1])) for m in things), canvas
+            )
+            for f in range(frames)
         ]
         masks = np.stack([shot[1] for shot in shots], 1)  # (N, F, H, W)
         if _well_seen(things, masks):
@@ -69,14 +99,18 @@ def clip_expressions(rng: np.random.Generator, things: Sequence[Moving], count: 
     return [*found, several] if several and rng.random() < 0.4 else found
 
 
-def _attribute_expression(rng: np.random.Generator, things: Sequence[Moving], target: int) -> Expression | None:
-    query = unique_query(rng, [m.thing for m in things], target, lambda r, drawn, i: _attributes_of(r, drawn[i], least=1))
+def _attribute_expression(
+    rng: np.random.Generator, things: Sequence[Moving], target: int
+) -> Expression | None:
+    query = unique_query(
+        rng, [m.thing for m in things], target, lambda r, drawn, i: _attributes_of(r, drawn[i], least=1)
+    )
     return None if query is None else Expression(text=phrase(query), targets=(target,), kind="attribute")
 
 
 def _motion_expression(rng: np.random.Generator, things: Sequence[Moving], target: int) -> Expression | None:
-    """Write e.g. `the circle moving left`: attributes and motion together mean one thing, and no thing with these attributes moves in an
-    unclear direction."""
+    """Write e.g. `the circle moving left`: attributes and motion together mean one thing, and no thing with
+    these attributes moves in an unclear direction."""
     mover = things[target]
     for _ in range(8):
         query = _attributes_of(rng, mover.thing, least=0)
@@ -99,7 +133,9 @@ def _attributes_of(rng: np.random.Generator, thing: Thing, *, least: int) -> Que
     return Query(**{name: getattr(thing, name) for name in said})
 
 
-def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, frames: int, world: World) -> Moving:
+def _moving(
+    rng: np.random.Generator, shape: str, colour: str, size: str, *, frames: int, world: World
+) -> Moving:
     thing = random_thing(rng, shape=shape, colour=colour, size=size, world=world)
     motion = str(rng.choice(MOTIONS, p=(0.2, 0.35, 0.15, 0.15, 0.15)))
     low, high = -outline(thing).min(0), 1 - outline(thing).max(0)
@@ -113,18 +149,24 @@ def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, fra
     if motion == "bouncing":
         way = rng.uniform(0.5, 0.9, 2) * rng.choice((-1, 1), 2)
         span = high - low
-        path = low + span - np.abs((start - low + way * time) % (2 * span) - span)  # a triangle wave between the walls
+        # a triangle wave between the walls
+        path = low + span - np.abs((start - low + way * time) % (2 * span) - span)
         return Moving(thing=thing, motion=motion, direction=None, path=path)
     edge = high[axis] if ahead[axis] > 0 else low[axis]
     if motion == "straight":
         length = min(rng.uniform(0.25, 0.6), 0.95 * (high[axis] - low[axis]))
-        start[axis] = rng.uniform(low[axis], high[axis] - length) if ahead[axis] > 0 else rng.uniform(low[axis] + length, high[axis])
+        start[axis] = (
+            rng.uniform(low[axis], high[axis] - length)
+            if ahead[axis] > 0
+            else rng.uniform(low[axis] + length, high[axis])
+        )
     else:
         start[axis] = edge - ahead[axis] * rng.uniform(0.15, 0.4)
         length = abs(edge - start[axis]) + 2.2 * thing.radius
     if motion == "entering":
         end = start.copy()
-        end[axis] = low[axis] + high[axis] - start[axis]  # the same path mirrored: from the opposite edge inwards
+        # the same path mirrored: from the opposite edge inwards
+        end[axis] = low[axis] + high[axis] - start[axis]
         path = end - ahead * length * (1 - time)
     else:
         path = start + ahead * length * time
@@ -136,5 +178,8 @@ def _moving(rng: np.random.Generator, shape: str, colour: str, size: str, *, fra
 def _well_seen(things: Sequence[Moving], masks: Bool[np.ndarray, "N F H W"]) -> bool:
     areas = masks.sum((2, 3))
     seen = (areas >= SEEN * areas.max(1, keepdims=True)).sum(1)
-    gone = all((m.motion != "leaving" or areas[i, -1] == 0) and (m.motion != "entering" or areas[i, 0] == 0) for i, m in enumerate(things))
+    gone = all(
+        (m.motion != "leaving" or areas[i, -1] == 0) and (m.motion != "entering" or areas[i, 0] == 0)
+        for i, m in enumerate(things)
+    )
     return bool((areas.max(1) > 0).all() and (seen >= min(2, masks.shape[1])).all() and gone)

@@ -1,4 +1,5 @@
-"""Collate rows of turns into one Batch of tensors: packed tokens, pictures for both encoders, targets of every mask."""
+"""Collate rows of turns into one Batch of tensors: packed tokens, pictures for both encoders, targets of
+every mask."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class TooLong(ValueError):
 class Batch(TensorBatch):
     """B rows, ready for the model.
 
-    A row is its image prefix and its branches (question + answer); see `Packed` in model/packing.py for the fields that share its names.
+    A row is its image prefix and its branches (question + answer); see `Packed` in model/packing.py for the
+    fields that share its names.
     """
 
     ON_HOST = frozenset({"regions"})
@@ -91,7 +93,8 @@ class Batch(TensorBatch):
     loss_mask: Bool[Tensor, "B L"]
     places: BranchPlaces
     learned: Int[Tensor, "2 T"]
-    """Row and place of every token in `loss_mask`. Like all places here they are counted once, on the CPU: a GPU would wait for it."""
+    """Row and place of every token in `loss_mask`. Like all places here they are counted once, on the CPU: a
+    GPU would wait for it."""
     segs: Int[Tensor, "2 G"]
     """Row and place of every learned `[SEG]`."""
     slots: tuple[int, ...]
@@ -102,29 +105,31 @@ class Batch(TensorBatch):
     sam_frames: Float[Tensor, "Q 3 S S"]
     """Frames in which some mask is drawn; rows without masks add none, so nothing is encoded for them."""
     pair_seg: Int[Tensor, " P"]
-    """First half of the (seg, frame) pairs to draw: index into the batch's `[SEG]` tokens in row-major order."""
+    """First half of the (seg, frame) pairs to draw: index into the batch's `[SEG]` tokens in row-major
+    order."""
     pair_frame: Int[Tensor, " P"]
     """Second half: index into sam_frames."""
     targets: Bool[Tensor, "P M M"]
     pair_seeds: list[int]
     """One per pair: a mask's random points depend on its row alone, not on the other rows."""
     totals: Mapping[str, float] = field(default_factory=dict)
-    """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the step. Empty = counts of this
-    batch."""
+    """What losses are divided by: learned `tokens` and `masks` of all micro-batches and processes of the
+    step. Empty = counts of this batch."""
     looks: Int[Tensor, "K 3"]
-    """(row, place, thing) of the tokens whose attention has a known target (`Turn.targets`), in order: the token before the answer and its
-    `<box>` or, where nothing fits, its first; of an answer with several boxes, each `<box>`; if a region is described, all tokens that
-    predict the answer."""
+    """(row, place, thing) of the tokens whose attention has a known target (`Turn.targets`), in order: the
+    token before the answer and its `<box>` or, where nothing fits, its first; of an answer with several
+    boxes, each `<box>`; if a region is described, all tokens that predict the answer."""
     things: Float[Tensor, "O cells"]
-    """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up to 1, or to 0 if the thing
-    is not there."""
+    """How each such thing spreads over the cells of the view that shows the whole picture; every row adds up
+    to 1, or to 0 if the thing is not there."""
     boxes: Float[Tensor, "O 4"]
     """The things' boxes: x1, y1, x2, y2 as shares of the image; zeros if not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRow:
-    """One row's tokens: a prefix (branch 0), then branches of question and answer, each continuing the prefix's positions."""
+    """One row's tokens: a prefix (branch 0), then branches of question and answer, each continuing the
+    prefix's positions."""
 
     ids: list[int]
     positions: list[int]
@@ -132,13 +137,23 @@ class PackedRow:
     learned: list[bool]
 
     def predicting(self, branch: int) -> list[int]:
-        """Return the places of tokens that predict this branch's answer: the last of its question and all but the last of its answer."""
-        return [i - 1 for i, (b, learned) in enumerate(zip(self.branches, self.learned, strict=True)) if b == branch and learned]
+        """Return the places of tokens that predict this branch's answer: the last of its question and all but
+        the last of its answer."""
+        return [
+            i - 1
+            for i, (b, learned) in enumerate(zip(self.branches, self.learned, strict=True))
+            if b == branch and learned
+        ]
 
 
 def pack_row(prefix: list[int], branches: Sequence[Sequence[list[int]]]) -> PackedRow:
     """Pack a prefix and branches of question ids and answer ids in turns; only answers are learned."""
-    ids, positions, numbers, learned = list(prefix), list(range(len(prefix))), [0] * len(prefix), [False] * len(prefix)
+    ids, positions, numbers, learned = (
+        list(prefix),
+        list(range(len(prefix))),
+        [0] * len(prefix),
+        [False] * len(prefix),
+    )
     for number, branch in enumerate(branches, start=1):
         length = sum(map(len, branch))
         ids += chain.from_iterable(branch)
@@ -159,7 +174,9 @@ def prefix_ids(
     """Return the start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
     before = prompts.TEMPLATES[template].user.split("{input}")[0]
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
-    return start + tokenizer.encode(before + prompts.image_text(frame_tokens, marks), add_special_tokens=False)
+    return start + tokenizer.encode(
+        before + prompts.image_text(frame_tokens, marks), add_special_tokens=False
+    )
 
 
 def question_ids(
@@ -170,30 +187,42 @@ def question_ids(
     cells: Sequence[int],
     marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
 ) -> list[int]:
-    """Return the rest of the user's turn (regions of `cells` tokens, the question), up to the start of the answer."""
+    """Return the rest of the user's turn (regions of `cells` tokens, the question), up to the start of the
+    answer."""
     after = prompts.TEMPLATES[template].user.split("{input}")[1]
-    return tokenizer.encode((prompts.region_text(cells, marks) or "\n") + question + after, add_special_tokens=False)
+    return tokenizer.encode(
+        (prompts.region_text(cells, marks) or "\n") + question + after, add_special_tokens=False
+    )
 
 
-def encode_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grids: Sequence[Grid]) -> PackedRow:
-    """Tokenize a row whose views give image tokens in these grids. Raises TooLong if a conversation is longer than the context: image
-    tokens and `[SEG]` are never cut silently."""
+def encode_row(
+    row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grids: Sequence[Grid]
+) -> PackedRow:
+    """Tokenize a row whose views give image tokens in these grids. Raises TooLong if a conversation is longer
+    than the context: image tokens and `[SEG]` are never cut silently."""
     clip = len(row.frames) > 1
-    prefix = prefix_ids(tokenizer, template=layout.template, frame_tokens=token_counts(grids, clip=clip), marks=layout.marks)
+    prefix = prefix_ids(
+        tokenizer, template=layout.template, frame_tokens=token_counts(grids, clip=clip), marks=layout.marks
+    )
     branches = [branch_ids(turn, tokenizer, layout, grid=grids[shown_view(clip=clip)]) for turn in row.turns]
     lengths = [len(prefix) + sum(map(len, branch)) for branch in branches]
     longest = max(lengths, default=len(prefix))
     if longest > layout.max_length:
         raise TooLong(
-            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer tiles or frames, or shorter texts",
-            tuple(turn for turn, length in zip(row.turns, lengths, strict=True) if length <= layout.max_length),
+            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer "
+            "tiles or frames, or shorter texts",
+            tuple(
+                turn for turn, length in zip(row.turns, lengths, strict=True) if length <= layout.max_length
+            ),
         )
     return pack_row(prefix, branches)
 
 
-def branch_ids(turn: Turn, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grid: Grid) -> list[list[int]]:
-    """Tokenize a conversation: question, answer, question, answer, ..., ending with the turn's own. `grid` is of the view that shows its
-    regions."""
+def branch_ids(
+    turn: Turn, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grid: Grid
+) -> list[list[int]]:
+    """Tokenize a conversation: question, answer, question, answer, ..., ending with the turn's own. `grid` is
+    of the view that shows its regions."""
     cells = [int(r.sum()) for r in region_cells(turn, grid)]
     turns = (*turn.past, (turn.question, turn.answer))
     return conversation_ids(tokenizer, turns, template=layout.template, cells=cells, marks=layout.marks)
@@ -207,12 +236,19 @@ def conversation_ids(
     cells: Sequence[int],
     marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
 ) -> list[list[int]]:
-    """Tokenize (question, answer) pairs about what `prefix_ids` shows: question, answer, question, answer, ..."""
+    """Tokenize (question, answer) pairs about what `prefix_ids` shows: question, answer, question, answer,
+    ..."""
     form = prompts.TEMPLATES[template]
     (first, answer), *rest = turns
-    parts = [question_ids(tokenizer, first, template=template, cells=cells, marks=marks), _ids(tokenizer, answer + form.suffix)]
+    parts = [
+        question_ids(tokenizer, first, template=template, cells=cells, marks=marks),
+        _ids(tokenizer, answer + form.suffix),
+    ]
     for question, answer in rest:
-        parts += [_ids(tokenizer, form.separator + form.user.format(input=question)), _ids(tokenizer, answer + form.suffix)]
+        parts += [
+            _ids(tokenizer, form.separator + form.user.format(input=question)),
+            _ids(tokenizer, answer + form.suffix),
+        ]
     return parts
 
 
@@ -221,7 +257,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def pad_rows(rows: Sequence[PackedRow], *, pad_id: int, multiple: int = 1) -> dict[str, Tensor]:
-    """Return input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right, to a multiple of `multiple`."""
+    """Return input_ids, position_ids, branch (-1 = padding) and loss_mask of rows padded on the right, to a
+    multiple of `multiple`."""
     length = -(-max(len(row.ids) for row in rows) // multiple) * multiple
 
     def padded(name: str, fill: int) -> Tensor:
@@ -240,7 +277,8 @@ def region_cells(turn: Turn, grid: Grid) -> list[Bool[Tensor, "h w"]]:
 
 
 def cell_shares(mask: RLE, grid: int | Grid) -> Float[Tensor, " cells"]:
-    """Return how a mask spreads over the cells of a feature map; adds up to 1, or to 0 if the mask is empty."""
+    """Return how a mask spreads over the cells of a feature map; adds up to 1, or to 0 if the mask is
+    empty."""
     covered = transforms.coverage(rle.decode(mask), grid=grid).flatten()
     return covered / covered.sum() if rle.area(mask) else covered
 
@@ -255,16 +293,21 @@ class ReadRow:
     packed: PackedRow
 
 
-def read_row(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None) -> ReadRow:
-    """Open the row's pictures (unless given) and tokenize it. Raises ValueError for a picture that is unreadable or has another size than
-    its masks, TooLong for a conversation."""
+def read_row(
+    row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, images: list[Image.Image] | None = None
+) -> ReadRow:
+    """Open the row's pictures (unless given) and tokenize it. Raises ValueError for a picture that is
+    unreadable or has another size than its masks, TooLong for a conversation."""
     images = [transforms.open_image(ref) for ref in row.frames] if images is None else images
     if row.size is not None and (images[0].height, images[0].width) != row.size:
         raise ValueError(
-            f"{row.name}: the picture of {images[0].size} pixels was of {row.size[::-1]} when it was annotated; `ans run` reads it anew"
+            f"{row.name}: the picture of {images[0].size} pixels was of {row.size[::-1]} when it was "
+            "annotated; `ans run` reads it anew"
         )
     views = layout.cutter.views(images, clip=len(images) > 1)
-    return ReadRow(row=row, images=images, views=views, packed=encode_row(row, tokenizer, layout, grids=views.grids))
+    return ReadRow(
+        row=row, images=images, views=views, packed=encode_row(row, tokenizer, layout, grids=views.grids)
+    )
 
 
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
@@ -272,17 +315,22 @@ def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Lay
     return batch_of([read_row(row, tokenizer, layout) for row in rows], tokenizer, layout)
 
 
-def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> tuple[Batch, list[LeftOut]]:
-    """Collate rows, leaving out and naming those that can't be read or are too long. Rows are functions of the step, so a run that raised
-    here would raise again whenever it is resumed. If no row is left, the batch is one black picture without questions, so that this process
-    still takes part in every collective operation."""
+def collate_readable(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout
+) -> tuple[Batch, list[LeftOut]]:
+    """Collate rows, leaving out and naming those that can't be read or are too long. Rows are functions of
+    the step, so a run that raised here would raise again whenever it is resumed. If no row is left, the batch
+    is one black picture without questions, so that this process still takes part in every collective
+    operation."""
     read: list[ReadRow] = []
     left_out: list[LeftOut] = []
     for row in rows:
         try:
             read.append(read_row(row, tokenizer, layout))
         except TooLong as error:
-            left_out.append(LeftOut(row=row.name, samples=len(row.turns) - len(error.fitting), reason=str(error)))
+            left_out.append(
+                LeftOut(row=row.name, samples=len(row.turns) - len(error.fitting), reason=str(error))
+            )
             if error.fitting:
                 read.append(read_row(replace(row, turns=error.fitting), tokenizer, layout))
         except ValueError as error:
@@ -293,7 +341,9 @@ def collate_readable(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, la
     return batch_of(read, tokenizer, layout), left_out
 
 
-def looks_of(turn: Turn, row: PackedRow, branch: int, tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, int]]:
+def looks_of(
+    turn: Turn, row: PackedRow, branch: int, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[int, int]]:
     """Return the places of a turn's tokens whose attention has a target, each with its target's number."""
     if not turn.targets:
         return []
@@ -324,9 +374,15 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
         encoded.append(read.packed)
         regions.append([cells for turn in row.turns for cells in region_cells(turn, read.views.shown)])
         for branch, turn in enumerate(row.turns, start=1):
-            looks += [(len(encoded) - 1, place, len(things) + number) for place, number in looks_of(turn, encoded[-1], branch, tokenizer)]
+            looks += [
+                (len(encoded) - 1, place, len(things) + number)
+                for place, number in looks_of(turn, encoded[-1], branch, tokenizer)
+            ]
             things += [cell_shares(target, read.views.shown) for target in turn.targets]
-            boxes += [torch.tensor(rle.box(target) if rle.area(target) else (0.0, 0.0, 0.0, 0.0)) for target in turn.targets]
+            boxes += [
+                torch.tensor(rle.box(target) if rle.area(target) else (0.0, 0.0, 0.0, 0.0))
+                for target in turn.targets
+            ]
         if any(turn.masks for turn in row.turns):
             first, begun = len(sam_frames), len(pairs)
             sam_frames += images
@@ -345,7 +401,9 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
                 again = forced([seg for seg, _ in pairs[begun:]], layout.objects, seed=row.seed)
                 pairs[begun:] = [pairs[begun + i] for i, _ in again]
                 targets[begun:] = [targets[begun + i] for i, _ in again]
-                seeds[begun:] = [seed_of(seeds[begun + i], copy) if copy else seeds[begun + i] for i, copy in again]
+                seeds[begun:] = [
+                    seed_of(seeds[begun + i], copy) if copy else seeds[begun + i] for i, copy in again
+                ]
     size = layout.sam_size
     packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0, multiple=layout.multiple)
     slot, seg = (tokenizer.convert_tokens_to_ids(token) for token in (layout.marks.slot, prompts.SEG))
@@ -357,10 +415,14 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
         slots=tuple((packed["input_ids"] == slot).sum(1).tolist()),
         regions=regions,
         views=[read.views for read in rows],
-        sam_frames=transforms.normalise(sam_frames, size=size) if sam_frames else torch.zeros(0, 3, size, size),
+        sam_frames=transforms.normalise(sam_frames, size=size)
+        if sam_frames
+        else torch.zeros(0, 3, size, size),
         pair_seg=torch.tensor([p[0] for p in pairs], dtype=torch.long),
         pair_frame=torch.tensor([p[1] for p in pairs], dtype=torch.long),
-        targets=torch.stack(targets) if targets else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
+        targets=torch.stack(targets)
+        if targets
+        else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
         pair_seeds=seeds,
         looks=torch.tensor(looks, dtype=torch.long).view(-1, 3),
         things=torch.stack(things) if things else torch.zeros(0, 1),
@@ -369,14 +431,26 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
 
 
 def forced(segs: Sequence[int], objects: int, *, seed: int) -> list[tuple[int, int]]:
-    """Return (pair, number of the copy) for exactly `objects` masks of a row, whose pairs belong to `segs`, as upstream trains: drawn from
-    more, repeated in turn from fewer, each with all its frames."""
+    """Return (pair, number of the copy) for exactly `objects` masks of a row, whose pairs belong to `segs`,
+    as upstream trains: drawn from more, repeated in turn from fewer, each with all its frames."""
     own = sorted(set(segs))
-    chosen = rng_of(seed, "objects").sample(own, objects) if len(own) > objects else list(islice(cycle(own), objects))
+    chosen = (
+        rng_of(seed, "objects").sample(own, objects)
+        if len(own) > objects
+        else list(islice(cycle(own), objects))
+    )
     places = enumerate(chosen)
-    return [(i, chosen[:place].count(seg)) for place, seg in places for i, other in enumerate(segs) if other == seg]
+    return [
+        (i, chosen[:place].count(seg))
+        for place, seg in places
+        for i, other in enumerate(segs)
+        if other == seg
+    ]
 
 
 def resize_mask(mask: Bool[np.ndarray, "H W"], size: int) -> Bool[Tensor, "S S"]:
     """Resize with nearest neighbour, as upstream resizes its ground truth."""
-    return F.interpolate(torch.from_numpy(mask)[None, None].float(), size=(size, size), mode="nearest")[0, 0] > 0.5
+    return (
+        F.interpolate(torch.from_numpy(mask)[None, None].float(), size=(size, size), mode="nearest")[0, 0]
+        > 0.5
+    )

@@ -1,4 +1,5 @@
-"""Turn the samples of one image into a conversation: questions, answers, masks to draw and masks shown in questions."""
+"""Turn the samples of one image into a conversation: questions, answers, masks to draw and masks shown in
+questions."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from ans_core.pictures import rle
 from ans_core.types import RLE, Masklet, Sample
 
 BOX_STEP = 50
-"""Box coordinates of tiny bases are rounded to this many thousandths of the image: few enough numbers to learn from few scenes."""
+"""Box coordinates of tiny bases are rounded to this many thousandths of the image: few enough numbers to
+learn from few scenes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +23,16 @@ class Turn:
     """Without image tokens; it names regions region1, region2, ..."""
     answer: str
     past: tuple[tuple[str, str], ...] = ()
-    """Questions and answers before this one; learned too. `regions` are shown before the first question, and `[SEG]` is in no answer."""
+    """Questions and answers before this one; learned too. `regions` are shown before the first question, and
+    `[SEG]` is in no answer."""
     masks: tuple[Masklet, ...] = ()
     """One per `[SEG]` of the answer."""
     regions: tuple[RLE, ...] = ()
     """Visual prompts, on the first frame."""
     targets: tuple[RLE, ...] = ()
-    """What the question or its answer is about, in the first frame: pre-training teaches a tiny base to look there. One per `<box>` of the
-    answer, the region that it describes, or, where nothing fits the question, an empty mask."""
+    """What the question or its answer is about, in the first frame: pre-training teaches a tiny base to look
+    there. One per `<box>` of the answer, the region that it describes, or, where nothing fits the question,
+    an empty mask."""
 
 
 def turn(sample: Sample, rng: random.Random) -> Turn:
@@ -38,18 +42,33 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
             return referring_turn(sample, rng)
         case "region_caption":
             regions = regions_of(sample)
-            asked = rng.choice(prompts.DETAILED_REGION_QUESTIONS if sample.detail else prompts.REGION_QUESTIONS)
+            asked = rng.choice(
+                prompts.DETAILED_REGION_QUESTIONS if sample.detail else prompts.REGION_QUESTIONS
+            )
             question = prompts.region_question(len(regions), asked)
             return Turn(question=question, answer=sentence(sample.text), regions=regions)
         case "grounded_caption":
-            question = rng.choice(prompts.DETAILED_GROUNDED_QUESTIONS if sample.detail else prompts.GROUNDED_QUESTIONS)
-            return Turn(question=question, answer=sentence(prompts.interleave(sample.text, sample.phrases)), masks=sample.masks)
+            question = rng.choice(
+                prompts.DETAILED_GROUNDED_QUESTIONS if sample.detail else prompts.GROUNDED_QUESTIONS
+            )
+            return Turn(
+                question=question,
+                answer=sentence(prompts.interleave(sample.text, sample.phrases)),
+                masks=sample.masks,
+            )
         case "conversation":
             assert sample.question is not None, f"{sample.sample_id}: a conversation without a question"
             past = tuple((prompts.plain_question(question), answer) for question, answer in sample.past)
-            return Turn(question=prompts.plain_question(sample.question), answer=sample.text, past=past, regions=regions_of(sample))
+            return Turn(
+                question=prompts.plain_question(sample.question),
+                answer=sample.text,
+                past=past,
+                regions=regions_of(sample),
+            )
         case "tracking" | "phrase":
-            raise ValueError(f"{sample.dataset}/{sample.sample_id}: half of a pair; `Mixture` leaves such samples out")
+            raise ValueError(
+                f"{sample.dataset}/{sample.sample_id}: half of a pair; `Mixture` leaves such samples out"
+            )
 
 
 def referring_turn(sample: Sample, rng: random.Random) -> Turn:
@@ -66,8 +85,8 @@ def referring_turn(sample: Sample, rng: random.Random) -> Turn:
 
 
 def pretraining_turn(sample: Sample, rng: random.Random) -> Turn:
-    """Return what a tiny base learns before `[SEG]` exists: SFT's questions and answers, with a box (InternVL's format) in place of each
-    mask. Half of the captions of pictures are plain, without boxes."""
+    """Return what a tiny base learns before `[SEG]` exists: SFT's questions and answers, with a box
+    (InternVL's format) in place of each mask. Half of the captions of pictures are plain, without boxes."""
     if sample.task == "grounded_caption" and rng.random() < 0.5:
         return Turn(question=prompts.CAPTION_QUESTION, answer=sentence(sample.text))
     made = turn(sample, rng)

@@ -1,4 +1,5 @@
-"""Samples in, what reports say of them out: counts, sizes, mask areas and text lengths, in one pass that holds numbers alone."""
+"""Samples in, what reports say of them out: counts, sizes, mask areas and text lengths, in one pass that
+holds numbers alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Polygons of whole pixels -> masks as OpenCV's `fillPoly` draws them, edges included: some benchmarks' true masks are its pixels."""
+"""Polygons of whole pixels -> masks as OpenCV's `fillPoly` draws them, edges included: some benchmarks' true
+masks are its pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Point = tuple[int, int]
 
 
 def filled(points: Sequence[Point], *, height: int, width: int) -> Bool[np.ndarray, "H W"]:
-    """Fill by the even-odd rule, and draw the edges. With points outside of the picture a pixel at its edge may differ from OpenCV's."""
+    """Fill by the even-odd rule, and draw the edges. With points outside of the picture a pixel at its edge
+    may differ from OpenCV's."""
     mask = np.zeros((height, width), bool)
     for start, end in _edges(points):
         _line(mask, start, end)
@@ -22,7 +24,8 @@ def filled(points: Sequence[Point], *, height: int, width: int) -> Bool[np.ndarr
     for start, end in _edges(points):
         if start[1] == end[1]:
             continue
-        (xa, ya), (xb, yb), _ = _clipped(start, end, right=width - 1, bottom=height - 1)  # OpenCV's slope is that of the part inside
+        # OpenCV's slope is that of the part inside
+        (xa, ya), (xb, yb), _ = _clipped(start, end, right=width - 1, bottom=height - 1)
         if ya == yb:
             (xa, ya), (xb, yb) = start, end
         slope = _divided((xb - xa) * ONE, yb - ya)
@@ -65,7 +68,8 @@ def _line(mask: Bool[np.ndarray, "H W"], start: Point, end: Point) -> None:
 
 
 def _clipped(start: Point, end: Point, *, right: int, bottom: int) -> tuple[Point, Point, bool]:
-    """Return the ends of a line's part within the picture, rounded as OpenCV rounds them, and whether there is such a part."""
+    """Return the ends of a line's part within the picture, rounded as OpenCV rounds them, and whether there
+    is such a part."""
     (x1, y1), (x2, y2) = start, end
 
     def beside(x: int) -> int:

@@ -1,8 +1,9 @@
-"""An index on disk of one split of a data set: samples in, a sequence out that reads single samples from a file.
+"""An index on disk of one split of a data set: samples in, a sequence out that reads single samples from a
+file.
 
-A list of a million samples takes 2 GB, and every loader process gets a copy of what it touches. An index takes a file descriptor and
-memory-mapped arrays, which processes share. `records.jsonl` has one sample a line; records are read by `pread`, whose pages the system may
-drop at any time.
+A list of a million samples takes 2 GB, and every loader process gets a copy of what it touches. An index
+takes a file descriptor and memory-mapped arrays, which processes share. `records.jsonl` has one sample a
+line; records are read by `pread`, whose pages the system may drop at any time.
 """
 
 from __future__ import annotations
@@ -51,11 +52,19 @@ class Stamp:
 
 
 def stamp_of(path: Path, *, format: str, name: str, split: str) -> Stamp:
-    return Stamp(format=format, path=str(path.resolve()), name=name, split=split, files=_files_hash(path), code=_code_hash())
+    return Stamp(
+        format=format,
+        path=str(path.resolve()),
+        name=name,
+        split=split,
+        files=_files_hash(path),
+        code=_code_hash(),
+    )
 
 
 class SampleIndex(Lazy[Sample]):
-    """The samples of an index, read one by one. Open it before loader processes are started: they share its file descriptor."""
+    """The samples of an index, read one by one. Open it before loader processes are started: they share its
+    file descriptor."""
 
     def __init__(self, folder: Path) -> None:
         self.dataset: str = json.loads((folder / STAMP).read_text(encoding="utf-8"))["name"]
@@ -73,11 +82,14 @@ class SampleIndex(Lazy[Sample]):
 
     def item(self, number: int) -> Sample:
         start = int(self._ends[number - 1]) if number else 0
-        return decode(os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset)
+        return decode(
+            os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset
+        )
 
 
 def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]) -> SampleIndex:
-    """Open the index in `folder`; where there is none of this stamp, write it with what `read` returns. One process writes, others wait."""
+    """Open the index in `folder`; where there is none of this stamp, write it with what `read` returns. One
+    process writes, others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock")):
         if _stamp_in(folder) != asdict(stamp):
@@ -86,7 +98,8 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
 
 
 def nameless_index(samples: Iterable[Sample], *, dataset: str, beside: Path) -> SampleIndex:
-    """Index samples for as long as the sequence is in use; its files take disk space in the folder `beside`, but no name there."""
+    """Index samples for as long as the sequence is in use; its files take disk space in the folder `beside`,
+    but no name there."""
     beside.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=beside, prefix=".index-") as name:
         folder = Path(name)
@@ -97,7 +110,11 @@ def nameless_index(samples: Iterable[Sample], *, dataset: str, beside: Path) -> 
 
 def encode(sample: Sample) -> bytes:
     """Write a sample as one line of JSON: the values of FIELDS."""
-    frames = [_encode_ref(ref) for ref in sample.frames] if isinstance(sample.frames, tuple) else _encode_ref(sample.frames)
+    frames = (
+        [_encode_ref(ref) for ref in sample.frames]
+        if isinstance(sample.frames, tuple)
+        else _encode_ref(sample.frames)
+    )
     values = [getattr(sample, name) for name in FIELDS]
     return json.dumps([frames, *values], separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -115,7 +132,8 @@ def _tuples(value: Any) -> Any:
 
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
-    """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded pictures) share rows."""
+    """Return a key of the pictures themselves, so that data sets with the same files (or the same embedded
+    pictures) share rows."""
     if isinstance(sample.frames, VideoFrames):
         return _place(sample.frames.file), sample.frames.indices
     return tuple(map(_picture, sample.frames))
@@ -130,17 +148,24 @@ def picture_keys(samples: Sequence[Sample]) -> np.ndarray:
 
 def tasks(samples: Sequence[Sample]) -> np.ndarray:
     """Return every sample's task, an array of byte strings."""
-    return samples.tasks if isinstance(samples, SampleIndex) else np.array([sample.task for sample in samples], dtype="S")
+    return (
+        samples.tasks
+        if isinstance(samples, SampleIndex)
+        else np.array([sample.task for sample in samples], dtype="S")
+    )
 
 
 def by_picture(keys: np.ndarray) -> tuple[Int[np.ndarray, " samples"], Int[np.ndarray, " bounds"]]:
-    """Group samples by their pictures' keys: return (order, starts) such that picture i has the samples `order[starts[i] : starts[i + 1]]`.
-    Pictures are in the order of their first samples, a picture's samples in their own order."""
+    """Group samples by their pictures' keys: return (order, starts) such that picture i has the samples
+    `order[starts[i] : starts[i + 1]]`. Pictures are in the order of their first samples, a picture's samples
+    in their own order."""
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     places = np.empty(len(firsts), dtype=np.int64)
     places[np.argsort(firsts)] = np.arange(len(firsts))
     pictures = places[groups]
-    return np.argsort(pictures, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(pictures, minlength=len(firsts)))])
+    return np.argsort(pictures, kind="stable"), np.concatenate(
+        [[0], np.cumsum(np.bincount(pictures, minlength=len(firsts)))]
+    )
 
 
 def picture_digest(sample: Sample) -> bytes:
@@ -160,7 +185,8 @@ def _picture(ref: ImageRef) -> object:
 
 
 def _place(file: Path) -> str:
-    """Return one name for a file, however its data set writes it: relative, with `..`, through a linked folder."""
+    """Return one name for a file, however its data set writes it: relative, with `..`, through a linked
+    folder."""
     return f"{_folder(str(file.parent))}/{file.name}"
 
 
@@ -172,12 +198,15 @@ def _digest(content: bytes) -> bytes:
 
 
 def _encode_ref(ref: Any) -> str | list[str] | dict[str, Any]:
-    """Write a file as its name, an embedded picture as base64, a place in a larger file (a class of ans_core/types.py) by its fields."""
+    """Write a file as its name, an embedded picture as base64, a place in a larger file (a class of
+    ans_core/types.py) by its fields."""
     if isinstance(ref, Path):
         return str(ref)
     if isinstance(ref, bytes):
         return [base64.b64encode(ref).decode("ascii")]
-    return {"type": type(ref).__name__} | {field.name: _encode_field(getattr(ref, field.name)) for field in fields(ref)}
+    return {"type": type(ref).__name__} | {
+        field.name: _encode_field(getattr(ref, field.name)) for field in fields(ref)
+    }
 
 
 def _encode_field(value: Path | int | range) -> str | int | list[int]:
@@ -201,7 +230,8 @@ def _decode_field(value: str | int | list[int]) -> Path | int | range:
 
 
 def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
-    """Write a folder beside it and rename that once it is complete; whoever has the old one open keeps reading it."""
+    """Write a folder beside it and rename that once it is complete; whoever has the old one open keeps
+    reading it."""
     partial, old = (folder.with_name(f"{folder.name}.{word}") for word in ("partial", "old"))
     for rest in (partial, old):
         shutil.rmtree(rest, ignore_errors=True)
@@ -219,7 +249,14 @@ def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
-    ends, keys, things, done, shapes, unnamed = array("q"), bytearray(), bytearray(), list[str](), array("H"), array("i")
+    ends, keys, things, done, shapes, unnamed = (
+        array("q"),
+        bytearray(),
+        bytearray(),
+        list[str](),
+        array("H"),
+        array("i"),
+    )
     with (folder / RECORDS).open("wb") as file:
         for sample in samples:
             file.write(encode(sample))

@@ -23,12 +23,17 @@ STAND_INS = 10
 
 
 def first_readable(
-    candidates: Iterable[Candidate], read: Callable[[Candidate], Read], *, name: Callable[[Candidate], str], stage: str
+    candidates: Iterable[Candidate],
+    read: Callable[[Candidate], Read],
+    *,
+    name: Callable[[Candidate], str],
+    stage: str,
 ) -> tuple[Candidate, Read, list[LeftOut]]:
-    """Return the first candidate that can be read, what was read, and the candidates before it, for which `read` raised ValueError.
+    """Return the first candidate that can be read, what was read, and the candidates before it, for which
+    `read` raised ValueError.
 
-    For steps that need all their samples: they are functions of their number, so a run that raised at the first candidate would raise
-    again whenever it is resumed. Raises ValueError if none can be read.
+    For steps that need all their samples: they are functions of their number, so a run that raised at the
+    first candidate would raise again whenever it is resumed. Raises ValueError if none can be read.
     """
     broken: list[LeftOut] = []
     for candidate in candidates:
@@ -36,12 +41,15 @@ def first_readable(
             return candidate, read(candidate), broken
         except ValueError as error:
             broken.append(LeftOut(row=name(candidate), samples=1, reason=str(error)))
-    raise ValueError(f"{stage}: {broken[0].row} can't be read, nor can {len(broken) - 1} others in its place: {broken[0].reason}")
+    raise ValueError(
+        f"{stage}: {broken[0].row} can't be read, nor can {len(broken) - 1} others in its place: "
+        f"{broken[0].reason}"
+    )
 
 
 class LeftOutFile:
-    """One process's file, one JSON object per line: {step, row, samples, reason}. Loader workers write it, the training loop counts it. A
-    resumed run may write the same rows again; they count once."""
+    """One process's file, one JSON object per line: {step, row, samples, reason}. Loader workers write it,
+    the training loop counts it. A resumed run may write the same rows again; they count once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +62,9 @@ class LeftOutFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             for found in left_out:
-                logging.warning("training goes on without %d samples of %s: %s", found.samples, found.row, found.reason)
+                logging.warning(
+                    "training goes on without %d samples of %s: %s", found.samples, found.row, found.reason
+                )
                 file.write(json.dumps({"step": step} | asdict(found)) + "\n")
 
     def count(self, step: int) -> int:
@@ -68,6 +78,7 @@ class LeftOutFile:
         return sum(json.loads(line)["samples"] for line in self._lines.pop(step, ()))
 
     def metrics(self, step: int, device: torch.device) -> dict[str, float]:
-        """Return `skipped_samples` of the step over all processes, which must all call it; nothing if there are none."""
+        """Return `skipped_samples` of the step over all processes, which must all call it; nothing if there
+        are none."""
         skipped = float(shared_sum(torch.tensor(float(self.count(step))), device))
         return {"skipped_samples": skipped} if skipped else {}

@@ -1,4 +1,5 @@
-"""Rows of a mixture regrouped by their length in tokens: less padding in a batch, the same number of tokens on every process."""
+"""Rows of a mixture regrouped by their length in tokens: less padding in a batch, the same number of tokens
+on every process."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ Measured = tuple[int, int]
 
 
 class LengthGroups:
-    """The rows of every `window` steps of a mixture, sorted by length and cut into those steps anew, in shuffled order.
+    """The rows of every `window` steps of a mixture, sorted by length and cut into those steps anew, in
+    shuffled order.
 
-    The step with the longest rows of a window comes first: a batch that does not fit into memory shows at once. Which rows a step has does
-    not depend on the number of processes. Every process measures all rows of a window before its first step (about 1 ms each).
+    The step with the longest rows of a window comes first: a batch that does not fit into memory shows at
+    once. Which rows a step has does not depend on the number of processes. Every process measures all rows of
+    a window before its first step (about 1 ms each).
     """
 
     def __init__(self, mixture: Mixture, length: Callable[[Row], int], *, window: int) -> None:
@@ -37,7 +40,9 @@ class LengthGroups:
 
     def _grouped(self, number: int, batch: int) -> list[list[Measured]]:
         first = number * self.window * batch
-        measured = [(self.length(self.mixture.row(row)), row) for row in range(first, first + self.window * batch)]
+        measured = [
+            (self.length(self.mixture.row(row)), row) for row in range(first, first + self.window * batch)
+        ]
         measured.sort(reverse=True)
         longest, *others = [measured[i : i + batch] for i in range(0, len(measured), batch)]
         rng_of(self.mixture.seed, "length groups", number).shuffle(others)
@@ -45,7 +50,8 @@ class LengthGroups:
 
 
 def balanced(rows: Sequence[Measured], parts: int) -> list[list[int]]:
-    """Deal rows, longest first, to the part with the fewest tokens of those that lack a row. Parts differ by at most one row."""
+    """Deal rows, longest first, to the part with the fewest tokens of those that lack a row. Parts differ by
+    at most one row."""
     places = [len(range(part, len(rows), parts)) for part in range(parts)]
     tokens = [0] * parts
     dealt: list[list[int]] = [[] for _ in range(parts)]
@@ -57,11 +63,16 @@ def balanced(rows: Sequence[Measured], parts: int) -> list[list[int]]:
 
 
 def row_length(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> int:
-    """Return the tokens of a row as `collate_readable` packs it, without opening a picture: turns that are too long count nothing."""
+    """Return the tokens of a row as `collate_readable` packs it, without opening a picture: turns that are
+    too long count nothing."""
     assert row.size is not None, f"{row.name}: a mixture's rows have a size"
     height, width = row.size
     grids = layout.cutter.grids(width, height, frames=len(row.frames))
     try:
         return len(encode_row(row, tokenizer, layout, grids=grids).ids)
     except TooLong as error:
-        return len(encode_row(replace(row, turns=error.fitting), tokenizer, layout, grids=grids).ids) if error.fitting else 0
+        return (
+            len(encode_row(replace(row, turns=error.fitting), tokenizer, layout, grids=grids).ids)
+            if error.fitting
+            else 0
+        )

@@ -24,7 +24,8 @@ MakeTurn = Callable[[Sample, Random], Turn]
 BLOCK = 64
 """Number of rows within which the pools have their exact shares, in shuffled order."""
 UNPAIRED = (b"tracking", b"phrase")
-"""Tasks of masks without a text (SAM2's memory and loop 1 of RL learn from them), and of texts without a mask (loop 2 does)."""
+"""Tasks of masks without a text (SAM2's memory and loop 1 of RL learn from them), and of texts without a mask
+(loop 2 does)."""
 
 
 def paired(samples: Sequence[Sample]) -> Bool[np.ndarray, " samples"]:
@@ -44,7 +45,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Images (or clips) of some data sets: number i has the samples `samples[starts[i] : starts[i + 1]]` of the mixture."""
+    """Images (or clips) of some data sets: number i has the samples `samples[starts[i] : starts[i + 1]]` of
+    the mixture."""
 
     datasets: tuple[str, ...]
     samples: Int[np.ndarray, " samples"]
@@ -75,16 +77,24 @@ class PoolRows:
 
 
 class Mixture:
-    """Pools of images (or clips) with all questions about them. A row is one image of one pool, in shuffled epochs, with up to `questions`
-    questions about it; the image is encoded once for all of them.
+    """Pools of images (or clips) with all questions about them. A row is one image of one pool, in shuffled
+    epochs, with up to `questions` questions about it; the image is encoded once for all of them.
 
-    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and each of the user's data sets (kind
-    `extra`) by itself. A user's data set has the share `shares[name]`; those without one divide `shares["extra"]` in proportion to images x
-    repeats, as upstream concatenates data sets, so that their epochs are in the ratio of the repeats.
+    Pools: the drawn images (their kinds share rows and compete for questions), the drawn clips, and each of
+    the user's data sets (kind `extra`) by itself. A user's data set has the share `shares[name]`; those
+    without one divide `shares["extra"]` in proportion to images x repeats, as upstream concatenates data
+    sets, so that their epochs are in the ratio of the repeats.
     """
 
     def __init__(
-        self, sources: Sequence[Source], shares: Mapping[str, float], *, questions: int, frames: int, seed: int, turn: MakeTurn
+        self,
+        sources: Sequence[Source],
+        shares: Mapping[str, float],
+        *,
+        questions: int,
+        frames: int,
+        seed: int,
+        turn: MakeTurn,
     ) -> None:
         """Build the pools. Raises ValueError if nothing is left to train on."""
         self.questions, self.frames, self.seed, self.turn = questions, frames, seed, turn
@@ -102,7 +112,10 @@ class Mixture:
             share = shares.get(source.name, shares.get(source.kind, 0.0))
             asked = np.flatnonzero(paired(source.samples))
             if share and not len(asked) and source.name in shares:
-                raise ValueError(f"{source.name!r} has a share of the mixture, and no sample of it has both a text and what it is about")
+                raise ValueError(
+                    f"{source.name!r} has a share of the mixture, and no sample of it has both a text and "
+                    "what it is about"
+                )
             if not share or not len(asked):
                 continue
             pool = source.name if own else "clips" if source.kind == "video" else "images"
@@ -117,27 +130,37 @@ class Mixture:
             self._firsts.append(count)
             count += len(source.samples)
         if not datasets:
-            raise ValueError(f"the mixture {dict(shares)} gives no share to any of the data sets {[(s.name, s.kind) for s in sources]}")
-        self.pools = {pool: _pool(names, np.concatenate(numbers[pool]), np.concatenate(keys[pool])) for pool, names in datasets.items()}
+            raise ValueError(
+                f"the mixture {dict(shares)} gives no share to any of the data sets "
+                f"{[(s.name, s.kind) for s in sources]}"
+            )
+        self.pools = {
+            pool: _pool(names, np.concatenate(numbers[pool]), np.concatenate(keys[pool]))
+            for pool, names in datasets.items()
+        }
         sizes = {pool: count * self.pools[pool].images for pool, count in repeats.items()}
         exact = {pool: sum(map(Fraction, kinds.values()), Fraction(0)) for pool, kinds in weights.items()}
-        exact |= {pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()}
+        exact |= {
+            pool: Fraction(shares["extra"]) * size / sum(sizes.values()) for pool, size in sizes.items()
+        }
         self.shares = [exact[pool] / sum(exact.values()) for pool in self.pools]
         self.epoch = sum(repeats.get(name, 1) * pool.images for name, pool in self.pools.items())
-        """Rows of one pass over all data, a set with `repeats` that often; where every set is of kind `extra`, it is upstream's epoch."""
+        """Rows of one pass over all data, a set with `repeats` that often; where every set is of kind
+        `extra`, it is upstream's epoch."""
         self._orders: dict[str, tuple[int, array[int]]] = {}
         self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
-        """Return this process's rows of micro-batch `micro` of `micros` of optimizer step `step`; `batch` counts rows over all processes
-        and micro-batches."""
+        """Return this process's rows of micro-batch `micro` of `micros` of optimizer step `step`; `batch`
+        counts rows over all processes and micro-batches."""
         mine = own_share(range(step * batch, (step + 1) * batch), micro=micro, micros=micros)
         return [self.row(number) for number in mine]
 
     def row(self, number: int) -> Row:
         """Return row `number` of the run."""
         rng = rng_of(self.seed, "row", number)
-        rng.random()  # unused draw: keeps the rows of a single pool the same as those that cached bases were trained on
+        # unused draw: keeps the rows of a single pool the same as those that cached bases were trained on
+        rng.random()
         name, of_pool = self._place(number)
         pool = self.pools[name]
         epoch, place = divmod(of_pool, pool.images)
@@ -152,7 +175,14 @@ class Mixture:
             frames = (0, *frames[1:])  # regions are marked in the first frame
         refs = tuple(chosen[0].frames[f] for f in frames)
         size = (chosen[0].height, chosen[0].width)
-        return Row(name=where, frames=refs, turns=turns, mask_frames=frames, seed=seed_of(self.seed, "points", number), size=size)
+        return Row(
+            name=where,
+            frames=refs,
+            turns=turns,
+            mask_frames=frames,
+            seed=seed_of(self.seed, "points", number),
+            size=size,
+        )
 
     def table(self, rows: int) -> list[PoolRows]:
         """Return what the first `rows` rows take from every pool."""
@@ -161,7 +191,13 @@ class Mixture:
         for number in range(whole, rows):
             counts[self._place(number)[0]] += 1
         return [
-            PoolRows(name=name, datasets=pool.datasets, images=pool.images, samples=len(pool.samples), rows=counts[name])
+            PoolRows(
+                name=name,
+                datasets=pool.datasets,
+                images=pool.images,
+                samples=len(pool.samples),
+                rows=counts[name],
+            )
             for name, pool in self.pools.items()
         ]
 
@@ -186,7 +222,8 @@ class Mixture:
         return self._orders[pool][1]
 
     def _choose(self, numbers: Sequence[int], rng: Random) -> list[Sample]:
-        """Choose up to `questions` different samples of one image: first a kind by its share, then a sample of it."""
+        """Choose up to `questions` different samples of one image: first a kind by its share, then a sample
+        of it."""
         by_kind: dict[str, list[int]] = {}
         for number in numbers:
             by_kind.setdefault(self._sources[self._source(number)][0], []).append(number)
@@ -213,11 +250,12 @@ def _pool(names: Sequence[str], numbers: Int[np.ndarray, " samples"], keys: np.n
 
 
 def apportion(shares: Sequence[Fraction], rows: int) -> list[int]:
-    """Return how many of the first `rows` rows each share gets (shares add up to 1). This is Webster's method: it gives out rows one by
-    one, each to the share with the smallest (own rows + 1/2) / share. So no count falls as `rows` grows, and each stays close to rows x
-    share."""
+    """Return how many of the first `rows` rows each share gets (shares add up to 1). This is Webster's
+    method: it gives out rows one by one, each to the share with the smallest (own rows + 1/2) / share. So no
+    count falls as `rows` grows, and each stays close to rows x share."""
     start = max(Fraction(rows) - Fraction(len(shares), 2), Fraction(0))
-    counts = [int(start * share + Fraction(1, 2)) for share in shares]  # rounded, these add up to at most `rows`
+    # rounded, these add up to at most `rows`
+    counts = [int(start * share + Fraction(1, 2)) for share in shares]
     for _ in range(rows - sum(counts)):
         counts[min(range(len(shares)), key=lambda i: (counts[i] + Fraction(1, 2)) / shares[i])] += 1
     return counts

@@ -1,7 +1,9 @@
-"""Pictures of two splits -> those that look alike: the same photograph cropped a little, scaled or compressed anew.
+"""Pictures of two splits -> those that look alike: the same photograph cropped a little, scaled or compressed
+anew.
 
-Each picture becomes 128 bits (dHash): whether a pixel of its 9 x 9 grey thumbnail is darker than its right and than its lower neighbour.
-Pictures are alike if at most NEAR bits differ. Flat pictures say nothing and are left out.
+Each picture becomes 128 bits (dHash): whether a pixel of its 9 x 9 grey thumbnail is darker than its right
+and than its lower neighbour. Pictures are alike if at most NEAR bits differ. Flat pictures say nothing and
+are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ NEAR = 6
 FLAT = 2.0
 """Standard deviation of a flat picture's grey values, out of 255."""
 WORDS = 2 * SIDE * SIDE // 16
-"""16-bit words of a hash. Hashes of at most NEAR < WORDS different bits have an equal word, by which they are found."""
+"""16-bit words of a hash. Hashes of at most NEAR < WORDS different bits have an equal word, by which they are
+found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +40,22 @@ class Alike:
 
 
 def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> list[Alike]:
-    """Compare the splits with one another, but not a file with itself. Of a clip the first, middle and last frame count. A picture of the
-    later split is named once."""
+    """Compare the splits with one another, but not a file with itself. Of a clip the first, middle and last
+    frame count. A picture of the later split is named once."""
     hashes: dict[str, list[tuple[ImageRef, int]]] = {}
     with ThreadPoolExecutor() as threads:
         for split, samples in read.items():
             refs = list(dict.fromkeys(ref for sample in samples for ref in shown(sample)))
-            found = tqdm(threads.map(dhash, refs), desc=f"compare pictures of {split}", total=len(refs), mininterval=1)
-            hashes[split] = [(ref, value) for ref, value in zip(refs, found, strict=True) if value is not None]
+            found = tqdm(
+                threads.map(dhash, refs), desc=f"compare pictures of {split}", total=len(refs), mininterval=1
+            )
+            hashes[split] = [
+                (ref, value) for ref, value in zip(refs, found, strict=True) if value is not None
+            ]
     return [
-        Alike(splits=(one, other), pictures=pair) for one, other in combinations(hashes, 2) for pair in _pairs(hashes[one], hashes[other])
+        Alike(splits=(one, other), pictures=pair)
+        for one, other in combinations(hashes, 2)
+        for pair in _pairs(hashes[one], hashes[other])
     ]
 
 
@@ -62,18 +71,24 @@ def dhash(ref: ImageRef) -> int | None:
     grey = np.asarray(small).astype(np.int16)
     if grey.std() < FLAT:
         return None
-    bits = np.concatenate([(grey[:SIDE, 1:] > grey[:SIDE, :-1]).ravel(), (grey[1:, :SIDE] > grey[:-1, :SIDE]).ravel()])
+    bits = np.concatenate(
+        [(grey[:SIDE, 1:] > grey[:SIDE, :-1]).ravel(), (grey[1:, :SIDE] > grey[:-1, :SIDE]).ravel()]
+    )
     return int.from_bytes(np.packbits(bits).tobytes())
 
 
-def _pairs(one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]) -> Iterator[tuple[ImageRef, ImageRef]]:
+def _pairs(
+    one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]
+) -> Iterator[tuple[ImageRef, ImageRef]]:
     by_word: dict[tuple[int, int], set[int]] = defaultdict(set)
     for place, (_, value) in enumerate(one):
         for word in _words(value):
             by_word[word].add(place)
     for ref, value in other:
         candidates = sorted(set().union(*(by_word.get(word, ()) for word in _words(value))))
-        alike = (one[c][0] for c in candidates if (one[c][1] ^ value).bit_count() <= NEAR and one[c][0] != ref)
+        alike = (
+            one[c][0] for c in candidates if (one[c][1] ^ value).bit_count() <= NEAR and one[c][0] != ref
+        )
         if (first := next(alike, None)) is not None:
             yield first, ref
 

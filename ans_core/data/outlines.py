@@ -1,4 +1,5 @@
-"""What a selection of samples depends on, as small numbers: kept in an index, so that none of a million samples is read to select some."""
+"""What a selection of samples depends on, as small numbers: kept in an index, so that none of a million
+samples is read to select some."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ TASKS: tuple[str, ...] = get_args(Task)
 
 
 def outline_of(sample: Sample) -> int:
-    """Return a number that is equal for samples of one task with as many frames and masks (0, 1 or more), whose masks are known alike in
-    the first frame, and that have a text alike. Whether a loop of RL takes a sample depends on nothing else."""
+    """Return a number that is equal for samples of one task with as many frames and masks (0, 1 or more),
+    whose masks are known alike in the first frame, and that have a text alike. Whether a loop of RL takes a
+    sample depends on nothing else."""
     known = [masklet[0] is not None for masklet in sample.masks]
     parts = (
-        (TASKS.index(sample.task), 8), (min(len(sample.frames), 2), 3), (min(len(sample.masks), 2), 3), (bool(known and known[0]), 2),
+        (TASKS.index(sample.task), 8), (min(len(sample.frames), 2), 3), (min(len(sample.masks), 2), 3),
+        (bool(known and known[0]), 2),
         (any(known), 2), (bool(sample.text), 2),
     )  # fmt: skip
     number = 0
@@ -37,15 +40,16 @@ def representatives(outlines: UInt16[np.ndarray, " samples"]) -> Iterator[tuple[
 
 
 def unnamed_regions(sample: Sample) -> list[int]:
-    """Return the places of the masks of a still picture whose objects have no words (`tracking`: SA-1B), but for empty ones."""
+    """Return the places of the masks of a still picture whose objects have no words (`tracking`: SA-1B), but
+    for empty ones."""
     if sample.task != "tracking" or len(sample.frames) != 1:
         return []
     return [n for n, masklet in enumerate(sample.masks) if masklet[0] is not None and rle.area(masklet[0])]
 
 
 def thing_of(sample: Sample, picture: bytes) -> bytes:
-    """Return 16 bytes for the one thing of one frame that a sample is about, equal where picture and mask are; nothing for another sample.
-    picture: the digest of the frames."""
+    """Return 16 bytes for the one thing of one frame that a sample is about, equal where picture and mask
+    are; nothing for another sample. picture: the digest of the frames."""
     if not len(sample.frames) == len(sample.masks) == 1 or sample.masks[0][0] is None:
         return b""
     return digest_of_thing(picture, sample)

@@ -16,8 +16,9 @@ CHUNK = 1024
 
 
 def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
-    """Decode every picture once, completely, and every video in one pass. An error names a picture with the first sample that shows it.
-    Return the pictures with masks that an EXIF tag turns: nothing but the sizes, where they differ, tells which way they were annotated."""
+    """Decode every picture once, completely, and every video in one pass. An error names a picture with the
+    first sample that shows it. Return the pictures with masks that an EXIF tag turns: nothing but the sizes,
+    where they differ, tells which way they were annotated."""
     shown: dict[ImageRef | VideoFrames, str] = {}
     masked: set[ImageRef | VideoFrames] = set()
     for sample in samples:
@@ -29,7 +30,8 @@ def check_pictures(samples: Sequence[Sample], *, where: str) -> list[ImageRef]:
 
 
 def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -> list[ImageRef]:
-    """As `check_pictures`, of pictures and videos with what shows each; return all pictures that an EXIF tag turns."""
+    """As `check_pictures`, of pictures and videos with what shows each; return all pictures that an EXIF tag
+    turns."""
     refs, faults = list(shown), Faults(where)
     turned: list[ImageRef] = []
     with ThreadPoolExecutor() as threads, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:

@@ -1,4 +1,5 @@
-"""Write data sets to one self-contained HTML page: counts, sizes, mask areas, text lengths, and pictures with their masks."""
+"""Write data sets to one self-contained HTML page: counts, sizes, mask areas, text lengths, and pictures with
+their masks."""
 
 from __future__ import annotations
 
@@ -38,12 +39,17 @@ def write_report(
     pictures: bool = True,
     known: Mapping[DatasetEntry, Facts] | None = None,
 ) -> None:
-    """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no picture is opened. `known`:
-    the facts of `read` where they have been collected before."""
+    """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no
+    picture is opened. `known`: the facts of `read` where they have been collected before."""
     found = {entry: facts(samples) for entry, samples in read.items()} if known is None else known
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Data report</title><style>{STYLE}</style><h1>Data report</h1>",
-        *(f"<p><b>{kind}</b> {html.escape(line)}</p>" for kind, lines in (("error", errors), ("warning", warnings)) for line in lines),
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Data "
+        f"report</title><style>{STYLE}</style><h1>Data report</h1>",
+        *(
+            f"<p><b>{kind}</b> {html.escape(line)}</p>"
+            for kind, lines in (("error", errors), ("warning", warnings))
+            for line in lines
+        ),
         _table(found),
     ]
     for name in dict.fromkeys(entry.name for entry in read):
@@ -68,7 +74,16 @@ def _table(found: Mapping[DatasetEntry, Facts]) -> str:
             ", ".join(f"{kind} {n:,}" for kind, n in sorted(of.kinds.items())),
         )  # fmt: skip
         rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-    heads = ("data set / split", "format", "samples", "images", "width x height", "masks", "median mask area", "kinds")
+    heads = (
+        "data set / split",
+        "format",
+        "samples",
+        "images",
+        "width x height",
+        "masks",
+        "median mask area",
+        "kinds",
+    )
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{''.join(rows)}</table>"
 
 
@@ -78,7 +93,13 @@ def _histograms(splits: Mapping[str, Facts]) -> str:
     for split, of in splits.items():
         if of.areas:
             areas.hist(100 * np.array(of.areas), bins=40, histtype="step", density=True, label=split)
-        lengths.hist(of.words, bins=np.arange(max(of.words, default=1) + 2) - 0.5, histtype="step", density=True, label=split)
+        lengths.hist(
+            of.words,
+            bins=np.arange(max(of.words, default=1) + 2) - 0.5,
+            histtype="step",
+            density=True,
+            label=split,
+        )
     areas.set(xlabel="mask area, % of the picture", ylabel="density")
     lengths.set(xlabel="words in a text", ylabel="density")
     if areas.has_data():
@@ -94,12 +115,23 @@ def _figure_url(figure: Figure) -> str:
 
 def _spread(samples: Sequence[Sample]) -> list[Sample]:
     """Choose PICTURES samples, evenly from first to last."""
-    return [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int).tolist()))] if samples else []
+    return (
+        [samples[i] for i in sorted(set(np.linspace(0, len(samples) - 1, PICTURES).astype(int).tolist()))]
+        if samples
+        else []
+    )
 
 
 def panel(sample: Sample, side: int) -> UInt8[np.ndarray, "h w 3"]:
-    """Draw the picture, `side` pixels long, with its masks tinted; for a clip the first, middle and last frame side by side."""
-    return np.concatenate([_overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side) for f in _shown_frames(sample)], 1)
+    """Draw the picture, `side` pixels long, with its masks tinted; for a clip the first, middle and last
+    frame side by side."""
+    return np.concatenate(
+        [
+            _overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side)
+            for f in _shown_frames(sample)
+        ],
+        1,
+    )
 
 
 def _shown_frames(sample: Sample) -> list[int]:
@@ -124,7 +156,11 @@ def _overlay(image: ImageRef, masks: Sequence[rle.RLE | None], side: int) -> UIn
     scale = side / max(opened.size)
     size = max(1, round(opened.width * scale)), max(1, round(opened.height * scale))
     picture = np.array(opened.resize(size, Image.Resampling.BICUBIC))
-    shown = [np.array(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST)) for mask in masks if mask is not None]
+    shown = [
+        np.array(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST))
+        for mask in masks
+        if mask is not None
+    ]
     if shown:
         outside = ~np.any(shown, axis=0)
         picture[outside] = picture[outside] // 2

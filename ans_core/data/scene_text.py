@@ -1,6 +1,8 @@
-"""Write texts about the things of a drawn scene, with a symbolic resolver that proves what each expression means.
+"""Write texts about the things of a drawn scene, with a symbolic resolver that proves what each expression
+means.
 
-The vocabulary is closed (about 60 words, lower case). An expression is kept only if the resolver finds its answer with clear margins.
+The vocabulary is closed (about 60 words, lower case). An expression is kept only if the resolver finds its
+answer with clear margins.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ ATTRIBUTES = ("size", "colour", "texture", "shape")
 """In the order of words in every phrase."""
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "middle", "right")
 PLACES: dict[str, tuple[int | None, int | None]] = {
-    "at the top left": (0, 0), "at the top right": (0, 2), "at the bottom left": (2, 0), "at the bottom right": (2, 2),
+    "at the top left": (0, 0), "at the top right": (0, 2), "at the bottom left": (2, 0),
+    "at the bottom right": (2, 2),
     "in the middle": (1, 1), "on the left": (None, 0), "on the right": (None, 2),
     "at the top": (0, None), "at the bottom": (2, None),
 }  # fmt: skip
@@ -66,18 +69,26 @@ def has_attributes(query: Query, thing: Thing) -> bool:
 
 
 def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
-    """Return the indices of the things meant, in order; None if the answer is borderline (a comparison within MARGIN, an anchor that is not
-    exactly one thing)."""
+    """Return the indices of the things meant, in order; None if the answer is borderline (a comparison within
+    MARGIN, an anchor that is not exactly one thing)."""
     fits = tuple(i for i, thing in enumerate(things) if has_attributes(query, thing))
     if query.place is not None:
         row, column = PLACES[query.place]
-        if any(min(abs(v - line) for v in (things[i].x, things[i].y) for line in THIRDS) < CLEAR / 2 for i in fits):
+        if any(
+            min(abs(v - line) for v in (things[i].x, things[i].y) for line in THIRDS) < CLEAR / 2
+            for i in fits
+        ):
             return None
-        return tuple(i for i in fits if row in (None, third(things[i].y)) and column in (None, third(things[i].x)))
+        return tuple(
+            i for i in fits if row in (None, third(things[i].y)) and column in (None, third(things[i].x))
+        )
     if query.extreme is not None:
         axis, sign = EXTREMES[query.extreme]
         order = sorted(fits, key=lambda i: sign * getattr(things[i], axis))
-        if len(order) < 2 or sign * (getattr(things[order[1]], axis) - getattr(things[order[0]], axis)) < MARGIN:
+        if (
+            len(order) < 2
+            or sign * (getattr(things[order[1]], axis) - getattr(things[order[0]], axis)) < MARGIN
+        ):
             return None  # with one thing, "the leftmost" compares nothing
         return (order[0],)
     if query.relation is not None:
@@ -86,7 +97,11 @@ def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
         if anchors is None or len(anchors) != 1:
             return None
         axis, sign = RELATIONS[query.relation]
-        steps = {i: sign * (getattr(things[anchors[0]], axis) - getattr(things[i], axis)) for i in fits if i != anchors[0]}
+        steps = {
+            i: sign * (getattr(things[anchors[0]], axis) - getattr(things[i], axis))
+            for i in fits
+            if i != anchors[0]
+        }
         if any(abs(step) < MARGIN for step in steps.values()):
             return None
         return tuple(i for i, step in steps.items() if step > 0)
@@ -96,7 +111,9 @@ def resolve(query: Query, things: Sequence[Thing]) -> tuple[int, ...] | None:
 def words(query: Query, *, plural: bool = False) -> str:
     """Return attribute words and noun, without article: `large red striped circle`."""
     noun = (query.shape or "object") if not plural else _plural(query.shape or "object")
-    return " ".join([value for name in ATTRIBUTES[:3] if (value := getattr(query, name)) is not None] + [noun])
+    return " ".join(
+        [value for name in ATTRIBUTES[:3] if (value := getattr(query, name)) is not None] + [noun]
+    )
 
 
 def phrase(query: Query) -> str:
@@ -111,8 +128,8 @@ def phrase(query: Query) -> str:
 
 
 def single_expressions(rng: np.random.Generator, things: Sequence[Thing], count: int = 3) -> list[Expression]:
-    """Write up to `count` expressions for one thing each: attribute, location, then relation or attribute; targets differ as much as
-    possible."""
+    """Write up to `count` expressions for one thing each: attribute, location, then relation or attribute;
+    targets differ as much as possible."""
     kinds = {"attribute": _attribute_query, "location": _location_query, "relation": _relation_query}
     targets = rng.permutation(len(things))
     found: list[Expression] = []
@@ -126,8 +143,11 @@ def single_expressions(rng: np.random.Generator, things: Sequence[Thing], count:
     return found
 
 
-def unique_query(rng: np.random.Generator, things: Sequence[Thing], target: int, draw: DrawQuery) -> Query | None:
-    """Draw a query that means exactly `target`. The first tries insist that words of place, if used, are needed."""
+def unique_query(
+    rng: np.random.Generator, things: Sequence[Thing], target: int, draw: DrawQuery
+) -> Query | None:
+    """Draw a query that means exactly `target`. The first tries insist that words of place, if used, are
+    needed."""
     for attempt in range(24):
         query = draw(rng, things, target)
         if resolve(query, things) != (target,):
@@ -150,12 +170,19 @@ def several_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Exp
     return None
 
 
-def none_expression(rng: np.random.Generator, things: Sequence[Thing], world: World = FULL) -> Expression | None:
-    """Describe a plausible thing that is absent: it differs from one that is there in colour or in shape alone."""
+def none_expression(
+    rng: np.random.Generator, things: Sequence[Thing], world: World = FULL
+) -> Expression | None:
+    """Describe a plausible thing that is absent: it differs from one that is there in colour or in shape
+    alone."""
     for _ in range(12):
         query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=3)
         if rng.random() < 0.5:
-            query = replace(query, colour=str(rng.choice(world.colours)), shape=query.shape or str(rng.choice(world.shapes)))
+            query = replace(
+                query,
+                colour=str(rng.choice(world.colours)),
+                shape=query.shape or str(rng.choice(world.shapes)),
+            )
         else:
             query = replace(query, shape=str(rng.choice(world.shapes)))
         if resolve(query, things) == ():
@@ -175,11 +202,15 @@ def place_words(x: float, y: float) -> str:
 
 def region_caption(thing: Thing) -> str:
     """Write a caption, always in the order size, colour, texture, shape, place."""
-    return f"a {thing.size} {thing.colour} {thing.texture} {thing.shape} {place_words(thing.x, thing.y)} of the picture"
+    return (
+        f"a {thing.size} {thing.colour} {thing.texture} {thing.shape} {place_words(thing.x, thing.y)} of "
+        "the picture"
+    )
 
 
 def grounded_caption(things: Sequence[Thing], most: int = 3) -> tuple[str, list[tuple[tuple[int, int], int]]]:
-    """Describe the first `most` things from left to right; return the caption, and per phrase its [start, end) characters and its thing."""
+    """Describe the first `most` things from left to right; return the caption, and per phrase its [start,
+    end) characters and its thing."""
     order = sorted(range(len(things)), key=lambda i: things[i].x)[:most]
     text, spans = "", []
     for position, i in enumerate(order):
@@ -199,7 +230,11 @@ def vocabulary() -> set[str]:
     """Return every word that any text of this module can hold."""
     listed = [*SIZES, *COLOURS, *TEXTURES, *SHAPES, *PLACES, *EXTREMES, *RELATIONS, *NUMBERS.values()]
     plurals = [_plural(noun) for noun in (*SHAPES, "object")]
-    return {word for entry in listed for word in entry.split()} | set(plurals) | {"a", "the", "all", "and", "of", "picture", "object"}
+    return (
+        {word for entry in listed for word in entry.split()}
+        | set(plurals)
+        | {"a", "the", "all", "and", "of", "picture", "object"}
+    )
 
 
 def _plural(noun: str) -> str:
@@ -223,7 +258,11 @@ def _location_query(rng: np.random.Generator, things: Sequence[Thing], target: i
     if rng.random() < 0.35:
         return replace(query, extreme=str(rng.choice(list(EXTREMES))))
     thing = things[target]
-    fitting = [p for p, (row, column) in PLACES.items() if row in (None, third(thing.y)) and column in (None, third(thing.x))]
+    fitting = [
+        p
+        for p, (row, column) in PLACES.items()
+        if row in (None, third(thing.y)) and column in (None, third(thing.x))
+    ]
     return replace(query, place=str(rng.choice(fitting)))
 
 

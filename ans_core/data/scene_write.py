@@ -35,11 +35,12 @@ PNG_LEVEL = 3
 SEVERAL_SHARE = 0.6
 """Share of scenes that also get an expression for several things."""
 NONE_SHARE = {"train": 0.6, "val": 0.35, "test": 0.35}
-"""Share of scenes that also get an expression for an absent thing. If every training scene has one, a tiny model denies a twelfth of the
-things that are there; with a third of the scenes, it never denies (LOG)."""
+"""Share of scenes that also get an expression for an absent thing. If every training scene has one, a tiny
+model denies a twelfth of the things that are there; with a third of the scenes, it never denies (LOG)."""
 
 EXPRESSIONS = {"train": 6, "val": 3, "test": 3}
-"""Most single-object expressions per scene. Training has more per picture because encoding the picture is the costly part."""
+"""Most single-object expressions per scene. Training has more per picture because encoding the picture is the
+costly part."""
 
 
 def write_scenes(
@@ -52,11 +53,15 @@ def write_scenes(
     masked: int | None = None,
     world: World = FULL,
 ) -> None:
-    """Draw `counts[split]` still scenes per split and write them in the four still layouts. Of the training scenes after the first
-    `captioned` (None: all), masks are written in place of captions of regions and of the picture; of those before the last `masked` (None:
-    all), phrases in place of all that has masks."""
+    """Draw `counts[split]` still scenes per split and write them in the four still layouts. Of the training
+    scenes after the first `captioned` (None: all), masks are written in place of captions of regions and of
+    the picture; of those before the last `masked` (None: all), phrases in place of all that has masks."""
     (root / "images").mkdir(parents=True)
-    coco = {"images": [], "annotations": [], "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPES, start=1)]}
+    coco = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(SHAPES, start=1)],
+    }
     refs: list[dict[str, Any]] = []
     grefs: list[dict[str, Any]] = []
     phrases: list[dict[str, Any]] = []
@@ -72,28 +77,53 @@ def write_scenes(
                 continue
             masks = [rle.encode(mask) for mask in scene.masks]
             image_id = len(coco["images"]) + 1
-            coco["images"].append({"id": image_id, "file_name": file_name, "height": image_size, "width": image_size})
+            coco["images"].append(
+                {"id": image_id, "file_name": file_name, "height": image_size, "width": image_size}
+            )
             first = len(coco["annotations"]) + 1
             coco["annotations"] += _annotations(scene, masks, image_id=image_id, first=first)
             rng = np.random.default_rng([seed, SPLITS.index(split), index, 0])
             found = say.single_expressions(rng, scene.things, EXPRESSIONS[split])
-            refs += _refs(found, scene, image_id=image_id, first=first, split=split, file_name=file_name, ref_id=len(refs), grouped=True)
+            refs += _refs(
+                found,
+                scene,
+                image_id=image_id,
+                first=first,
+                split=split,
+                file_name=file_name,
+                ref_id=len(refs),
+                grouped=True,
+            )
             others = [
                 (SEVERAL_SHARE, say.several_expression(rng, scene.things)),
                 (NONE_SHARE[split], say.none_expression(rng, scene.things, world)),
             ]
             found = [e for share, e in others if rng.random() < share and e is not None]
-            grefs += _refs(found, scene, image_id=image_id, first=first, split=split, file_name=file_name, ref_id=len(grefs), grouped=False)
+            grefs += _refs(
+                found,
+                scene,
+                image_id=image_id,
+                first=first,
+                split=split,
+                file_name=file_name,
+                ref_id=len(grefs),
+                grouped=False,
+            )
             if split == "train" and captioned is not None and index >= captioned:
                 _json(root / "images" / f"sa_{index:06d}.json", _masks_alone(coco["images"][-1], masks))
                 continue
-            regions += [_region(scene, i, masks[i], image=f"../../images/{file_name}", order=rng) for i in range(len(masks))]
+            regions += [
+                _region(scene, i, masks[i], image=f"../../images/{file_name}", order=rng)
+                for i in range(len(masks))
+            ]
             grounded.append(_grounded(scene, masks, file_name))
         if counts[split]:
             Dataset.from_list(regions).save_to_disk(str(root / "region_captions" / split))
             _json(root / "grounded" / f"{split}.json", grounded)
     if phrases:
-        (root / "images" / "annotations.jsonl").write_text("".join(f"{json.dumps(p)}\n" for p in phrases), encoding="utf-8")
+        (root / "images" / "annotations.jsonl").write_text(
+            "".join(f"{json.dumps(p)}\n" for p in phrases), encoding="utf-8"
+        )
     _number_sentences(refs)
     _number_sentences(grefs)
     _json(root / "refcoco" / "instances.json", coco)
@@ -102,13 +132,17 @@ def write_scenes(
     _json(root / "grefcoco" / "grefs(unc).json", grefs)
 
 
-def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: int, frames: int, world: World = FULL) -> None:
+def write_clips(
+    root: Path, *, seed: int, counts: dict[str, int], image_size: int, frames: int, world: World = FULL
+) -> None:
     """Draw `counts[split]` clips per split and write them as a MeViS-type set."""
     for split, count in counts.items():
         videos: dict[str, Any] = {}
         mask_dict: dict[str, Any] = {}
         for index in tqdm(range(count), desc=f"draw {split} clips", mininterval=1):
-            clip = draw_clip(seed=seed, split=split, index=index, image_size=image_size, frames=frames, world=world)
+            clip = draw_clip(
+                seed=seed, split=split, index=index, image_size=image_size, frames=frames, world=world
+            )
             name = f"{split}_{index:06d}"
             folder = root / "mevis" / split / "JPEGImages" / name
             folder.mkdir(parents=True)
@@ -117,10 +151,17 @@ def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: in
                 Image.fromarray(picture).save(folder / f"{frame}.png", compress_level=PNG_LEVEL)
             first = len(mask_dict)
             for masklet in clip.masks:
-                mask_dict[str(len(mask_dict))] = [rle.encode(mask) if mask.any() else None for mask in masklet]
+                mask_dict[str(len(mask_dict))] = [
+                    rle.encode(mask) if mask.any() else None for mask in masklet
+                ]
             rng = np.random.default_rng([seed, SPLITS.index(split), index, 7, 0])
             expressions = {
-                str(n): {"exp": e.text, "obj_id": list(e.targets), "anno_id": [first + t for t in e.targets], "kind": e.kind}
+                str(n): {
+                    "exp": e.text,
+                    "obj_id": list(e.targets),
+                    "anno_id": [first + t for t in e.targets],
+                    "kind": e.kind,
+                }
                 for n, e in enumerate(clip_expressions(rng, clip.things))
             }
             videos[name] = {"frames": names, "expressions": expressions}
@@ -129,7 +170,9 @@ def write_clips(root: Path, *, seed: int, counts: dict[str, int], image_size: in
             _json(root / "mevis" / split / "mask_dict.json", mask_dict)
 
 
-def _annotations(scene: Scene, masks: list[dict[str, Any]], *, image_id: int, first: int) -> list[dict[str, Any]]:
+def _annotations(
+    scene: Scene, masks: list[dict[str, Any]], *, image_id: int, first: int
+) -> list[dict[str, Any]]:
     made = []
     for i, (thing, mask) in enumerate(zip(scene.things, scene.masks, strict=True)):
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -137,7 +180,8 @@ def _annotations(scene: Scene, masks: list[dict[str, Any]], *, image_id: int, fi
         bbox = [x, y, int(columns[-1]) - x + 1, int(rows[-1]) - y + 1]
         made.append(
             {
-                "id": first + i, "image_id": image_id, "category_id": SHAPES.index(thing.shape) + 1, "segmentation": masks[i],
+                "id": first + i, "image_id": image_id, "category_id": SHAPES.index(thing.shape) + 1,
+                "segmentation": masks[i],
                 "area": int(mask.sum()), "bbox": bbox, "iscrowd": 0,
             }
         )  # fmt: skip
@@ -155,8 +199,8 @@ def _refs(
     ref_id: int,
     grouped: bool,
 ) -> list[dict[str, Any]]:
-    """Make records. grouped: RefCOCO, one record per thing with all its sentences. Otherwise gRefCOCO, one record per sentence with a list
-    of things (-1: none)."""
+    """Make records. grouped: RefCOCO, one record per thing with all its sentences. Otherwise gRefCOCO, one
+    record per sentence with a list of things (-1: none)."""
     records: dict[tuple[int, ...], dict[str, Any]] = {}
     for number, expression in enumerate(expressions):
         targets = expression.targets
@@ -173,7 +217,9 @@ def _refs(
             else:
                 records[key] |= {"ann_id": ann_ids, "category_id": categories, "no_target": not targets}
         text = expression.text
-        records[key]["sentences"].append({"sent": text, "raw": text, "tokens": text.split(), "kind": expression.kind})
+        records[key]["sentences"].append(
+            {"sent": text, "raw": text, "tokens": text.split(), "kind": expression.kind}
+        )
     return list(records.values())
 
 
@@ -186,30 +232,48 @@ def _number_sentences(refs: list[dict[str, Any]]) -> None:
             number += 1
 
 
-def _region(scene: Scene, i: int, mask: dict[str, Any], *, image: str, order: np.random.Generator) -> dict[str, Any]:
-    question = ("Describe the region <Prompt0> in the picture.", "What is <Prompt0> in the picture?")[order.integers(2)]
-    turns = [{"from": "human", "value": f"<image>\n{question}"}, {"from": "gpt", "value": say.region_caption(scene.things[i])}]
+def _region(
+    scene: Scene, i: int, mask: dict[str, Any], *, image: str, order: np.random.Generator
+) -> dict[str, Any]:
+    question = ("Describe the region <Prompt0> in the picture.", "What is <Prompt0> in the picture?")[
+        order.integers(2)
+    ]
+    turns = [
+        {"from": "human", "value": f"<image>\n{question}"},
+        {"from": "gpt", "value": say.region_caption(scene.things[i])},
+    ]
     return {"image": image, "mask_rle": mask, "conversations": turns, **say.attributes(scene.things[i])}
 
 
 def _masks_alone(picture: dict[str, Any], masks: list[dict[str, Any]]) -> dict[str, Any]:
     size = {key: picture[key] for key in ("file_name", "height", "width")}
-    return {"image": {"image_id": picture["id"], **size}, "annotations": [{"id": i, "segmentation": m} for i, m in enumerate(masks)]}
+    return {
+        "image": {"image_id": picture["id"], **size},
+        "annotations": [{"id": i, "segmentation": m} for i, m in enumerate(masks)],
+    }
 
 
 def _phrases(scene: Scene, file_name: str) -> list[dict[str, Any]]:
     """Return the captions of regions that mean one thing of the picture."""
     times = Counter(say.region_caption(thing) for thing in scene.things)
-    return [{"image": file_name, "text": text, "task": "phrase", "split": "train"} for text, count in times.items() if count == 1]
+    return [
+        {"image": file_name, "text": text, "task": "phrase", "split": "train"}
+        for text, count in times.items()
+        if count == 1
+    ]
 
 
 def _grounded(scene: Scene, masks: list[dict[str, Any]], file_name: str) -> dict[str, Any]:
     caption, spans = say.grounded_caption(scene.things)
     groundings: dict[str, Any] = {}
     for (start, end), i in spans:
-        # GranD-f's dict is keyed by the phrase; the second "a small red circle" of a caption gets a number that readers
-        # of the spans never see
-        name = caption[start:end] if caption[start:end] not in groundings else f"{caption[start:end]} {len(groundings)}"
+        # GranD-f's dict is keyed by the phrase; the second "a small red circle" of a caption gets a number
+        # that readers of the spans never see
+        name = (
+            caption[start:end]
+            if caption[start:end] not in groundings
+            else f"{caption[start:end]} {len(groundings)}"
+        )
         groundings[name] = {"token_positives": [start, end], "rle_masks": [masks[i]]}
     return {"file_name": file_name, "caption": caption, "groundings": groundings}
 

@@ -1,5 +1,5 @@
-"""Draw (seed, split, index) -> a scene of the embedded world: things with attributes and places, its picture, and exact masks of the
-visible parts.
+"""Draw (seed, split, index) -> a scene of the embedded world: things with attributes and places, its picture,
+and exact masks of the visible parts.
 
 Coordinates are shares of the picture's side: x to the right, y down, (0, 0) the top left corner.
 """
@@ -35,7 +35,11 @@ class World:
 
 WORLDS = {
     "full": World(shapes=SHAPES, colours=tuple(COLOURS), textures=TEXTURES),
-    "small": World(shapes=("circle", "triangle", "cross"), colours=("red", "green", "blue", "yellow"), textures={"plain": 1.0}),
+    "small": World(
+        shapes=("circle", "triangle", "cross"),
+        colours=("red", "green", "blue", "yellow"),
+        textures={"plain": 1.0},
+    ),
 }
 """small: a fifth of the words, which a model learns in minutes."""
 FULL = WORLDS["full"]
@@ -43,7 +47,8 @@ AREA_FACTOR = {"circle": 1.0, "square": 1.0, "triangle": 0.9, "star": 0.85, "cro
 """Pointed shapes reach further for the same area; a smaller area keeps them inside the picture."""
 THIRDS = (1 / 3, 2 / 3)
 CLEAR = 0.03
-"""Smallest distance of a thing's centre to a line between thirds, so that place words are never borderline."""
+"""Smallest distance of a thing's centre to a line between thirds, so that place words are never
+borderline."""
 VISIBLE = 0.7
 """Smallest visible share of each thing's area."""
 SUPERSAMPLE = 4
@@ -75,7 +80,8 @@ class Scene:
 
 
 def draw_scene(*, seed: int, split: str, index: int, image_size: int, world: World = FULL) -> Scene:
-    """Draw a scene that depends on the arguments alone. Layouts that hide more than 1 - VISIBLE of a thing are drawn again."""
+    """Draw a scene that depends on the arguments alone. Layouts that hide more than 1 - VISIBLE of a thing
+    are drawn again."""
     key = [seed, SPLITS.index(split), index]
     count = int(np.random.default_rng(key).integers(2, 7))
     attempt = 1
@@ -89,8 +95,11 @@ def draw_scene(*, seed: int, split: str, index: int, image_size: int, world: Wor
         attempt += 1
 
 
-def random_thing(rng: np.random.Generator, *, shape: str, colour: str, size: str, world: World = FULL) -> Thing:
-    """Draw a thing with these attributes and everything else random; it stays at the top left corner until it gets a place."""
+def random_thing(
+    rng: np.random.Generator, *, shape: str, colour: str, size: str, world: World = FULL
+) -> Thing:
+    """Draw a thing with these attributes and everything else random; it stays at the top left corner until it
+    gets a place."""
     area = rng.uniform(*SIZES[size]) * AREA_FACTOR[shape]
     red, green, blue = np.clip(np.array(COLOURS[colour]) + rng.integers(-12, 13, 3), 0, 255).tolist()
     return Thing(
@@ -113,8 +122,11 @@ def outline(thing: Thing) -> Float[np.ndarray, "P 2"]:
     return _polygon(thing.shape) @ turn.T * thing.radius
 
 
-def random_attributes(rng: np.random.Generator, count: int, world: World = FULL) -> list[tuple[str, str, str]]:
-    """Draw (shape, colour, size) of `count` things. A new thing often shares its colour or shape with an earlier one: a distractor."""
+def random_attributes(
+    rng: np.random.Generator, count: int, world: World = FULL
+) -> list[tuple[str, str, str]]:
+    """Draw (shape, colour, size) of `count` things. A new thing often shares its colour or shape with an
+    earlier one: a distractor."""
     drawn: list[tuple[str, str, str]] = []
     large = 0
     for i in range(count):
@@ -129,7 +141,8 @@ def random_attributes(rng: np.random.Generator, count: int, world: World = FULL)
 
 
 def background(rng: np.random.Generator, image_size: int) -> UInt8[np.ndarray, "H W 3"]:
-    """Draw a muted texture: a gradient between two greyish colours plus cloudy noise, never as bright or saturated as a thing."""
+    """Draw a muted texture: a gradient between two greyish colours plus cloudy noise, never as bright or
+    saturated as a thing."""
     side = np.linspace(0, 1, image_size, dtype=np.float32)
     direction = rng.uniform(0, 2 * np.pi)
     ramp = side[None, :] * np.cos(direction) + side[:, None] * np.sin(direction)
@@ -146,8 +159,8 @@ def background(rng: np.random.Generator, image_size: int) -> UInt8[np.ndarray, "
 def render(
     things: tuple[Thing, ...], canvas: UInt8[np.ndarray, "H W 3"]
 ) -> tuple[UInt8[np.ndarray, "H W 3"], Bool[np.ndarray, "N H W"], Float[np.ndarray, " N"]]:
-    """Paint things back to front; return the picture, visible pixels per thing, and how many pixels each would have alone inside the
-    picture."""
+    """Paint things back to front; return the picture, visible pixels per thing, and how many pixels each
+    would have alone inside the picture."""
     size = len(canvas)
     image = canvas.astype(np.float32)
     owner = np.full((size, size), -1, np.int8)
@@ -189,12 +202,14 @@ def _layout(rng: np.random.Generator, count: int, world: World) -> tuple[Thing, 
 
 
 def _reach(thing: Thing) -> float:
-    """Return a little more than the radius of the circle of the same area: neighbours may touch, but seldom cover each other."""
+    """Return a little more than the radius of the circle of the same area: neighbours may touch, but seldom
+    cover each other."""
     return 1.12 * thing.radius * float(np.sqrt(_polygon_area(thing.shape) / np.pi))
 
 
 def _paint(thing: Thing, size: int, box: tuple[int, int, int, int]) -> Float[np.ndarray, "h w 3"]:
-    """Return the thing's colour over its box; stripes and dots are a dark version of it, fixed to the thing (they move with it)."""
+    """Return the thing's colour over its box; stripes and dots are a dark version of it, fixed to the thing
+    (they move with it)."""
     x0, y0, x1, y1 = box
     rgb = np.array(thing.rgb, np.float32)
     if thing.texture == "plain":
@@ -224,7 +239,22 @@ def _polygon(shape: str) -> Float[np.ndarray, "P 2"]:
         return _on_circle(10, start=-np.pi / 2) * np.where(np.arange(10) % 2, 0.45, 1.0)[:, None]
     if shape == "cross":
         a, b = 0.3, 0.95  # half an arm's width, its length: a² + b² = 1
-        return np.array([(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)])
+        return np.array(
+            [
+                (-a, -b),
+                (a, -b),
+                (a, -a),
+                (b, -a),
+                (b, a),
+                (a, a),
+                (a, b),
+                (-a, b),
+                (-a, a),
+                (-b, a),
+                (-b, -a),
+                (-a, -a),
+            ]
+        )
     assert shape == "circle", shape
     return _on_circle(48, start=0.0)
 

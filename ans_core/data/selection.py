@@ -1,5 +1,5 @@
-"""Data sets one after the other, and some of their samples, as sequences that hold a few numbers a sample and read the sample when it is
-asked for."""
+"""Data sets one after the other, and some of their samples, as sequences that hold a few numbers a sample and
+read the sample when it is asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Joined(Lazy[Sample]):
     def _column(self, name: str, value_of: Callable[[Sample], object], dtype: DTypeLike) -> np.ndarray:
         """Return a value of every sample: an index has them, of a list they are computed."""
         parts = [
-            getattr(part, name) if isinstance(part, SampleIndex) else np.array([value_of(sample) for sample in part], dtype=dtype)
+            getattr(part, name)
+            if isinstance(part, SampleIndex)
+            else np.array([value_of(sample) for sample in part], dtype=dtype)
             for part in self._parts
         ]
         return np.concatenate([np.array([], dtype=dtype), *parts])
@@ -48,7 +50,8 @@ class Joined(Lazy[Sample]):
         return self._parts[part][number - (int(self._ends[part - 1]) if part else 0)]
 
     def where(self, takes: Callable[[Sample], bool]) -> Int[np.ndarray, " some"]:
-        """Return the numbers of the samples that `takes` says yes to; it is asked about one sample of each outline."""
+        """Return the numbers of the samples that `takes` says yes to; it is asked about one sample of each
+        outline."""
         chosen = np.zeros(len(self), dtype=bool)
         for first, alike in representatives(self.outlines):
             if takes(self[first]):
@@ -57,10 +60,15 @@ class Joined(Lazy[Sample]):
 
 
 class Selected(Lazy[Sample]):
-    """Samples of `joined` by number. `regions`: in place of a sample whose objects have no words, the one of this number, as a region with
-    an empty caption; WHOLE for the sample itself."""
+    """Samples of `joined` by number. `regions`: in place of a sample whose objects have no words, the one of
+    this number, as a region with an empty caption; WHOLE for the sample itself."""
 
-    def __init__(self, joined: Joined, numbers: Int[np.ndarray, " some"], regions: Int[np.ndarray, " some"] | None = None) -> None:
+    def __init__(
+        self,
+        joined: Joined,
+        numbers: Int[np.ndarray, " some"],
+        regions: Int[np.ndarray, " some"] | None = None,
+    ) -> None:
         self.joined, self.numbers = joined, numbers
         self.regions = np.full(len(numbers), WHOLE, dtype=np.int32) if regions is None else regions
 
@@ -72,7 +80,12 @@ class Selected(Lazy[Sample]):
         if region == WHOLE:
             return sample
         place = unnamed_regions(sample)[region]
-        return replace(sample, sample_id=f"{sample.sample_id}/{place}", task="region_caption", masks=(sample.masks[place],))
+        return replace(
+            sample,
+            sample_id=f"{sample.sample_id}/{place}",
+            task="region_caption",
+            masks=(sample.masks[place],),
+        )
 
     def __add__(self, other: Selected) -> Selected:
         numbers, regions = ([getattr(one, name) for one in (self, other)] for name in ("numbers", "regions"))
@@ -92,7 +105,8 @@ def unnamed(joined: Joined) -> Selected:
 
 
 class Expressions(Lazy[list[str]]):
-    """For every sample that is a region, the expressions that mean it: those with the same picture and exactly the same mask."""
+    """For every sample that is a region, the expressions that mean it: those with the same picture and
+    exactly the same mask."""
 
     def __init__(self, samples: Sequence[Sample], joined: Joined) -> None:
         self._samples, self._joined = samples, joined

@@ -17,8 +17,11 @@ SIDE = 640
 """Pixels of a picture's longer side."""
 
 
-def show(name: str, path: Path, form: str, split: str | None, *, count: int, seed: int, out: Path) -> list[Path]:
-    """Draw `count` samples of a split (None: of every one), chosen by the seed. Write pictures and `samples.jsonl` with the texts."""
+def show(
+    name: str, path: Path, form: str, split: str | None, *, count: int, seed: int, out: Path
+) -> list[Path]:
+    """Draw `count` samples of a split (None: of every one), chosen by the seed. Write pictures and
+    `samples.jsonl` with the texts."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
     out.mkdir(parents=True, exist_ok=True)
@@ -29,14 +32,24 @@ def show(name: str, path: Path, form: str, split: str | None, *, count: int, see
             for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
                 file = out / f"{part}_{number:06d}.png"
                 Image.fromarray(panel(samples[number], SIDE)).save(file)
-                lines.write(json.dumps({"picture": file.name, "split": part, **told(samples[number])}, ensure_ascii=False) + "\n")
+                lines.write(
+                    json.dumps(
+                        {"picture": file.name, "split": part, **told(samples[number])}, ensure_ascii=False
+                    )
+                    + "\n"
+                )
                 written.append(file)
     return written
 
 
 def told(sample: Sample) -> dict[str, object]:
     """Return what a sample says in words."""
-    found: dict[str, object] = {"sample_id": sample.sample_id, "task": sample.task, "text": sample.text, "objects": len(sample.masks)}
+    found: dict[str, object] = {
+        "sample_id": sample.sample_id,
+        "task": sample.task,
+        "text": sample.text,
+        "objects": len(sample.masks),
+    }
     if sample.question is not None:
         found["question"] = sample.question
     if sample.phrases:

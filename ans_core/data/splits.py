@@ -17,14 +17,18 @@ HELD_OUT = ("val", "test")
 
 
 def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[str]:
-    """Return the splits that have one of these names or match one of these patterns, in the set's order. Raises NoSplit for a name that
-    fits none."""
+    """Return the splits that have one of these names or match one of these patterns, in the set's order.
+    Raises NoSplit for a name that fits none."""
     splits = list(dict.fromkeys(present))
     fitting: set[str] = set()
     for name in names:
-        of_name = {name} & {*splits} or {split for split in fnmatch.filter(splits, name) if split not in HELD_OUT}
+        of_name = {name} & {*splits} or {
+            split for split in fnmatch.filter(splits, name) if split not in HELD_OUT
+        }
         if not of_name:
-            raise NoSplit(f"{path} has no split {name!r}{nearest(name, splits)}; it has {splits}{remedy(name, splits)}")
+            raise NoSplit(
+                f"{path} has no split {name!r}{nearest(name, splits)}; it has {splits}{remedy(name, splits)}"
+            )
         fitting |= of_name
     return [split for split in splits if split in fitting]
 
@@ -32,12 +36,16 @@ def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[
 def remedy(name: str, splits: Sequence[str]) -> str:
     """Return how to train on a set that has no split `train`; nothing for another name."""
     parts = [split for split in splits if split not in HELD_OUT]
-    return f". To train on it, write `split: [{', '.join(parts)}]` in prepare.sources" if name == "train" and parts else ""
+    return (
+        f". To train on it, write `split: [{', '.join(parts)}]` in prepare.sources"
+        if name == "train" and parts
+        else ""
+    )
 
 
 def read(format: str, path: Path, *, name: str, split: str | Sequence[str]) -> Iterator[Sample]:
-    """Yield the samples of one split, or of several (names, patterns) as one set. Of several, an id begins with its split: each part of a
-    set counts from 0."""
+    """Yield the samples of one split, or of several (names, patterns) as one set. Of several, an id begins
+    with its split: each part of a set counts from 0."""
     if isinstance(split, str):
         yield from FORMATS[format](path, name=name, split=split)
         return

@@ -21,14 +21,23 @@ class TensorBatch:
 
     def to(self: AnyBatch, device: torch.device | str) -> AnyBatch:
         """Copy to a device; from pinned memory, without waiting for it."""
-        return self._mapped(lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device))
+        return self._mapped(
+            lambda part: part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
+        )
 
     def pin_memory(self: AnyBatch) -> AnyBatch:
         """Copy to memory that a GPU reads by itself. torch's DataLoader calls it."""
         return self._mapped(lambda part: part.pin_memory())
 
     def _mapped(self: AnyBatch, move: Callable[[Any], Any]) -> AnyBatch:
-        return replace(self, **{f.name: _mapped(getattr(self, f.name), move) for f in fields(self) if f.name not in self.ON_HOST})
+        return replace(
+            self,
+            **{
+                f.name: _mapped(getattr(self, f.name), move)
+                for f in fields(self)
+                if f.name not in self.ON_HOST
+            },
+        )
 
 
 def _mapped(value: Any, move: Callable[[Any], Any]) -> Any:

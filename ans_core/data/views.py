@@ -1,7 +1,7 @@
 """Pictures -> pixels for a vision tower, and the grids of image tokens that it makes of them.
 
-InternVL sees an image as square tiles of one size and every frame of a clip as one tile; Qwen-VL sees each picture whole, at about its own
-size.
+InternVL sees an image as square tiles of one size and every frame of a clip as one tile; Qwen-VL sees each
+picture whole, at about its own size.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Grid = tuple[int, int]
 """(rows, columns)."""
 
 Preparation = Literal["training", "upstream"]
-"""How a prompt is made of text and pictures. `training`: as in training. `upstream`: as upstream's inference does it for Qwen-VL, which
-differs (docs/backbones.md); the two are the same for InternVL."""
+"""How a prompt is made of text and pictures. `training`: as in training. `upstream`: as upstream's inference
+does it for Qwen-VL, which differs (docs/backbones.md); the two are the same for InternVL."""
 
 
 def check_preparation(given: str) -> None:
@@ -36,7 +36,8 @@ def check_preparation(given: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Views(TensorBatch):
-    """One image, or the frames of one clip, as V views. A view becomes a grid of image tokens; tokens run row by row, view after view."""
+    """One image, or the frames of one clip, as V views. A view becomes a grid of image tokens; tokens run row
+    by row, view after view."""
 
     pixels: Tensor
     """InternVL: (V, 3, S, S). Qwen-VL: (patches of all views, values of a patch)."""
@@ -53,13 +54,15 @@ class Views(TensorBatch):
 
 
 def token_counts(grids: Sequence[Grid], *, clip: bool) -> list[int]:
-    """Return the number of image tokens of every picture in the text: an image's views stand together, frames one by one."""
+    """Return the number of image tokens of every picture in the text: an image's views stand together, frames
+    one by one."""
     counts = [rows * columns for rows, columns in grids]
     return counts if clip else [sum(counts)]
 
 
 def shown_view(*, clip: bool) -> int:
-    """Return the index of the view that shows a whole image (the last), or the first frame of a clip. Visual prompts mark its cells."""
+    """Return the index of the view that shows a whole image (the last), or the first frame of a clip. Visual
+    prompts mark its cells."""
     return 0 if clip else -1
 
 
@@ -67,10 +70,13 @@ def shown_view(*, clip: bool) -> int:
 class Cutter(Protocol):
     """How one kind of vision tower wants its pictures."""
 
-    def views(self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training") -> Views: ...
+    def views(
+        self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training"
+    ) -> Views: ...
 
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
-        """Return the grids of the `views` in training of an image, or a clip of so many frames, of this size."""
+        """Return the grids of the `views` in training of an image, or a clip of so many frames, of this
+        size."""
         ...
 
     @property
@@ -90,7 +96,9 @@ class Tiling:
     min_tiles: int = 1
     """Without the whole image, which comes last where there is more than one."""
 
-    def views(self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training") -> Views:
+    def views(
+        self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training"
+    ) -> Views:
         tiles = list(pictures) if clip else transforms.tiles(pictures[0], **self._counts)
         pixels = transforms.normalise(tiles, size=self.size)
         return Views(pixels=pixels, grids=((self.grid, self.grid),) * len(tiles), clip=clip)
@@ -109,15 +117,17 @@ class Tiling:
 
 
 FRAME_SHARE = 4
-"""A frame of a clip gets this part of an image's pixels: upstream trains on 512 to 2048 units of 784 pixels per image, 128 to 512 per
-frame."""
+"""A frame of a clip gets this part of an image's pixels: upstream trains on 512 to 2048 units of 784 pixels
+per image, 128 to 512 per frame."""
 OUTER_FACTOR, OUTER_MIN, OUTER_MAX = 28, 4 * 784, 16384 * 784
-"""qwen-vl-utils' resize before the processor's own, as upstream's inference calls it for both generations of Qwen-VL."""
+"""qwen-vl-utils' resize before the processor's own, as upstream's inference calls it for both generations of
+Qwen-VL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patches:
-    """Qwen-VL: each picture in patches, resized to whole blocks of patches and to between `min_pixels` and `max_pixels`."""
+    """Qwen-VL: each picture in patches, resized to whole blocks of patches and to between `min_pixels` and
+    `max_pixels`."""
 
     patch: int
     merge: int
@@ -129,14 +139,18 @@ class Patches:
     min_pixels: int
     max_pixels: int
 
-    def views(self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training") -> Views:
+    def views(
+        self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training"
+    ) -> Views:
         """preparation `upstream`: pictures are resampled twice, and frames are as large as images."""
         upstream = preparation == "upstream"
         share = FRAME_SHARE if clip and not upstream else 1
         patches, grids = [], []
         for picture in pictures:
             if upstream:
-                size = rounded_size(*picture.size, factor=OUTER_FACTOR, min_pixels=OUTER_MIN, max_pixels=OUTER_MAX)
+                size = rounded_size(
+                    *picture.size, factor=OUTER_FACTOR, min_pixels=OUTER_MIN, max_pixels=OUTER_MAX
+                )
                 picture = picture.resize(size, Image.Resampling.BICUBIC)
             width, height = self.size(*picture.size, share=share)
             patches.append(self._patches(resized(picture, width, height)))
@@ -157,25 +171,48 @@ class Patches:
         return 3 * self.temporal * self.unit**2
 
     def size(self, width: int, height: int, *, share: int = 1) -> tuple[int, int]:
-        return rounded_size(width, height, factor=self.unit, min_pixels=self.min_pixels // share, max_pixels=self.max_pixels // share)
+        return rounded_size(
+            width,
+            height,
+            factor=self.unit,
+            min_pixels=self.min_pixels // share,
+            max_pixels=self.max_pixels // share,
+        )
 
     def _patches(self, pixels: UInt8[Tensor, "3 H W"]) -> Float[Tensor, "P values"]:
-        """Normalise pixels and cut them: block by block of merged patches; values by channel, time step, row, column."""
+        """Normalise pixels and cut them: block by block of merged patches; values by channel, time step, row,
+        column."""
         mean, std = (255 * torch.tensor(c).view(3, 1, 1) for c in (self.mean, self.std))
         values = (pixels.float() - mean) / std
         _, height, width = values.shape
-        blocks = values.view(3, height // self.unit, self.merge, self.patch, width // self.unit, self.merge, self.patch)
-        blocks = blocks.permute(1, 4, 2, 5, 0, 3, 6)  # (block rows, block columns, rows, columns of patches, 3, patch, patch)
-        return blocks[..., None, :, :].expand(*blocks.shape[:5], self.temporal, -1, -1).flatten(5).flatten(0, 3).flatten(1)
+        blocks = values.view(
+            3, height // self.unit, self.merge, self.patch, width // self.unit, self.merge, self.patch
+        )
+        # (block rows, block columns, rows, columns of patches, 3, patch, patch)
+        blocks = blocks.permute(1, 4, 2, 5, 0, 3, 6)
+        return (
+            blocks[..., None, :, :]
+            .expand(*blocks.shape[:5], self.temporal, -1, -1)
+            .flatten(5)
+            .flatten(0, 3)
+            .flatten(1)
+        )
 
 
-def rounded_size(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return Qwen-VL's (width, height): multiples of `factor` with nearly the same aspect ratio, within the limits.
+def rounded_size(
+    width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Return Qwen-VL's (width, height): multiples of `factor` with nearly the same aspect ratio, within the
+    limits.
 
-    Raises ValueError for a picture more than 200 times as long as wide, which the published models were never shown.
+    Raises ValueError for a picture more than 200 times as long as wide, which the published models were never
+    shown.
     """
     if max(width, height) > 200 * min(width, height):
-        raise ValueError(f"a picture of {width} x {height} pixels is more than 200 times as long as wide; cut it into pieces")
+        raise ValueError(
+            f"a picture of {width} x {height} pixels is more than 200 times as long as wide; cut it into "
+            "pieces"
+        )
     rows, columns = max(1, round(height / factor)), max(1, round(width / factor))
     if rows * columns * factor**2 > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -187,7 +224,9 @@ def rounded_size(width: int, height: int, *, factor: int, min_pixels: int, max_p
 
 
 def resized(picture: Image.Image, width: int, height: int) -> UInt8[Tensor, "3 H W"]:
-    """Resize as torchvision does for uint8 tensors (bicubic, antialiased): Qwen's processor gives the same bits. PIL's differ by a grey
-    level in some 0.3 % of the values."""
+    """Resize as torchvision does for uint8 tensors (bicubic, antialiased): Qwen's processor gives the same
+    bits. PIL's differ by a grey level in some 0.3 % of the values."""
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-    return F.interpolate(pixels[None], size=(height, width), mode="bicubic", antialias=True, align_corners=False)[0]
+    return F.interpolate(
+        pixels[None], size=(height, width), mode="bicubic", antialias=True, align_corners=False
+    )[0]

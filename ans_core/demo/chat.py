@@ -1,4 +1,5 @@
-"""A chat about one picture or clip: questions, regions and clicks in; texts and masks of one or two checkpoints out."""
+"""A chat about one picture or clip: questions, regions and clicks in; texts and masks of one or two
+checkpoints out."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ class Answer:
 
     def shown(self, frame: int) -> list[RLE | None]:
         """Return the masks of one frame that are switched on, by object; None for the others."""
-        return [None if n in self.hidden or frame >= len(found) else found[frame] for n, found in enumerate(self.masks)]
+        return [
+            None if n in self.hidden or frame >= len(found) else found[frame]
+            for n, found in enumerate(self.masks)
+        ]
 
 
 @dataclass(kw_only=True)
@@ -74,24 +78,36 @@ class Chat:
         return self.turns[-1].answers.get(name) if self.turns else None
 
     def past(self, name: str) -> list[tuple[str, str]]:
-        """Return the turns that a checkpoint has answered; another one's answers are not put into its mouth."""
+        """Return the turns that a checkpoint has answered; another one's answers are not put into its
+        mouth."""
         return [(turn.question, turn.answers[name].text) for turn in self.turns if name in turn.answers]
 
     def ask(
-        self, models: dict[str, Network], question: str, *, video_mode: Literal[VideoMode, "auto"] = "auto", max_tokens: int = MAX_TOKENS
+        self,
+        models: dict[str, Network],
+        question: str,
+        *,
+        video_mode: Literal[VideoMode, "auto"] = "auto",
+        max_tokens: int = MAX_TOKENS,
     ) -> Iterator[tuple[str, Answer]]:
-        """Ask every model in turn; yield (its name, its answer): once with the text, and again after every frame with masks.
+        """Ask every model in turn; yield (its name, its answer): once with the text, and again after every
+        frame with masks.
 
-        The answers become a turn of the chat as they arrive. Ends early, with what there is, once `stop` is set. Raises ValueError for an
-        empty question, and for one that makes no sense to a model, whose answer is then missing.
+        The answers become a turn of the chat as they arrive. Ends early, with what there is, once `stop` is
+        set. Raises ValueError for an empty question, and for one that makes no sense to a model, whose answer
+        is then missing.
         """
         if not question.strip():
-            raise ValueError("the question is empty: write one, as in: Please segment the red circle in this image.")
+            raise ValueError(
+                "the question is empty: write one, as in: Please segment the red circle in this image."
+            )
         self.stop.clear()
         turn = Turn(question=question.strip())
         pasts = {name: self.past(name) for name in models}
         for name, model in models.items():
-            text, found = self._ask_one(model, turn.question, past=pasts[name], video_mode=video_mode, max_tokens=max_tokens)
+            text, found = self._ask_one(
+                model, turn.question, past=pasts[name], video_mode=video_mode, max_tokens=max_tokens
+            )
             if not turn.answers:
                 self.turns.append(turn)
             answer = turn.answers[name] = Answer(text=text)
@@ -107,21 +123,40 @@ class Chat:
                     return
 
     def _ask_one(
-        self, model: Network, question: str, *, past: Sequence[tuple[str, str]], video_mode: Literal[VideoMode, "auto"], max_tokens: int
+        self,
+        model: Network,
+        question: str,
+        *,
+        past: Sequence[tuple[str, str]],
+        video_mode: Literal[VideoMode, "auto"],
+        max_tokens: int,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
-        """Return the text and an iterator of (frame, masks (N, H, W)); a picture has one frame, or none without `[SEG]`."""
+        """Return the text and an iterator of (frame, masks (N, H, W)); a picture has one frame, or none
+        without `[SEG]`."""
         text, turns = with_image(question, past)
         request = Request(frames=(), text=text, mask_prompts=tuple(self.regions), past=tuple(turns))
         if self.source.is_clip:
-            return follow(model, request, self.source.frames, PredictOptions(mode=model.video_mode(video_mode)), max_tokens=max_tokens)
+            return follow(
+                model,
+                request,
+                self.source.frames,
+                PredictOptions(mode=model.video_mode(video_mode)),
+                max_tokens=max_tokens,
+            )
         options = PredictOptions(mode=model.video_mode("auto"))
-        (answer,) = answers(model, [replace(request, frames=(self.source.frames[0],))], options, max_tokens=max_tokens)
-        return answer.text, iter([(0, np.stack([masklet[0] for masklet in answer.masks]))] if answer.masks else [])
+        (answer,) = answers(
+            model, [replace(request, frames=(self.source.frames[0],))], options, max_tokens=max_tokens
+        )
+        return answer.text, iter(
+            [(0, np.stack([masklet[0] for masklet in answer.masks]))] if answer.masks else []
+        )
 
     def mark(self, model: Network, kind: Kind, points: Sequence[Point]) -> None:
-        """Add a region of the first frame: the object at a click or in a box as SAM2 finds it, or what a brush painted.
+        """Add a region of the first frame: the object at a click or in a box as SAM2 finds it, or what a
+        brush painted.
 
-        points: of a click the last one counts, a box lies between the first and the last. Raises ValueError where there is no object.
+        points: of a click the last one counts, a box lies between the first and the last. Raises ValueError
+        where there is no object.
         """
         if kind == "brush":
             self.regions.append(_stroke(points, self.source.size))
@@ -135,7 +170,10 @@ class Chat:
     def region_question(self) -> str:
         """Ask for a description of all regions. Raises ValueError without any."""
         if not self.regions:
-            raise ValueError("no region is marked: click an object in the picture, draw a box around it or paint it, then ask again")
+            raise ValueError(
+                "no region is marked: click an object in the picture, draw a box around it or paint it, "
+                "then ask again"
+            )
         return prompts.region_question(len(self.regions), prompts.REGION_QUESTIONS[0])
 
 

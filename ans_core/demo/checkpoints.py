@@ -1,4 +1,5 @@
-"""The checkpoints that a page offers, by name: the one it was started with, those of the same run before it, and further ones."""
+"""The checkpoints that a page offers, by name: the one it was started with, those of the same run before it,
+and further ones."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def _before_rl(base: Path, sft: Path, device: str) -> Network:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Return the last two parts of each, more where these are the same: `runs/tiny/model` is `tiny/model`, a hub id stays as it is."""
+    """Return the last two parts of each, more where these are the same: `runs/tiny/model` is `tiny/model`, a
+    hub id stays as it is."""
     parts = [Path(path).resolve().parts if Path(path).is_dir() else Path(path).parts for path in paths]
     for length in range(2, max(map(len, parts))):
         names = ["/".join(one[-length:]) for one in parts]

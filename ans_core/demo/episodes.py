@@ -1,4 +1,5 @@
-"""The agent's episodes of a run, turn by turn: the folders that `agent_evaluate` writes in, what the page shows of them out."""
+"""The agent's episodes of a run, turn by turn: the folders that `agent_evaluate` writes in, what the page
+shows of them out."""
 
 from __future__ import annotations
 
@@ -28,11 +29,15 @@ def albums_of(model: Path) -> dict[str, list[dict[str, Any]]]:
 
 def labels(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
     """Return (what the list of episodes says, number)."""
-    return [(f"{'✓' if one['right'] else '✗'} {one['family']}: {one['question']}", number) for number, one in enumerate(episodes)]
+    return [
+        (f"{'✓' if one['right'] else '✗'} {one['family']}: {one['question']}", number)
+        for number, one in enumerate(episodes)
+    ]
 
 
 def episode_html(episode: Episode, turns: int) -> str:
-    """Show the picture and the first so many turns; behind the last one the answer and the truth. Everything that was said is escaped."""
+    """Show the picture and the first so many turns; behind the last one the answer and the truth. Everything
+    that was said is escaped."""
     parts = [
         f'<li><img src="{episode["picture"]}" alt="The picture asked about"><p>what is asked about (of a clip, the first frame)</p></li>'
     ]
@@ -58,7 +63,11 @@ def _still_html(still: Mapping[str, str]) -> str:
 
 
 def _end_html(episode: Episode) -> str:
-    answer = escape(str(episode["answer"])) if episode["answer"] is not None else f"<i>none: {escape(str(episode['ended']))}</i>"
+    answer = (
+        escape(str(episode["answer"]))
+        if episode["answer"] is not None
+        else f"<i>none: {escape(str(episode['ended']))}</i>"
+    )
     verdict = "right" if episode["right"] else "wrong"
     looked = "<p>right without having looked</p>" if episode["right"] and not episode["evidence"] else ""
     ends = f"<p><b>answer</b> {answer}</p><p><b>truth</b> {escape(str(episode['truth']))}</p>"
@@ -69,8 +78,18 @@ def lay_out(albums: Albums) -> None:
     """Make the tab's components and connect them: a row, an episode, and how many turns of it are shown."""
     first = next(iter(albums))
     with gr.Row():
-        row = gr.Dropdown(list(albums), value=first, label="Row", filterable=False, scale=1, min_width=120, elem_id="episode-row")
-        which = gr.Dropdown(labels(albums[first]), value=0, label="Episode", scale=4, min_width=260, elem_id="episode-which")
+        row = gr.Dropdown(
+            list(albums),
+            value=first,
+            label="Row",
+            filterable=False,
+            scale=1,
+            min_width=120,
+            elem_id="episode-row",
+        )
+        which = gr.Dropdown(
+            labels(albums[first]), value=0, label="Episode", scale=4, min_width=260, elem_id="episode-which"
+        )
     with gr.Row(elem_classes="tools"):
         back = gr.Button("Back", size="sm", min_width=80, elem_id="episode-back")
         forth = gr.Button("Next turn", variant="primary", size="sm", min_width=110, elem_id="episode-next")
@@ -82,13 +101,27 @@ def lay_out(albums: Albums) -> None:
         episode = albums[name][number]
         most = len(episode["turns"])
         count = max(0, min(count, most))
-        return count, episode_html(episode, count), gr.Button(interactive=count > 0), gr.Button(interactive=count < most)
+        return (
+            count,
+            episode_html(episode, count),
+            gr.Button(interactive=count > 0),
+            gr.Button(interactive=count < most),
+        )
 
     outputs = [turns, shown, back, forth]
     row.input(lambda name: gr.Dropdown(labels(albums[name]), value=0), row, which, **QUIET).then(
         lambda name: show(name, 0, 0), row, outputs, **QUIET
     )
     which.input(lambda name, number: show(name, number, 0), [row, which], outputs, **QUIET)
-    back.click(lambda name, number, count: show(name, number, count - 1), [row, which, turns], outputs, **QUIET)
-    forth.click(lambda name, number, count: show(name, number, count + 1), [row, which, turns], outputs, **QUIET)
-    whole.click(lambda name, number: show(name, number, len(albums[name][number]["turns"])), [row, which], outputs, **QUIET)
+    back.click(
+        lambda name, number, count: show(name, number, count - 1), [row, which, turns], outputs, **QUIET
+    )
+    forth.click(
+        lambda name, number, count: show(name, number, count + 1), [row, which, turns], outputs, **QUIET
+    )
+    whole.click(
+        lambda name, number: show(name, number, len(albums[name][number]["turns"])),
+        [row, which],
+        outputs,
+        **QUIET,
+    )

@@ -23,7 +23,12 @@ def write_all(source: Source, question: str, answer: Answer, folder: Path) -> di
     with zipfile.ZipFile(files["PNG"], "w") as packed:
         for name, content in _pngs(answer):
             packed.writestr(name, content)
-    told: dict[str, Any] = {"source": source.name, "asked": question, "text": answer.text, "masks": answer.masks}
+    told: dict[str, Any] = {
+        "source": source.name,
+        "asked": question,
+        "text": answer.text,
+        "masks": answer.masks,
+    }
     files["RLE"].write_text(json.dumps(told), encoding="utf-8")
     files["COCO"].write_text(json.dumps(coco(source, answer)), encoding="utf-8")
     return files
@@ -39,13 +44,20 @@ def _pngs(answer: Answer) -> Iterator[tuple[str, bytes]]:
 
 
 def coco(source: Source, answer: Answer) -> dict[str, Any]:
-    """Return COCO's instances of a picture, or YouTube-VIS' of a clip, as `ans data` reads both. Objects of one phrase share a category;
-    empty masks are left out of a picture and null in a clip."""
+    """Return COCO's instances of a picture, or YouTube-VIS' of a clip, as `ans data` reads both. Objects of
+    one phrase share a category; empty masks are left out of a picture and null in a clip."""
     width, height = source.size
     names = list(dict.fromkeys(answer.names))
-    told: dict[str, Any] = {"categories": [{"id": n, "name": name} for n, name in enumerate(names, start=1)], "annotations": []}
+    told: dict[str, Any] = {
+        "categories": [{"id": n, "name": name} for n, name in enumerate(names, start=1)],
+        "annotations": [],
+    }
     for name, found in zip(answer.names, answer.masks, strict=True):
-        entry: dict[str, Any] = {"id": len(told["annotations"]) + 1, "category_id": names.index(name) + 1, "iscrowd": 0}
+        entry: dict[str, Any] = {
+            "id": len(told["annotations"]) + 1,
+            "category_id": names.index(name) + 1,
+            "iscrowd": 0,
+        }
         if source.is_clip:
             entry |= {"video_id": 1, "segmentations": [mask if rle.area(mask) else None for mask in found]}
         elif rle.area(found[0]):
@@ -57,8 +69,11 @@ def coco(source: Source, answer: Answer) -> dict[str, Any]:
         told["annotations"].append(entry)
     size = {"id": 1, "height": height, "width": width}
     if source.is_clip:
-        paths = source.frames if isinstance(source.frames, tuple) else ()  # a video file has no names of frames
-        files = [path.name for path in paths if isinstance(path, Path)] or [f"{frame:05d}.png" for frame in range(answer.followed)]
+        # a video file has no names of frames
+        paths = source.frames if isinstance(source.frames, tuple) else ()
+        files = [path.name for path in paths if isinstance(path, Path)] or [
+            f"{frame:05d}.png" for frame in range(answer.followed)
+        ]
         files = files[: answer.followed]
         return told | {"videos": [size | {"file_names": files, "length": len(files)}]}
     return told | {"images": [size | {"file_name": source.name}]}

@@ -65,13 +65,26 @@ class Layout:
     @property
     def outputs(self) -> list[Any]:
         """Everything that an event may change, in the order of `shown`."""
-        return [*(one for column in self.columns for one in column.outputs), self.chat, self.note, self.mode, self.stop, self.question]
+        return [
+            *(one for column in self.columns for one in column.outputs),
+            self.chat,
+            self.note,
+            self.mode,
+            self.stop,
+            self.question,
+        ]
 
-    def shown(self, tab: Tab, note: str = "", *, at: int | None = None, question: str | None = None) -> list[Any]:
-        """Return the value of every output. note: HTML. at: the frame that a clip has been followed to, while it is. question: None leaves
-        the box as it is."""
+    def shown(
+        self, tab: Tab, note: str = "", *, at: int | None = None, question: str | None = None
+    ) -> list[Any]:
+        """Return the value of every output. note: HTML. at: the frame that a clip has been followed to, while
+        it is. question: None leaves the box as it is."""
         chat = tab.current
-        values = [value for place, column in enumerate(self.columns) for value in _column_values(tab, place, column, at=at)]
+        values = [
+            value
+            for place, column in enumerate(self.columns)
+            for value in _column_values(tab, place, column, at=at)
+        ]
         return [
             *values,
             words.chat_html(chat.turns if chat else ()),
@@ -85,7 +98,9 @@ class Layout:
 def css() -> str:
     """Return the page's style, with the objects' colours at their switches."""
     count = len(overlay.COLOURS)
-    swatches = [f".masks label:nth-child({count}n + {n + 1}) {{ --object: {words.colour(n)}; }}" for n in range(count)]
+    swatches = [
+        f".masks label:nth-child({count}n + {n + 1}) {{ --object: {words.colour(n)}; }}" for n in range(count)
+    ]
     return "\n".join([(HERE / "page.css").read_text(encoding="utf-8"), *swatches])
 
 
@@ -96,7 +111,15 @@ def lay_out(names: Sequence[str], examples: Sequence[Example]) -> Layout:
         with gr.Column(scale=3, min_width=320):
             with gr.Row(elem_classes="tools"):
                 kinds = [("Click", "click"), ("Box", "box"), ("Brush", "brush")]
-                gr.Radio(kinds, value="click", container=False, interactive=True, scale=3, min_width=200, elem_id="prompt-kind")
+                gr.Radio(
+                    kinds,
+                    value="click",
+                    container=False,
+                    interactive=True,
+                    scale=3,
+                    min_width=200,
+                    elem_id="prompt-kind",
+                )
                 clear = gr.Button("Clear regions", size="sm", scale=1, min_width=110, elem_id="clear")
             with gr.Row():
                 columns = [_column(place, samples=bool(examples)) for place in range(COLUMNS)]
@@ -112,15 +135,25 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
         "chat": gr.HTML(words.chat_html(()), elem_id="chat", autoscroll=True, max_height=440),
         "note": gr.HTML("", elem_id="note"),
         "question": gr.Textbox(
-            placeholder="Please segment the red circle in this image.", show_label=False, lines=2, max_lines=5, elem_id="question"
+            placeholder="Please segment the red circle in this image.",
+            show_label=False,
+            lines=2,
+            max_lines=5,
+            elem_id="question",
         ),
     }
     with gr.Row():
         found["ask"] = gr.Button("Ask", variant="primary", scale=3, min_width=120, elem_id="ask")
-        found["stop"] = gr.Button("Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop")
+        found["stop"] = gr.Button(
+            "Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop"
+        )
     with gr.Row(elem_classes="tools"):
-        found["describe_region"] = gr.Button("Describe region", size="sm", min_width=110, elem_id="describe-region")
-        found["describe_picture"] = gr.Button("Describe picture", size="sm", min_width=110, elem_id="describe-picture")
+        found["describe_region"] = gr.Button(
+            "Describe region", size="sm", min_width=110, elem_id="describe-region"
+        )
+        found["describe_picture"] = gr.Button(
+            "Describe picture", size="sm", min_width=110, elem_id="describe-picture"
+        )
         found["new_chat"] = gr.Button("New chat", size="sm", min_width=80, elem_id="new-chat")
     with gr.Row():
         found["against"] = gr.Dropdown(
@@ -133,21 +166,38 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
             elem_id="against",
         )
         found["mode"] = gr.Radio(
-            ["auto", *get_args(VideoMode)], value="auto", label="Video mode", min_width=210, elem_id="mode", visible=False
+            ["auto", *get_args(VideoMode)],
+            value="auto",
+            label="Video mode",
+            min_width=210,
+            elem_id="mode",
+            visible=False,
         )
     return found
 
 
 def _column(place: int, *, samples: bool) -> Column:
-    advice = "drop a picture or a clip, or choose one of the samples below" if samples else "drop a picture or a clip"
+    advice = (
+        "drop a picture or a clip, or choose one of the samples below"
+        if samples
+        else "drop a picture or a clip"
+    )
     with gr.Column(visible=place == 0, min_width=260) as whole:
         title = gr.HTML("", visible=False)
         player = gr.Video(
-            visible=False, interactive=False, show_label=False, autoplay=True, loop=True, buttons=[], elem_id=f"player-{place}"
+            visible=False,
+            interactive=False,
+            show_label=False,
+            autoplay=True,
+            loop=True,
+            buttons=[],
+            elem_id=f"player-{place}",
         )
         script = (HERE / "stage.js").read_text(encoding="utf-8")
         stage = gr.HTML("", html_template=STAGE % advice, js_on_load=script, elem_id=f"stage-{place}")
-        masks = gr.CheckboxGroup(visible=False, show_label=False, container=False, elem_classes="masks", elem_id=f"masks-{place}")
+        masks = gr.CheckboxGroup(
+            visible=False, show_label=False, container=False, elem_classes="masks", elem_id=f"masks-{place}"
+        )
         with gr.Row(elem_classes="tools"):
             files = {form: _download(form, place) for form in FORMS}
     return Column(whole=whole, title=title, player=player, stage=stage, masks=masks, files=files)
@@ -175,7 +225,11 @@ def _samples(examples: Sequence[Example]) -> gr.HTML:
 def _column_values(tab: Tab, place: int, column: Column, *, at: int | None) -> list[Any]:
     if tab.current is None or place >= len(tab.loads):
         hidden = [gr.HTML(visible=False), gr.Video(None, visible=False), "", gr.CheckboxGroup(visible=False)]
-        return [gr.Column(visible=place == 0), *hidden, *(gr.DownloadButton(visible=False) for _ in column.files)]
+        return [
+            gr.Column(visible=place == 0),
+            *hidden,
+            *(gr.DownloadButton(visible=False) for _ in column.files),
+        ]
     name = list(tab.loads)[place]
     answer, files, clip = tab.current.last(name), tab.exported.get(name, {}), tab.clips.get(name)
     return [
@@ -184,14 +238,20 @@ def _column_values(tab: Tab, place: int, column: Column, *, at: int | None) -> l
         gr.Video(str(clip) if clip else None, visible=clip is not None and at is None),
         _stage(tab.current, answer, at),
         _switches(answer),
-        *(gr.DownloadButton(value=str(files[form]) if form in files else None, visible=form in files) for form in column.files),
+        *(
+            gr.DownloadButton(value=str(files[form]) if form in files else None, visible=form in files)
+            for form in column.files
+        ),
     ]
 
 
 def _stage(chat: Chat, answer: Answer | None, at: int | None) -> dict[str, Any]:
-    """Return the picture with masks and regions, in the template's terms; of a clip, the first frame, or the one it is followed to."""
+    """Return the picture with masks and regions, in the template's terms; of a clip, the first frame, or the
+    one it is followed to."""
     frame = min(at or 0, max(0, answer.followed - 1)) if answer else 0
-    picture = pictures.frame_picture(chat.source, frame, answer.shown(frame) if answer else [], () if frame else chat.regions)
+    picture = pictures.frame_picture(
+        chat.source, frame, answer.shown(frame) if answer else [], () if frame else chat.regions
+    )
     width, height = chat.source.size
     brush = max(chat.source.size) * BRUSH_WIDTH
     form = "first-frame" if chat.source.is_clip and at is None else ""
@@ -209,4 +269,6 @@ def _switches(answer: Answer | None) -> gr.CheckboxGroup:
     if answer is None or not answer.masks:
         return gr.CheckboxGroup(choices=[], value=[], visible=False)
     choices: list[Any] = [(f"{number + 1} {name}", number) for number, name in enumerate(answer.names)]
-    return gr.CheckboxGroup(choices=choices, value=[n for n in range(len(choices)) if n not in answer.hidden], visible=True)
+    return gr.CheckboxGroup(
+        choices=choices, value=[n for n in range(len(choices)) if n not in answer.hidden], visible=True
+    )

@@ -1,4 +1,5 @@
-"""The page: events of its components -> what a tab does, and everything that the page shows of it afterwards."""
+"""The page: events of its components -> what a tab does, and everything that the page shows of it
+afterwards."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ Values = Iterator[list[Any]]
 
 
 def build(loads: dict[str, Load], examples: Sequence[Example], albums: Albums, folder: Path) -> gr.Blocks:
-    """loads: the checkpoints on offer, the page's own first. albums: the agent's episodes, which get a tab of their own if there are some.
-    folder: where tabs keep their files."""
+    """loads: the checkpoints on offer, the page's own first. albums: the agent's episodes, which get a tab of
+    their own if there are some. folder: where tabs keep their files."""
     with gr.Blocks(title="ANS", analytics_enabled=False, fill_width=True) as page:
         if not albums:
             _Events(loads, examples, folder).connect(page)

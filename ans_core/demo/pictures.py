@@ -30,7 +30,9 @@ def shown_size(size: tuple[int, int]) -> tuple[int, int]:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def frame_picture(source: Source, frame: int, masks: Sequence[RLE | None], regions: Sequence[RLE] = ()) -> Image.Image:
+def frame_picture(
+    source: Source, frame: int, masks: Sequence[RLE | None], regions: Sequence[RLE] = ()
+) -> Image.Image:
     """Draw a frame's masks in their colours, and regions as white outlines with their names."""
     picture = source.picture(frame)
     size = shown_size(picture.size)
@@ -48,8 +50,8 @@ def data_uri(picture: Image.Image) -> str:
 
 
 def write_clip(source: Source, answer: Answer | None, path: Path) -> Path:
-    """Write the clip with the masks that are switched on; without an answer, as it is. A clip that was stopped ends where it was
-    stopped."""
+    """Write the clip with the masks that are switched on; without an answer, as it is. A clip that was
+    stopped ends where it was stopped."""
     count = answer.followed if answer and answer.followed else len(source.frames)
 
     def drawn() -> Iterator[Image.Image]:

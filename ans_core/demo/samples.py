@@ -32,15 +32,18 @@ class Example:
 
 
 def held_out(model: Path) -> list[Example]:
-    """Return a few samples of every data set of the run that made `model`; none for a checkpoint without a run's data beside it. A data set
-    that can't be read any more is named on stderr and left out."""
+    """Return a few samples of every data set of the run that made `model`; none for a checkpoint without a
+    run's data beside it. A data set that can't be read any more is named on stderr and left out."""
     prepared = model.parent / "data"
     if not (prepared / "datasets.json").is_file():
         return []
     found = []
     for entry in _entries(prepared):
         try:
-            found += [_example(sample) for sample in islice(_of_other_pictures(data.read_entry(prepared, entry)), EACH)]
+            found += [
+                _example(sample)
+                for sample in islice(_of_other_pictures(data.read_entry(prepared, entry)), EACH)
+            ]
         except ValueError as error:
             print(f"no samples of {entry.name}: {error}", file=sys.stderr)
     return found
@@ -56,7 +59,8 @@ def _entries(prepared: Path) -> list[data.DatasetEntry]:
 
 
 def _of_other_pictures(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Yield the first sample that can be asked of every picture. Those with nothing to find come too: a model must say so."""
+    """Yield the first sample that can be asked of every picture. Those with nothing to find come too: a model
+    must say so."""
     seen = set()
     for sample in samples:
         if sample.image_id not in seen and sample.task in BENCHMARKS:
@@ -73,5 +77,9 @@ def _example(sample: Sample) -> Example:
 
 
 def _caption(sample: Sample) -> str:
-    asked = {"referring": sample.text, "region_caption": "describe a region", "grounded_caption": "describe the picture"}[sample.task]
+    asked = {
+        "referring": sample.text,
+        "region_caption": "describe a region",
+        "grounded_caption": "describe the picture",
+    }[sample.task]
     return f"▶ {asked}" if len(sample.frames) > 1 else asked

@@ -43,11 +43,15 @@ def read_upload(path: Path) -> Source:
     """
     suffix = path.suffix.lower()
     if suffix not in (*media.PICTURES, *media.VIDEOS):
-        raise ValueError(f"{path.name} is neither a picture ({', '.join(media.PICTURES)}) nor a clip ({', '.join(media.VIDEOS)})")
+        raise ValueError(
+            f"{path.name} is neither a picture ({', '.join(media.PICTURES)}) nor a clip "
+            f"({', '.join(media.VIDEOS)})"
+        )
     if (size := path.stat().st_size) > MOST_BYTES:
         path.unlink()  # nobody else will
         raise ValueError(
-            f"{path.name} has {size / 1e6:,.0f} MB, the page takes up to {MOST_BYTES / 1e6:,.0f}: cut it, or use `ans predict`"
+            f"{path.name} has {size / 1e6:,.0f} MB, the page takes up to {MOST_BYTES / 1e6:,.0f}: cut it, "
+            "or use `ans predict`"
         )
     with _named(path):
         return _clip(path) if suffix in media.VIDEOS else _picture(path)
@@ -55,7 +59,12 @@ def read_upload(path: Path) -> Source:
 
 def of_sample(sample: Sample) -> Source:
     is_clip = len(sample.frames) > 1
-    return Source(name=f"{sample.dataset}/{sample.sample_id}", frames=sample.frames, size=(sample.width, sample.height), is_clip=is_clip)
+    return Source(
+        name=f"{sample.dataset}/{sample.sample_id}",
+        frames=sample.frames,
+        size=(sample.width, sample.height),
+        is_clip=is_clip,
+    )
 
 
 def _picture(path: Path) -> Source:
@@ -69,18 +78,26 @@ def _clip(path: Path) -> Source:
     size, count = video_file.size(path), len(video_file.frames_of(path))
     _check_pixels(path, size)
     if count > MOST_FRAMES:
-        raise ValueError(f"{path.name} has {count:,} frames, the page takes up to {MOST_FRAMES}: cut it, or use `ans predict`")
+        raise ValueError(
+            f"{path.name} has {count:,} frames, the page takes up to {MOST_FRAMES}: cut it, or use `ans "
+            "predict`"
+        )
     with av.open(str(path)) as container:
         fps = float(container.streams.video[0].average_rate or DEFAULT_FPS)
     frames = media.clip(path)
     size = transforms.image_size(frames[0])  # of frames as they are followed
-    return Source(name=path.name, frames=frames, size=size, is_clip=True, fps=min(max(fps, SLOWEST_FPS), FASTEST_FPS))
+    return Source(
+        name=path.name, frames=frames, size=size, is_clip=True, fps=min(max(fps, SLOWEST_FPS), FASTEST_FPS)
+    )
 
 
 def _check_pixels(path: Path, size: tuple[int, int]) -> None:
     width, height = size
     if width * height > MOST_PIXELS:
-        raise ValueError(f"{path.name} is {width:,} x {height:,} pixels, the page takes up to {MOST_PIXELS:,} in all: scale it down")
+        raise ValueError(
+            f"{path.name} is {width:,} x {height:,} pixels, the page takes up to {MOST_PIXELS:,} in all: "
+            "scale it down"
+        )
 
 
 @contextmanager

@@ -47,7 +47,9 @@ class Tab:
         self.write_clips()
         answers = {name: answer for name in self.loads if (answer := self.chat.last(name)) and answer.masks}
         self.exported = {
-            name: exports.write_all(self.chat.source, self.chat.turns[-1].question, answer, self._new_folder())
+            name: exports.write_all(
+                self.chat.source, self.chat.turns[-1].question, answer, self._new_folder()
+            )
             for name, answer in answers.items()
         }
 
@@ -55,7 +57,10 @@ class Tab:
         """Draw the clip again, after masks were found or switched."""
         source = self.chat.source
         names = self.loads if source.is_clip else ()
-        self.clips = {name: pictures.write_clip(source, self.chat.last(name), self._new_folder() / "clip.mp4") for name in names}
+        self.clips = {
+            name: pictures.write_clip(source, self.chat.last(name), self._new_folder() / "clip.mp4")
+            for name in names
+        }
 
     def stopped(self) -> str:
         """Return how far a clip was followed that was stopped, else nothing."""

@@ -19,8 +19,9 @@ def colour(number: int) -> str:
 
 
 def pieces(text: str) -> list[tuple[str, int | None]]:
-    """Split an answer into (words, number of the mask they name, None for plain words). A `[SEG]` without a phrase has the words "mask N",
-    counted from 1. A `[SEG]` takes the last `<p> .. </p>` before it, as `metrics.grounding.phrases` has it."""
+    """Split an answer into (words, number of the mask they name, None for plain words). A `[SEG]` without a
+    phrase has the words "mask N", counted from 1. A `[SEG]` takes the last `<p> .. </p>` before it, as
+    `metrics.grounding.phrases` has it."""
     found: list[tuple[str, int | None]] = []
     waiting: int | None = None
     masks = end = 0
@@ -60,7 +61,9 @@ def chat_html(turns: Sequence[Turn]) -> str:
         rows.append(f'<div class="question">{escape(turn.question)}</div>')
         for name, answer in turn.answers.items():
             label = f'<span class="who">{escape(name)}</span>' if len(turn.answers) > 1 else ""
-            rows.append(f'<div class="answer">{label}{answer_html(answer.text) or "<i>an empty answer</i>"}</div>')
+            rows.append(
+                f'<div class="answer">{label}{answer_html(answer.text) or "<i>an empty answer</i>"}</div>'
+            )
     return f'<div class="chat">{"".join(rows)}</div>'
 
 

@@ -1,4 +1,5 @@
-"""`ans eval BENCHMARK --model BASE --agent FOLDER`: the benchmark on a trained agent, without tools and with them, side by side."""
+"""`ans eval BENCHMARK --model BASE --agent FOLDER`: the benchmark on a trained agent, without tools and with
+them, side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ WAYS = {False: "without_tools", True: "with_tools"}
 
 @contextmanager
 def ways(session: Session, arguments: argparse.Namespace) -> Iterator[list[tuple[Session, Answerer]]]:
-    """Yield both evaluations; the agent is loaded at the first question. Raises ValueError for questions that are not in words alone."""
+    """Yield both evaluations; the agent is loaded at the first question. Raises ValueError for questions that
+    are not in words alone."""
     from ans_core.agent.answering import check, counting, note
 
     first = None if session.absent else next(session.runner.questions(session.data, session.split), None)
@@ -37,7 +39,10 @@ def ways(session: Session, arguments: argparse.Namespace) -> Iterator[list[tuple
 
     try:
         yield [
-            (replace(counted, out=session.out / folder, settings=session.settings | {"tools": tools}), partial(answer, tools))
+            (
+                replace(counted, out=session.out / folder, settings=session.settings | {"tools": tools}),
+                partial(answer, tools),
+            )
             for tools, folder in WAYS.items()
         ]
     finally:
@@ -51,10 +56,18 @@ def compare(session: Session) -> None:
 
     print("without tools -> with tools")
     try:
-        eval_compare.compare([str(session.out / folder) for folder in WAYS.values()], session.out / "side_by_side")
-    except ValueError as error:  # no judge has read the answers, or there is only one; other benchmarks may follow
+        eval_compare.compare(
+            [str(session.out / folder) for folder in WAYS.values()], session.out / "side_by_side"
+        )
+    except (
+        ValueError
+    ) as error:  # no judge has read the answers, or there is only one; other benchmarks may follow
         judged = session.scorer.judging is not None
-        advice = f"; or score both with `ans eval score {session.name} --replay`, and `ans eval compare` them" if judged else ""
+        advice = (
+            f"; or score both with `ans eval score {session.name} --replay`, and `ans eval compare` them"
+            if judged
+            else ""
+        )
         print(f"no comparison: {error}{advice}")
 
 
@@ -68,7 +81,10 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
     folder = Path(arguments.agent)
     if not (folder / DELTA).is_file():
-        raise ValueError(f"--agent {folder} holds no {DELTA}; give what `agent_sft` or `rft` wrote, as in runs/<profile>/agent/rft")
+        raise ValueError(
+            f"--agent {folder} holds no {DELTA}; give what `agent_sft` or `rft` wrote, as in "
+            "runs/<profile>/agent/rft"
+        )
     reader = reader_of(folder, arguments.reader)
     check_reader(reader, setting="--reader")
     episode = load(root() / "params.yaml").agent.episode
@@ -102,9 +118,17 @@ class Loaded:
         trained = Path(arguments.agent)
         reader = reader_of(trained, arguments.reader)
         self.policy = load_policy(
-            base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), quantize=kind, reader=reader
+            base,
+            trained,
+            operations=OPERATIONS,
+            device=device,
+            dtype=inference_dtype(device),
+            quantize=kind,
+            reader=reader,
         )
-        self.toolbox = Toolbox(self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader)
+        self.toolbox = Toolbox(
+            self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader
+        )
         self.told = self.policy.is_told(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 

@@ -1,4 +1,5 @@
-"""What answers a benchmark's questions: a Sa2VA, a base's boxes given to SAM2 (`box:`), or a SAM2 that follows objects."""
+"""What answers a benchmark's questions: a Sa2VA, a base's boxes given to SAM2 (`box:`), or a SAM2 that
+follows objects."""
 
 from __future__ import annotations
 
@@ -46,8 +47,14 @@ def model_of(arguments: argparse.Namespace, *, follows: bool) -> Model:
     name = arguments.model
     if follows:
         title, weights = sam2.identity(name)
-        decisive = {"weights": weights, "config": config_hash(name) if Path(name).is_dir() else ""}  # a lone file has no other
-        return Model(name=title, decisive=decisive, code=("ans_core.tracking.answering",), load=cache(partial(following, arguments)))
+        # a lone file has no other
+        decisive = {"weights": weights, "config": config_hash(name) if Path(name).is_dir() else ""}
+        return Model(
+            name=title,
+            decisive=decisive,
+            code=("ans_core.tracking.answering",),
+            load=cache(partial(following, arguments)),
+        )
     checkpoint = folder.local_folder(name.removeprefix(BOX))
     decisive = {"weights": weights_hash(checkpoint), "config": config_hash(checkpoint)}
     title = checkpoint.name
@@ -56,7 +63,9 @@ def model_of(arguments: argparse.Namespace, *, follows: bool) -> Model:
         decisive["question"] = box_baseline.question_of(checkpoint)
         title, code = f"box-{checkpoint.name}", ("ans_core.benchmarks.box_baseline",)
     elif arguments.agent:
-        code = tuple(f"ans_core.agent.{module}" for module in ("answering", "episode", "policy", "operations"))
+        code = tuple(
+            f"ans_core.agent.{module}" for module in ("answering", "episode", "policy", "operations")
+        )
     return Model(name=title, decisive=decisive, code=code, load=cache(partial(answering, arguments)))
 
 
@@ -66,7 +75,9 @@ def following(arguments: argparse.Namespace) -> Answerer:
     from ans_core.checkpoints import sam2
     from ans_core.tracking import answering
 
-    return answering.answerer(sam2.load(arguments.model, device=arguments.device or str(dist.pick_device("auto"))))
+    return answering.answerer(
+        sam2.load(arguments.model, device=arguments.device or str(dist.pick_device("auto")))
+    )
 
 
 def answering(arguments: argparse.Namespace) -> Answerer:
@@ -78,10 +89,14 @@ def answering(arguments: argparse.Namespace) -> Answerer:
 
     checkpoint = arguments.model.removeprefix(BOX)
     device = arguments.device or str(dist.pick_device("auto"))
-    model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize)
+    model = Sa2VA.from_pretrained(
+        checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize
+    )
     max_tokens = arguments.max_tokens or MAX_TOKENS
     if arguments.model.startswith(BOX):
-        return box_baseline.answerer(model, question=box_baseline.question_of(folder.local_folder(checkpoint)), max_tokens=max_tokens)
+        return box_baseline.answerer(
+            model, question=box_baseline.question_of(folder.local_folder(checkpoint)), max_tokens=max_tokens
+        )
     return in_words(model, max_tokens=max_tokens, video_mode=model.video_mode(arguments.video_mode or "auto"))
 
 
@@ -89,4 +104,10 @@ def in_words(model: Network, *, max_tokens: int, video_mode: Literal[VideoMode, 
     """Return the model as it answers requests, a batch at a time."""
     from ans_core.inference.predict import predict
 
-    return lambda items: predict(model, [item.request for item in items], max_tokens=max_tokens, batch=len(items), video_mode=video_mode)
+    return lambda items: predict(
+        model,
+        [item.request for item in items],
+        max_tokens=max_tokens,
+        batch=len(items),
+        video_mode=video_mode,
+    )

@@ -16,24 +16,33 @@ from ans_core.report.page import change_table
 
 
 def compare(names: Sequence[str], out: Path | None) -> None:
-    """Print the changes with intervals and write the page. `names`: folders of `ans eval`, or --out of `ans eval score`."""
+    """Print the changes with intervals and write the page. `names`: folders of `ans eval`, or --out of `ans
+    eval score`."""
     if len(names) != 2:
-        raise ValueError(f"ans eval compare takes two evaluations, not {len(names)}: the one before and the one after")
+        raise ValueError(
+            f"ans eval compare takes two evaluations, not {len(names)}: the one before and the one after"
+        )
     before, after = (comparison.read(Path(name).resolve()) for name in names)
     changes = comparison.changes(before, after)
     out = out or root() / ".ans/eval" / f"compare-{before.name}-{after.name}"
     page = comparison.write(out, before, after, **pictures(before.path, after.path))
-    print("\n".join([*change_table(changes), *(f"note: {line}" for line in comparison.limits(before, after))]))
+    print(
+        "\n".join([*change_table(changes), *(f"note: {line}" for line in comparison.limits(before, after))])
+    )
     print("samples that changed most, with pictures:", page)
 
 
 def pictures(*folders: Path) -> dict[str, Any]:
-    """Return the items and both predictions, if both folders are runs on one benchmark whose data are still there."""
+    """Return the items and both predictions, if both folders are runs on one benchmark whose data are still
+    there."""
     files = [folder / "settings.json" for folder in folders]
     if not all(file.is_file() and (file.parent / PREDICTIONS).is_file() for file in files):
         return {}
     one, other = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    if any(one[key] != other[key] for key in ("benchmark", "split", "data")) or not Path(one["data"]).exists():
+    if (
+        any(one[key] != other[key] for key in ("benchmark", "split", "data"))
+        or not Path(one["data"]).exists()
+    ):
         return {}
     _, runner = runnable(one["benchmark"])
     items = runner.questions(Path(one["data"]), one["split"])

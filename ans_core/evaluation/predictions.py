@@ -1,8 +1,9 @@
-"""The engine of predictions: items in batches, asked of a model -> predictions.jsonl, one line an item, in the items' order.
+"""The engine of predictions: items in batches, asked of a model -> predictions.jsonl, one line an item, in
+the items' order.
 
-Which items share a batch does not depend on the processes, and process r of n answers batches r, r + n, ... So any number of processes, and
-a run that was killed and started again, give the same lines. Lines are appended batch by batch to `parts/<rank>.jsonl`; when all are
-there, the first process puts them together.
+Which items share a batch does not depend on the processes, and process r of n answers batches r, r + n, ...
+So any number of processes, and a run that was killed and started again, give the same lines. Lines are
+appended batch by batch to `parts/<rank>.jsonl`; when all are there, the first process puts them together.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def name_of(line: dict[str, str]) -> str:
 
 
 def by_picture(items: Callable[[], Iterable[Item]], size: int) -> Batches:
-    """Return batches of up to `size` items. Those about one picture stay together as far as they fit; a clip shares a batch with no
-    other, as all its frames are in memory."""
+    """Return batches of up to `size` items. Those about one picture stay together as far as they fit; a clip
+    shares a batch with no other, as all its frames are in memory."""
 
     def batches() -> Iterator[list[Item]]:
         batch: list[Item] = []
-        for (_, is_clip), about in itertools.groupby(items(), key=lambda item: (item.request.frames, item.request.is_clip)):
+        for (_, is_clip), about in itertools.groupby(
+            items(), key=lambda item: (item.request.frames, item.request.is_clip)
+        ):
             while some := list(itertools.islice(about, size)):
                 if batch and (is_clip or batch[0].request.is_clip or len(batch) + len(some) > size):
                     yield batch
@@ -71,9 +74,11 @@ def predict_all(
     desc: str,
     running: Running | None = None,
 ) -> Path:
-    """Write out/predictions.jsonl and return its path; what an earlier run has answered is not asked again. All processes must call it.
+    """Write out/predictions.jsonl and return its path; what an earlier run has answered is not asked again.
+    All processes must call it.
 
-    record: an item's line. running: the metric whose mean the progress bar shows. Raises ValueError for items of one name, and without any.
+    record: an item's line. running: the metric whose mean the progress bar shows. Raises ValueError for items
+    of one name, and without any.
     """
     joined = out / PREDICTIONS
     if not joined.exists():
@@ -89,7 +94,8 @@ def predict_all(
             mean = _Mean(running)
             for batch in itertools.islice(batches(), dist.rank(), None, dist.world_size()):
                 if new := [item.name for item in batch if item.name not in answered]:
-                    answers = {item.name: (item, one) for item, one in zip(batch, answer(batch), strict=True)}  # the batch as it was
+                    # the batch as it was
+                    answers = {item.name: (item, one) for item, one in zip(batch, answer(batch), strict=True)}
                     lines = [json.dumps({NAME: name, **record(*answers[name])}) + "\n" for name in new]
                     file.write("".join(lines))
                     file.flush()
@@ -123,8 +129,8 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def repair(path: Path) -> None:
-    """Cut a part off before its first line that can't be read. If that is more than a last line which a kill left half-written, warn, and
-    keep the whole as <part>.damaged beside the folder of parts."""
+    """Cut a part off before its first line that can't be read. If that is more than a last line which a kill
+    left half-written, warn, and keep the whole as <part>.damaged beside the folder of parts."""
     intact = 0
     with path.open("rb") as file:
         for line in file:
@@ -137,7 +143,12 @@ def repair(path: Path) -> None:
     if whole_line:
         aside = path.parent.with_name(path.name + ".damaged")
         shutil.copyfile(path, aside)
-        logging.warning("%s is damaged from byte %d on and was kept as %s; what stood there is asked again", path, intact, aside)
+        logging.warning(
+            "%s is damaged from byte %d on and was kept as %s; what stood there is asked again",
+            path,
+            intact,
+            aside,
+        )
     os.truncate(path, intact)
 
 

@@ -1,4 +1,5 @@
-"""Predictions -> figures with intervals, by the benchmark's own scorer; and `ans eval score`, which scores any model's predictions file."""
+"""Predictions -> figures with intervals, by the benchmark's own scorer; and `ans eval score`, which scores
+any model's predictions file."""
 
 from __future__ import annotations
 
@@ -39,13 +40,23 @@ class Result:
     """The benchmark's files are missing."""
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield a record a sample, as the pipeline's own benchmarks write them, from which two models are compared."""
+        """Yield a record a sample, as the pipeline's own benchmarks write them, from which two models are
+        compared."""
         for sample, score in self.scores.items():
-            about = {"benchmark": self.title, "dataset": self.title, "sample_id": sample, "image_id": "", "n_targets": 1, "asked": ""}
+            about = {
+                "benchmark": self.title,
+                "dataset": self.title,
+                "sample_id": sample,
+                "image_id": "",
+                "n_targets": 1,
+                "asked": "",
+            }
             yield about | {"score": round(score, 4)}
 
 
-def score_run(session: Session, predictions: Path, *, judge: bool, page: bool, log: Callable[[str], None]) -> Result:
+def score_run(
+    session: Session, predictions: Path, *, judge: bool, page: bool, log: Callable[[str], None]
+) -> Result:
     """Score a run's predictions; write the figures and, with `page`, the pictures."""
     scorer, runner, file = session.scorer, session.runner, session.out / "metrics.json"
     records = Lines(predictions, name_of)
@@ -69,14 +80,24 @@ def score_run(session: Session, predictions: Path, *, judge: bool, page: bool, l
     log("\n".join([session.title, *table(scored, intervals), *published.lines(rows)]))
     if page:
         shown = evaluation.write(
-            session.out, session.head, scored, intervals, rows, items=session.items(), predictions=records, table=samples
+            session.out,
+            session.head,
+            scored,
+            intervals,
+            rows,
+            items=session.items(),
+            predictions=records,
+            table=samples,
         )
         log(f"predictions, figures and pictures: {shown}")
-    return Result(title=session.title, metrics=dict(scored.metrics), scores=scores_of(samples), notes=scored.notes)
+    return Result(
+        title=session.title, metrics=dict(scored.metrics), scores=scores_of(samples), notes=scored.notes
+    )
 
 
 def without_figures(session: Session, log: Callable[[str], None], **reason: str) -> Result:
-    """Write why there are none: the files are missing (`skipped`), or nothing here can score the answers (`unscored`)."""
+    """Write why there are none: the files are missing (`skipped`), or nothing here can score the answers
+    (`unscored`)."""
     ((word, text),) = reason.items()
     session.out.mkdir(parents=True, exist_ok=True)
     record = {**session.head, word: text, "metrics": {}}
@@ -86,9 +107,14 @@ def without_figures(session: Session, log: Callable[[str], None], **reason: str)
 
 
 def write(
-    path: Path, head: dict[str, Any], scored: Scored, intervals: dict[str, tuple[float, float]], samples: list[dict[str, Any]]
+    path: Path,
+    head: dict[str, Any],
+    scored: Scored,
+    intervals: dict[str, tuple[float, float]],
+    samples: list[dict[str, Any]],
 ) -> None:
-    """Write `head` with the figures, and beside it a line a sample (.samples.jsonl): its name, record, and terms of each metric."""
+    """Write `head` with the figures, and beside it a line a sample (.samples.jsonl): its name, record, and
+    terms of each metric."""
     record = head | {
         "metrics": scored.metrics,
         "published_form": scored.published,
@@ -99,12 +125,17 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if samples:
-        path.with_suffix(".samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+        path.with_suffix(".samples.jsonl").write_text(
+            "".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8"
+        )
 
 
 def score(arguments: argparse.Namespace) -> int:
     if len(arguments.names) != 1:
-        raise ValueError(f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are {', '.join(SCORED)}")
+        raise ValueError(
+            f"ans eval score takes one benchmark, not {' '.join(arguments.names) or 'none'}; there are "
+            f"{', '.join(SCORED)}"
+        )
     called = arguments.names[0].lower().replace("-", "_")
     name, scorer = benchmark_named(called), scorer_of(called)
     given = Given(
@@ -123,21 +154,29 @@ def score(arguments: argparse.Namespace) -> int:
     intervals = scored.intervals()
     if arguments.out:
         write(arguments.out, {"benchmark": name}, scored, intervals, list(scorer.table(scored)))
-    unread = ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
+    unread = (
+        ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
+    )
     rows = published.beside(called, "", scored.metrics, whole=len(scored.samples))
     print("\n".join([*table(scored, intervals), *unread, *published.lines(rows)]))
     return 0
 
 
-def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bool, log: Callable[[str], None]) -> Given:
+def judged(
+    name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bool, log: Callable[[str], None]
+) -> Given:
     """Ask the judge that params.yaml names, if these predictions need one; its replies are kept beside `out`.
 
-    Raises UnscoredError without a judge, where it does not answer, and where it is needed and not to be asked.
+    Raises UnscoredError without a judge, where it does not answer, and where it is needed and not to be
+    asked.
     """
     if scorer.judging is None or not scorer.judging.needed(given):
         return given
     if not ask:
-        raise UnscoredError(f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks it")
+        raise UnscoredError(
+            f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks "
+            "it"
+        )
     from ans_core.config import load
     from ans_core.judge.choose import replies_of
     from ans_core.judge.replies import NoReplyError
@@ -146,7 +185,8 @@ def judged(name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bo
     judge = replies_of(load(settings), root=root()) if settings.is_file() else None
     if judge is None:
         raise UnscoredError(
-            f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give recorded replies"
+            f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give "
+            "recorded replies"
             f" ({scorer.judging.replay}); the answers are in {given.predictions}"
         )
     replies = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")

@@ -1,4 +1,5 @@
-"""`ans eval BENCHMARK --model MODEL`: what is asked of which model -> predictions, figures with intervals, a table of samples, a page."""
+"""`ans eval BENCHMARK --model MODEL`: what is asked of which model -> predictions, figures with intervals, a
+table of samples, a page."""
 
 from __future__ import annotations
 
@@ -91,19 +92,33 @@ class Session:
 
 
 def evaluate(
-    session: Session, answer: Answerer, *, judge: bool, page: bool, log: Callable[[str], None] = print, scratch: Path | None = None
+    session: Session,
+    answer: Answerer,
+    *,
+    judge: bool,
+    page: bool,
+    log: Callable[[str], None] = print,
+    scratch: Path | None = None,
 ) -> score.Result:
-    """Ask the benchmark's questions and score the answers. All processes must call it; the first one scores, the others get no figures.
+    """Ask the benchmark's questions and score the answers. All processes must call it; the first one scores,
+    the others get no figures.
 
-    judge: ask the judge that params.yaml names, where one must read the answers. page: write pictures and a page, too. log: gets the lines
-    to show. scratch: where predictions grow, from where a killed run goes on; None: in the session's folder.
+    judge: ask the judge that params.yaml names, where one must read the answers. page: write pictures and a
+    page, too. log: gets the lines to show. scratch: where predictions grow, from where a killed run goes on;
+    None: in the session's folder.
     """
     first = dist.rank() == 0
     if session.absent:
-        return score.without_figures(session, log, skipped=session.absent) if first else score.Result(title=session.title, skipped=True)
+        return (
+            score.without_figures(session, log, skipped=session.absent)
+            if first
+            else score.Result(title=session.title, skipped=True)
+        )
     batches = by_picture(session.items(), session.batch)
     runner = session.runner
-    made = predict_all(batches, answer, runner.record, out=scratch or session.out, desc=session.title, running=runner.running)
+    made = predict_all(
+        batches, answer, runner.record, out=scratch or session.out, desc=session.title, running=runner.running
+    )
     if not first:
         return score.Result(title=session.title)
     session.out.mkdir(parents=True, exist_ok=True)
@@ -116,14 +131,19 @@ def run(arguments: argparse.Namespace) -> int:
     benchmarks = {name: runnable(name) for name in names}
     check_options(benchmarks, arguments)
     if len(names) > 1 and (arguments.data or arguments.out or arguments.split):
-        raise ValueError("--data, --out and --split are of one benchmark; of several, leave them out (data/benchmarks/<benchmark>)")
+        raise ValueError(
+            "--data, --out and --split are of one benchmark; of several, leave them out "
+            "(data/benchmarks/<benchmark>)"
+        )
     if arguments.job_words is not None and (job := arguments.job_words(arguments)) is not None:
         return subprocess.run([sys.executable, *job], check=False).returncode
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
         command = [sys.executable, *shared_words(arguments.processes), "-m", "ans_core.cli", *sys.argv[1:]]
         variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
         status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
-        lacking = any(runner.missing(*data_of(name, runner, arguments)) for name, (_, runner) in benchmarks.items())
+        lacking = any(
+            runner.missing(*data_of(name, runner, arguments)) for name, (_, runner) in benchmarks.items()
+        )
         return status or (SKIPPED if lacking else 0)
     model = cache(lambda follows: model_of(arguments, follows=follows))
     statuses = []
@@ -138,11 +158,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def go_on(session: Session, answer: Answerer, arguments: argparse.Namespace) -> int:
-    """Evaluate in the session's folder, from where an earlier run with the same settings stopped; return the exit status. Where the
-    pipeline is there, its MLflow records the figures (`arguments.record`)."""
+    """Evaluate in the session's folder, from where an earlier run with the same settings stopped; return the
+    exit status. Where the pipeline is there, its MLflow records the figures (`arguments.record`)."""
     if dist.rank() == 0:
         same_settings(session)
-    dist.wait_for_all()  # a faster process would write its answers into the folder before the first one has looked at it
+    # a faster process would write its answers into the folder before the first one has looked at it
+    dist.wait_for_all()
     result = evaluate(session, answer, judge=True, page=True)
     if result.metrics and arguments.record is not None:
         arguments.record(session, result.metrics, result.notes)
@@ -161,7 +182,8 @@ def of_agent(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def check_options(benchmarks: Benchmarks, arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options that one of the benchmarks does not take, and a device that is not there."""
+    """Raise ValueError for options that one of the benchmarks does not take, and a device that is not
+    there."""
     from ans_core.checkpoints.checkpoint import present_device
     from ans_core.model import quantization
 
@@ -170,11 +192,18 @@ def check_options(benchmarks: Benchmarks, arguments: argparse.Namespace) -> None
         raise ValueError(f"{follows[0]} follows given masks; {BOX} answers expressions")
     for option in ("max_tokens", "video_mode", "dtype", "quantize", "batch"):
         if len(follows) == len(benchmarks) and getattr(arguments, option):
-            raise ValueError(f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no --{option.replace('_', '-')}")
+            raise ValueError(
+                f"{', '.join(follows)}: a SAM2 follows masks without words, so it takes no "
+                f"--{option.replace('_', '-')}"
+            )
     if arguments.agent and (follows or arguments.model.startswith(BOX)):
-        raise ValueError(f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none")
+        raise ValueError(
+            f"--agent answers questions in words on a plain base; {follows[0] if follows else BOX} has none"
+        )
     if arguments.agent and (arguments.video_mode or arguments.dtype):
-        raise ValueError("an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out")
+        raise ValueError(
+            "an agent draws no masks and keeps its base's precision: leave --video-mode and --dtype out"
+        )
     if arguments.reader and not arguments.agent:
         raise ValueError("--reader says what an agent's read_text reads with: give --agent, or leave it out")
     if arguments.convention and len(follows) != len(benchmarks):
@@ -190,7 +219,9 @@ def data_of(name: str, runner: Runner, arguments: argparse.Namespace) -> tuple[P
     return data, arguments.split or runner.split_in(data)
 
 
-def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, arguments: argparse.Namespace) -> Session:
+def session_of(
+    name: str, scorer: Scorer, runner: Runner, model: Model, arguments: argparse.Namespace
+) -> Session:
     data, split = data_of(name, runner, arguments)
     limit, batch, absent = arguments.limit or 0, arguments.batch or BATCH, runner.missing(data, split)
     leave_out = arguments.out.resolve() if arguments.out else None
@@ -207,7 +238,8 @@ def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, argument
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
         "dtype": arguments.dtype or "as stored",
-        **({"quantize": arguments.quantize} if arguments.quantize else {}),  # absent: evaluations from before it was there go on
+        # absent: evaluations from before it was there go on
+        **({"quantize": arguments.quantize} if arguments.quantize else {}),
     }
     if arguments.agent:
         from ans_core.evaluation import agent as eval_agent
@@ -232,11 +264,13 @@ def session_of(name: str, scorer: Scorer, runner: Runner, model: Model, argument
 
 
 def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None) -> str:
-    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its questions, wherever they lie."""
+    """Hash the benchmark's folder, and by size and time of last change the pictures and videos of its
+    questions, wherever they lie."""
     digest = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
     frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
-        stat = path.stat() if path.exists() else None  # the error of a missing picture comes when it is asked about
+        # the error of a missing picture comes when it is asked about
+        stat = path.stat() if path.exists() else None
         digest.update(f"{path} {stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -250,7 +284,9 @@ def file_of(frame: ImageRef) -> Path | None:
 
 def code_hash(name: str, model: Model) -> str:
     """Hash the code of ans_core that makes the predictions: the benchmark's, the engine's and the model's."""
-    return CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.evaluation.predictions", module_of(name), *model.code))
+    return CodeHashes(Path(__file__).resolve().parents[2]).hash_of(
+        ("ans_core.evaluation.predictions", module_of(name), *model.code)
+    )
 
 
 def same_settings(session: Session) -> None:
@@ -264,13 +300,17 @@ def same_settings(session: Session) -> None:
         except (FileNotFoundError, ValueError):
             changed = [f"{path.name} is missing or can't be read"]
         if changed:
-            raise ValueError(f"{session.out} holds another evaluation ({'; '.join(changed)}); give another --out, or remove the folder")
+            raise ValueError(
+                f"{session.out} holds another evaluation ({'; '.join(changed)}); give another --out, or "
+                "remove the folder"
+            )
     session.out.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(session.settings, indent=1) + "\n")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what differs. Hashes that an earlier evaluation did not record count as different: nobody knows what they were."""
+    """Return what differs. Hashes that an earlier evaluation did not record count as different: nobody knows
+    what they were."""
     lines = []
     for key in (key for key in {**before, **now} if before.get(key) != now.get(key)):
         if key in HASHED:

@@ -1,5 +1,5 @@
-"""`ans eval submit`: predictions -> the file that a benchmark's server takes. `ans eval export`: a benchmark's questions -> a plain
-file, for a model that is run elsewhere."""
+"""`ans eval submit`: predictions -> the file that a benchmark's server takes. `ans eval export`: a
+benchmark's questions -> a plain file, for a model that is run elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ VIDEO = ("mevis", "ref_youtube_vos", "revos", "ref_davis17")
 
 def submit(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != 1 or arguments.predictions is None or arguments.out is None:
-        raise ValueError("ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing")
+        raise ValueError(
+            "ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing"
+        )
     name = benchmark_named(arguments.names[0])
     if next(files.lines(arguments.predictions), None) is None:
         raise ValueError(f"{arguments.predictions}: no predictions to submit")
@@ -38,5 +40,7 @@ def export(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != 1 or arguments.data is None or arguments.out is None:
         raise ValueError("ans eval export BENCHMARK --data DIR --out FOLDER; one of them is missing")
     _, runner = runnable(arguments.names[0])
-    items = limited(partial(runner.questions, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0)
+    items = limited(
+        partial(runner.questions, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0
+    )
     print(f"wrote {arguments.out / QUESTIONS}: {write_questions(items(), arguments.out)} questions")

@@ -1,6 +1,8 @@
-"""Names of the family's published data sets and weights: where each is on the Hugging Face hub, which of its files are needed.
+"""Names of the family's published data sets and weights: where each is on the Hugging Face hub, which of its
+files are needed.
 
-Sizes are asked of the hub when something is fetched; so is the licence, where the repository's card states one.
+Sizes are asked of the hub when something is fetched; so is the licence, where the repository's card states
+one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def _upstream(archive: str) -> Published:
 
 DATA: dict[str, Published] = {
     "sa2va-training": Published(
-        repo="Dense-World/Sa2VA-Training", files=("*.zip",), into="data", then="unzip every archive in data; SA-V is not among them"
+        repo="Dense-World/Sa2VA-Training", files=("*.zip",), into="data",
+        then="unzip every archive in data; SA-V is not among them"
     ),
     "refcoco": _upstream("ref_seg_coco.zip"),
     "refcoco+": _upstream("ref_seg_coco_+.zip"),
@@ -45,10 +48,12 @@ DATA: dict[str, Published] = {
     "ref-youtube-vos": _upstream("video_datas_rvos.zip"),
     "sa2va-finetune-example": Published(repo="bitersun/Sa2VA-finetune-example", into="data/sa2va-finetune-example"),
     "grandf": Published(
-        repo="MBZUAI/GranD-f", files=("*.json",), into="data/grandf", then="its pictures are COCO's, Flickr30k's and GranD's own"
+        repo="MBZUAI/GranD-f", files=("*.json",), into="data/grandf",
+        then="its pictures are COCO's, Flickr30k's and GranD's own"
     ),
     "osprey-724k": Published(
-        repo="AntGroup-MI/Osprey-724K", files=("*.json",), into="data/osprey-724k/Osprey-724K", then="its pictures are COCO's and others'"
+        repo="AntGroup-MI/Osprey-724K", files=("*.json",), into="data/osprey-724k/Osprey-724K",
+        then="its pictures are COCO's and others'"
     ),
     "llava-instruct": Published(
         repo="liuhaotian/LLaVA-Instruct-150K",
@@ -75,12 +80,30 @@ BASE = "ans profile sa2va-1b base.internvl={folder}"
 WHOLE = "ans predict PICTURE TEXT --model {folder}, or as a base: base.internvl={folder} base.sam2=''"
 
 WEIGHTS: dict[str, Published] = {
-    **{f"sa2va-{size}": _release(f"ByteDance/Sa2VA-{size.upper()}", WHOLE) for size in ("1b", "4b", "8b", "26b")},
-    **{f"sa2va-i-{size}": _release(f"kumuji/Sa2VA-i-{size.upper()}", WHOLE) for size in ("1b", "4b", "8b", "26b")},
-    **{f"sa2va-internvl3-{size}": _release(f"ByteDance/Sa2VA-InternVL3-{size.upper()}", WHOLE) for size in ("2b", "8b", "14b")},
-    **{f"sa2va-qwen2.5-vl-{size}": _release(f"ByteDance/Sa2VA-Qwen2_5-VL-{size.upper()}", WHOLE) for size in ("3b", "7b")},
-    **{f"sa2va-qwen3-vl-{size}": _release(f"ByteDance/Sa2VA-Qwen3-VL-{size.upper()}", WHOLE) for size in ("2b", "4b")},
-    **{f"internvl2.5-{size}": _release(f"OpenGVLab/InternVL2_5-{size.upper()}", BASE) for size in ("1b", "4b", "8b", "26b")},
+    **{
+        f"sa2va-{size}": _release(f"ByteDance/Sa2VA-{size.upper()}", WHOLE)
+        for size in ("1b", "4b", "8b", "26b")
+    },
+    **{
+        f"sa2va-i-{size}": _release(f"kumuji/Sa2VA-i-{size.upper()}", WHOLE)
+        for size in ("1b", "4b", "8b", "26b")
+    },
+    **{
+        f"sa2va-internvl3-{size}": _release(f"ByteDance/Sa2VA-InternVL3-{size.upper()}", WHOLE)
+        for size in ("2b", "8b", "14b")
+    },
+    **{
+        f"sa2va-qwen2.5-vl-{size}": _release(f"ByteDance/Sa2VA-Qwen2_5-VL-{size.upper()}", WHOLE)
+        for size in ("3b", "7b")
+    },
+    **{
+        f"sa2va-qwen3-vl-{size}": _release(f"ByteDance/Sa2VA-Qwen3-VL-{size.upper()}", WHOLE)
+        for size in ("2b", "4b")
+    },
+    **{
+        f"internvl2.5-{size}": _release(f"OpenGVLab/InternVL2_5-{size.upper()}", BASE)
+        for size in ("1b", "4b", "8b", "26b")
+    },
     "sam2-hiera-large": Published(
         repo="facebook/sam2-hiera-large",
         files=("sam2_hiera_large.pt",),

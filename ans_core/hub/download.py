@@ -1,6 +1,8 @@
-"""Files of a repository on the Hugging Face hub, to disk: each goes on where it was cut off, and is only there once its checksum is right.
+"""Files of a repository on the Hugging Face hub, to disk: each goes on where it was cut off, and is only
+there once its checksum is right.
 
-`huggingface_hub.snapshot_download` begins a file anew after a crash and compares sizes only; its parts are used here one by one.
+`huggingface_hub.snapshot_download` begins a file anew after a crash and compares sizes only; its parts are
+used here one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_url
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects
@@ -63,15 +71,20 @@ def look_up(repo: str, *, kind: str, patterns: Sequence[str] = ()) -> HubRepo:
         found = [_hub_file(entry) for entry in tree if isinstance(entry, RepoFile)]
     wanted = set(filter_repo_objects([file.path for file in found], allow_patterns=list(patterns) or None))
     if not wanted:
-        raise HubError(f"{repo} on the hub has no file {' or '.join(patterns)} any more; it has {_some([f.path for f in found])}")
+        raise HubError(
+            f"{repo} on the hub has no file {' or '.join(patterns)} any more; it has "
+            f"{_some([f.path for f in found])}"
+        )
     return HubRepo(
-        repo=repo, kind=kind, revision=info.sha, licence=_licence(getattr(info, "card_data", None)), gated=bool(info.gated),
+        repo=repo, kind=kind, revision=info.sha, licence=_licence(getattr(info, "card_data", None)),
+        gated=bool(info.gated),
         files=tuple(file for file in found if file.path in wanted),
     )  # fmt: skip
 
 
 def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
-    """Return the files that are still to be fetched. A file that is there already is compared once. HubError if it is another one."""
+    """Return the files that are still to be fetched. A file that is there already is compared once. HubError
+    if it is another one."""
     verified, known = _verified(folder), []
     for file in repo.files:
         path = folder / file.path
@@ -79,7 +92,9 @@ def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
             continue
         if verified.get(file.path) != file.checksum:
             if file.path not in verified and _checksum(path, file.checksum) != file.checksum:
-                raise HubError(f"{path} is there already and is not {repo.repo}'s; move it away, then fetch again")
+                raise HubError(
+                    f"{path} is there already and is not {repo.repo}'s; move it away, then fetch again"
+                )
             if file.path in verified:  # of an earlier revision
                 continue
         verified[file.path] = file.checksum
@@ -99,7 +114,8 @@ def check_room(need: int, folder: Path) -> None:
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
     if need + MARGIN > free:
         raise HubError(
-            f"{folder} needs {need / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB left: free some, or give --into a larger one"
+            f"{folder} needs {need / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB left: free some, or "
+            "give --into a larger one"
         )
 
 
@@ -107,19 +123,28 @@ def fetch(repo: HubRepo, file: HubFile, folder: Path) -> None:
     """Fetch one file, or the rest of it, compare its checksum and put it in its place."""
     partial, path = _partial(folder, file), folder / file.path
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        command = f"hf download {repo.repo} {file.path} --repo-type {repo.kind} --revision {repo.revision} --local-dir {folder}"
-        raise HubError(f"{file.path} of {file.size / 1e9:.0f} GB is more than the hub sends at once: `{command}`, then fetch again")
+        command = (
+            f"hf download {repo.repo} {file.path} --repo-type {repo.kind} --revision {repo.revision} "
+            f"--local-dir {folder}"
+        )
+        raise HubError(
+            f"{file.path} of {file.size / 1e9:.0f} GB is more than the hub sends at once: `{command}`, then "
+            "fetch again"
+        )
     url = hf_hub_url(repo.repo, file.path, repo_type=repo.kind, revision=repo.revision)
     with explained(repo.repo, repo.kind, partial=partial, size=file.size):
         partial.parent.mkdir(parents=True, exist_ok=True)
         if _size(partial) > file.size:
             partial.unlink()
         with partial.open("ab") as opened:
-            http_get(url, opened, resume_size=_size(partial), headers=build_hf_headers(), expected_size=file.size)
+            http_get(
+                url, opened, resume_size=_size(partial), headers=build_hf_headers(), expected_size=file.size
+            )
     if (found := _checksum(partial, file.checksum)) != file.checksum:
         partial.unlink()
         raise HubError(
-            f"{repo.page}: {file.path} has the checksum {found[:12]}... and should have {file.checksum[:12]}...; it was thrown away: fetch "
+            f"{repo.page}: {file.path} has the checksum {found[:12]}... and should have "
+            f"{file.checksum[:12]}...; it was thrown away: fetch "
             "it again (the same once more: a proxy, or the repository, serves a damaged file)"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,29 +160,42 @@ def explained(repo: str, kind: str, *, partial: Path | None = None, size: int = 
         yield
     except GatedRepoError as error:
         raise HubError(
-            f"{repo} is gated: accept its terms at {page}, then `hf auth login` (or set HF_TOKEN), and run this again"
+            f"{repo} is gated: accept its terms at {page}, then `hf auth login` (or set HF_TOKEN), and run "
+            "this again"
         ) from error
     except RepositoryNotFoundError as error:
-        raise HubError(f"{page} does not exist, or is private: `hf auth login` (or set HF_TOKEN) if you may read it") from error
+        raise HubError(
+            f"{page} does not exist, or is private: `hf auth login` (or set HF_TOKEN) if you may read it"
+        ) from error
     except OfflineModeIsEnabled as error:
         raise HubError(f"{page} can't be asked: HF_HUB_OFFLINE is set; unset it") from error
     except HfHubHTTPError as error:
         if (status := error.response.status_code) in (401, 403):
-            raise HubError(f"{page}: the hub answers {status}: `hf auth login` (or set HF_TOKEN) with a token that may do this") from error
+            raise HubError(
+                f"{page}: the hub answers {status}: `hf auth login` (or set HF_TOKEN) with a token that may "
+                "do this"
+            ) from error
         raise HubError(f"{page}: the hub answers {status}; try again later, {AGAIN}") from error
     except HTTPError as error:
         kept = f" after {_size(partial) / 1e9:.2f} of {size / 1e9:.2f} GB, which are kept" if partial else ""
-        raise HubError(f"{page}: the connection failed{kept} ({error or type(error).__name__}); {AGAIN}") from error
+        raise HubError(
+            f"{page}: the connection failed{kept} ({error or type(error).__name__}); {AGAIN}"
+        ) from error
     except OSError as error:
         if partial is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             reason = str(error).partition("\n")[0]
             raise HubError(f"{page}: {reason}; {AGAIN}") from error
         left = (size - _size(partial)) / 1e9
-        raise HubError(f"the disk of {partial.parent} is full, {left:.2f} GB of this file are missing: free some; {AGAIN}") from error
+        raise HubError(
+            f"the disk of {partial.parent} is full, {left:.2f} GB of this file are missing: free some; "
+            f"{AGAIN}"
+        ) from error
 
 
 def _hub_file(entry: RepoFile) -> HubFile:
-    return HubFile(path=entry.path, size=entry.size, checksum=entry.lfs.sha256 if entry.lfs else entry.blob_id)
+    return HubFile(
+        path=entry.path, size=entry.size, checksum=entry.lfs.sha256 if entry.lfs else entry.blob_id
+    )
 
 
 def _licence(card: object) -> str | None:
@@ -180,7 +218,11 @@ def _size(path: Path) -> int:
 
 def _checksum(path: Path, like: str) -> str:
     """Return a file's checksum of the kind of `like`: SHA-256, or git's SHA-1 of a blob."""
-    digest = hashlib.sha256() if len(like) == 64 else hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    digest = (
+        hashlib.sha256()
+        if len(like) == 64
+        else hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    )
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
             digest.update(piece)

@@ -29,8 +29,11 @@ class Order:
         return hub.to_fetch(self.files, self.folder)
 
 
-def fetch(names: Sequence[str], table: Mapping[str, Published], *, root: Path, into: str | None, yes: bool) -> int:
-    """Show what the names stand for, ask, and fetch it. Without names: list the table. HubError (a ValueError) if something is wrong."""
+def fetch(
+    names: Sequence[str], table: Mapping[str, Published], *, root: Path, into: str | None, yes: bool
+) -> int:
+    """Show what the names stand for, ask, and fetch it. Without names: list the table. HubError (a
+    ValueError) if something is wrong."""
     if not names:
         print("\n".join(listed(table)))
         return 0
@@ -46,14 +49,19 @@ def fetch(names: Sequence[str], table: Mapping[str, Published], *, root: Path, i
         for number, file in enumerate(o.files, start=1):
             print(f"{o.name}: {file.path} ({number} of {len(o.files)})", flush=True)
             hub.fetch(o.repo, file, o.folder)
-        print(f"{o.name} is in {o.folder}, checksums compared" + (f". Next: {o.published.then}" if o.published.then else ""))
+        print(
+            f"{o.name} is in {o.folder}, checksums compared"
+            + (f". Next: {o.published.then}" if o.published.then else "")
+        )
     return 0
 
 
 def order(name: str, table: Mapping[str, Published], *, root: Path, into: str | None) -> Order:
     if name not in table:
         near = difflib.get_close_matches(name, table, n=1)
-        raise hub.HubError(f"no name {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; there are {', '.join(table)}")
+        raise hub.HubError(
+            f"no name {name!r}{f' (did you mean {near[0]!r}?)' if near else ''}; there are {', '.join(table)}"
+        )
     published = table[name]
     folder = Path(into).resolve() / name if into else root / published.into
     repo = hub.look_up(published.repo, kind=published.kind, patterns=published.files)
@@ -77,7 +85,8 @@ def shown(orders: Sequence[Order]) -> list[str]:
 def listed(table: Mapping[str, Published]) -> list[str]:
     width = max(map(len, table))
     lines = [
-        f"{name:<{width}}  {p.repo}{f' ({chr(44).join(p.files)})' if p.files and p.kind == 'dataset' else ''}" for name, p in table.items()
+        f"{name:<{width}}  {p.repo}{f' ({chr(44).join(p.files)})' if p.files and p.kind == 'dataset' else ''}"
+        for name, p in table.items()
     ]
     return [*lines, "size and licence: asked of the hub and shown before anything is fetched"]
 

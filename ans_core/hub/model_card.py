@@ -35,7 +35,8 @@ or, without running the code files of this repository, with ANS:
 
 """
 NO_CODE = (
-    "\nThis is upstream's layout without its code files (`*.py` of a release on the same language model), which upstream's classes need.\n"
+    "\nThis is upstream's layout without its code files (`*.py` of a release on the same language model), "
+    "which upstream's classes need.\n"
 )
 
 
@@ -60,52 +61,81 @@ class Figure:
 
 
 def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, upstream: bool) -> Card:
-    """Make the card of the README.md beside the weights, or a new one. Its sections Metrics and Examples are written anew.
+    """Make the card of the README.md beside the weights, or a new one. Its sections Metrics and Examples are
+    written anew.
 
-    run: folder laid out as runs/<profile>; its last evaluated row is taken for the checkpoint's. None: the folder around it, if it has one.
-    upstream: the checkpoint is in upstream's layout. Raises ValueError if neither the README.md nor `licence` states a licence.
+    run: folder laid out as runs/<profile>; its last evaluated row is taken for the checkpoint's. None: the
+    folder around it, if it has one. upstream: the checkpoint is in upstream's layout. Raises ValueError if
+    neither the README.md nor `licence` states a licence.
     """
     file = checkpoint / README
     written = ModelCard(file.read_text(encoding="utf-8")) if file.exists() else None
     known = licence or (written.data.get("license") if written else None)
     if not known:
-        why = f"{file} states no licence" if written else f"{checkpoint} has no {README} that would state a licence"
+        why = (
+            f"{file} states no licence"
+            if written
+            else f"{checkpoint} has no {README} that would state a licence"
+        )
         raise ValueError(f"{why}: give --licence apache-2.0, or what the base weights and the data allow")
     folder, lacking = run or checkpoint.resolve().parent, []
     row = evaluated(folder)
     if row is None:
         if run is not None:
-            raise ValueError(f"--run {run} has no evaluate/<{'|'.join(ROWS)}>/metrics.json; give a folder like runs/<profile>")
-        lacking.append("metrics and examples: no evaluation lies beside the checkpoint (--run runs/<profile> says where)")
+            raise ValueError(
+                f"--run {run} has no evaluate/<{'|'.join(ROWS)}>/metrics.json; give a folder like "
+                "runs/<profile>"
+            )
+        lacking.append(
+            "metrics and examples: no evaluation lies beside the checkpoint (--run runs/<profile> says where)"
+        )
     text = (
         written.text
         if written
-        else new_text(checkpoint.resolve().name, folder, upstream=upstream, code=bool(list(checkpoint.glob("*.py"))))
+        else new_text(
+            checkpoint.resolve().name, folder, upstream=upstream, code=bool(list(checkpoint.glob("*.py")))
+        )
     )
     text = text.replace(PLACEHOLDER, repo).replace("{repo}", repo)
     pictures: dict[str, Path] = {}
     if row is not None:
         pictures, told = examples(row)
-        text = with_section(with_section(text, "Metrics", metrics_text(row)), "Examples", told, after="Metrics")
-    lacking += [f"{name.lower()}: no section of it" for name in ("Data", "Settings") if f"## {name}\n" not in text]
-    front = (written.data.to_dict() if written else {"library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": TAGS}) | {
-        "license": known
-    }
+        text = with_section(
+            with_section(text, "Metrics", metrics_text(row)), "Examples", told, after="Metrics"
+        )
+    lacking += [
+        f"{name.lower()}: no section of it" for name in ("Data", "Settings") if f"## {name}\n" not in text
+    ]
+    front = (
+        written.data.to_dict()
+        if written
+        else {"library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": TAGS}
+    ) | {"license": known}
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     return Card(text=f"---\n{head}---\n{text}", pictures=pictures, licence=str(known), lacking=tuple(lacking))
 
 
 def evaluated(run: Path) -> Path | None:
     """Return the folder of the last row of a run that was evaluated."""
-    return next((folder for row in reversed(ROWS) if ((folder := run / "evaluate" / row) / "metrics.json").exists()), None)
+    return next(
+        (folder for row in reversed(ROWS) if ((folder := run / "evaluate" / row) / "metrics.json").exists()),
+        None,
+    )
 
 
 def new_text(name: str, run: Path, *, upstream: bool, code: bool) -> str:
-    """Return a card's text without metrics and examples, of what the run's folder tells about data and settings."""
+    """Return a card's text without metrics and examples, of what the run's folder tells about data and
+    settings."""
     use = f"{UPSTREAM_USE if upstream and code else ''}{OWN_USE}{NO_CODE if upstream and not code else ''}"
-    text = f"# {name}\n\nA pixel-grounded multimodal model of the Sa2VA family: `[SEG]` in an answer draws a mask.\n\n{use}"
+    text = (
+        f"# {name}\n\nA pixel-grounded multimodal model of the Sa2VA family: `[SEG]` in an answer draws a "
+        f"mask.\n\n{use}"
+    )
     if (run / "data/datasets.json").exists():
-        listed = [f"- `{entry.name}` ({entry.split}, format {entry.format})" for entry in data.read_entries(run / "data")]
+        listed = [
+            f"- `{entry.name}` ({entry.split}, format {entry.format})"
+            for entry in data.read_entries(run / "data")
+        ]
         text = with_section(text, "Data", "\n".join(listed))
     if (settings := run / "params.yaml").exists():
         text = with_section(text, "Settings", f"```yaml\n{settings.read_text(encoding='utf-8')}```")
@@ -113,9 +143,13 @@ def new_text(name: str, run: Path, *, upstream: bool, code: bool) -> str:
 
 
 def with_section(text: str, title: str, body: str, *, after: str = "") -> str:
-    """Return Markdown with the section `## title` replaced, or added behind the section `after`, else at the end."""
+    """Return Markdown with the section `## title` replaced, or added behind the section `after`, else at the
+    end."""
     parts = re.split(r"^(?=## )", text.rstrip() + "\n", flags=re.MULTILINE)
-    titles = [part.partition("\n")[0].removeprefix("## ").strip() if part.startswith("## ") else "" for part in parts]
+    titles = [
+        part.partition("\n")[0].removeprefix("## ").strip() if part.startswith("## ") else ""
+        for part in parts
+    ]
     made = f"## {title}\n\n{body.strip()}\n"
     if title in titles:
         parts[titles.index(title)] = made
@@ -125,17 +159,20 @@ def with_section(text: str, title: str, body: str, *, after: str = "") -> str:
 
 
 def figures(row: Path) -> list[Figure]:
-    """Return the main figures of an evaluation, with bootstrap intervals where predictions.jsonl has a score of each sample."""
+    """Return the main figures of an evaluation, with bootstrap intervals where predictions.jsonl has a score
+    of each sample."""
     values, answers = read_json(row / "metrics.json"), read_answers(row)
     found = []
     for name in named(values):
         parts = parse(name)
         scores = scores_of(answers, parts.benchmark, parts.task, parts.metric)
-        known = len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3  # scores are kept to four digits
+        # scores are kept to four digits
+        known = len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3
         found.append(
             Figure(
                 title=parts.title, metric=parts.metric, value=float(values[name]),
-                interval=interval(Ratio(numerators=scores)) if known else None, samples=len(scores) if known else None,
+                interval=interval(Ratio(numerators=scores)) if known else None,
+                samples=len(scores) if known else None,
             )
         )  # fmt: skip
     return found
@@ -154,29 +191,48 @@ def metrics_text(row: Path) -> str:
     lines = ["| benchmark | metric | value | 95 % interval | samples |", "|-|-|-|-|-|"]
     for figure in figures(row):
         low_high = "{:.3f} to {:.3f}".format(*figure.interval) if figure.interval else "–"
-        lines.append(f"| {figure.title} | {figure.metric} | {figure.value:.3f} | {low_high} | {figure.samples or '–'} |")
-    told = f"Measured on held-out samples (row `{row.name}` of the run). Intervals: bootstrap over samples, {RESAMPLES} resamples."
+        lines.append(
+            f"| {figure.title} | {figure.metric} | {figure.value:.3f} | {low_high} | "
+            f"{figure.samples or '–'} |"
+        )
+    told = (
+        f"Measured on held-out samples (row `{row.name}` of the run). Intervals: bootstrap over samples, "
+        f"{RESAMPLES} resamples."
+    )
     return "\n".join([*lines, "", told])
 
 
 def examples(row: Path) -> tuple[dict[str, Path], str]:
-    """Return pictures of the evaluation, some right and some wrong ones of each benchmark, and the text that shows them."""
+    """Return pictures of the evaluation, some right and some wrong ones of each benchmark, and the text that
+    shows them."""
     index = row / "overlays/index.json"
     listed = read_json(index) if index.exists() else []
-    chosen = [entry for benchmark in dict.fromkeys(entry["benchmark"] for entry in listed) for entry in best_known(listed, benchmark)]
+    chosen = [
+        entry
+        for benchmark in dict.fromkeys(entry["benchmark"] for entry in listed)
+        for entry in best_known(listed, benchmark)
+    ]
     pictures = {f"{EXAMPLES}/{entry['file']}": index.parent / entry["file"] for entry in chosen}
     lines = [
-        f"![{e['verdict']}]({EXAMPLES}/{e['file']})\n\n{parse(e['benchmark']).title}: {e['verdict']} (score {e['score']:.2f})"
+        f"![{e['verdict']}]({EXAMPLES}/{e['file']})\n\n{parse(e['benchmark']).title}: {e['verdict']} (score "
+        f"{e['score']:.2f})"
         for e in chosen
     ]
-    told = "Left the truth, right the answer: of each benchmark one that counts as right and one as wrong, if there are both."
+    told = (
+        "Left the truth, right the answer: of each benchmark one that counts as right and one as wrong, if "
+        "there are both."
+    )
     return pictures, "\n\n".join([told, *lines]) if lines else "The run kept none."
 
 
 def best_known(listed: Sequence[dict[str, str]], benchmark: str) -> list[dict[str, str]]:
     counts = dict(zip(("right", "wrong"), PICTURES, strict=True))
     own = [entry for entry in listed if entry["benchmark"] == benchmark]
-    return [entry for verdict, count in counts.items() for entry in [e for e in own if e["verdict"] == verdict][:count]]
+    return [
+        entry
+        for verdict, count in counts.items()
+        for entry in [e for e in own if e["verdict"] == verdict][:count]
+    ]
 
 
 def manifest_without_card(checkpoint: Path) -> bytes | None:
@@ -186,5 +242,9 @@ def manifest_without_card(checkpoint: Path) -> bytes | None:
     if README not in values.get("sha256", {}):
         return None
     return (
-        json.dumps(values | {"sha256": {name: value for name, value in values["sha256"].items() if name != README}}, indent=1) + "\n"
+        json.dumps(
+            values | {"sha256": {name: value for name, value in values["sha256"].items() if name != README}},
+            indent=1,
+        )
+        + "\n"
     ).encode()

@@ -1,4 +1,5 @@
-"""`ans push` and `ans pull`: a checkpoint folder to a repository on the Hugging Face hub with a model card, and from there to a folder."""
+"""`ans push` and `ans pull`: a checkpoint folder to a repository on the Hugging Face hub with a model card,
+and from there to a folder."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def size_of(content: Path | bytes) -> int:
 
 
 def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) -> Parcel:
-    """Put together what goes to the repository, without asking the hub. Raises ValueError for a name that is no repository's, a folder that
-    is no whole Sa2VA, a damaged file, and a licence that nothing states."""
+    """Put together what goes to the repository, without asking the hub. Raises ValueError for a name that is
+    no repository's, a folder that is no whole Sa2VA, a damaged file, and a licence that nothing states."""
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -56,28 +57,48 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
     if told.problems:
         raise ValueError(f"{source} is not sent, since it could not be loaded: {'; '.join(told.problems)}")
     if told.kind not in ("native", "upstream", "sa2va-i"):
-        raise ValueError(f"{source} is a base ({told.kind}), not a Sa2VA; push a folder that `ans convert` or the stage convert wrote")
+        raise ValueError(
+            f"{source} is a base ({told.kind}), not a Sa2VA; push a folder that `ans convert` or the stage "
+            "convert wrote"
+        )
     written = card(source, repo, run=run, licence=licence, upstream=told.kind != "native")
     there = sorted(path for path in source.iterdir() if path.name != README and not path.name.startswith("."))
-    sent = [path for path in there if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in SENT)]
-    contents: dict[str, Path | bytes] = {README: written.text.encode(), **{path.name: path for path in sent}, **written.pictures}
+    sent = [
+        path
+        for path in there
+        if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in SENT)
+    ]
+    contents: dict[str, Path | bytes] = {
+        README: written.text.encode(),
+        **{path.name: path for path in sent},
+        **written.pictures,
+    }
     if (manifest := manifest_without_card(source)) is not None:
         contents[folder.MANIFEST] = manifest
     return Parcel(
-        repo=repo, layout=told.kind, contents=contents, card=written, left_out=tuple(path.name for path in there if path not in sent)
+        repo=repo,
+        layout=told.kind,
+        contents=contents,
+        card=written,
+        left_out=tuple(path.name for path in there if path not in sent),
     )
 
 
 def shown(sent: Parcel) -> list[str]:
     """Return what goes: files with sizes, what is left out and what the card lacks."""
     width = max(map(len, sent.contents))
-    lines = [f"{sent.repo}: {len(sent.contents)} files, {sent.size / 1e6:.2f} MB, layout {sent.layout}, licence {sent.card.licence}"]
+    lines = [
+        f"{sent.repo}: {len(sent.contents)} files, {sent.size / 1e6:.2f} MB, layout {sent.layout}, licence "
+        f"{sent.card.licence}"
+    ]
     lines += [f"  {name:<{width}}  {size_of(content):>14,} bytes" for name, content in sent.contents.items()]
     lines += [f"  left out: {', '.join(sent.left_out)}"] if sent.left_out else []
     return [*lines, *(f"  the card lacks {what}" for what in sent.card.lacking)]
 
 
-def push(source: Path, repo: str, *, run: Path | None, licence: str | None, public: bool, dry_run: bool, yes: bool) -> int:
+def push(
+    source: Path, repo: str, *, run: Path | None, licence: str | None, public: bool, dry_run: bool, yes: bool
+) -> int:
     """Show what goes, ask, and send it as one commit. What the hub has already is not sent again."""
     sent = parcel(source, repo, run=run, licence=licence)
     print("\n".join(shown(sent)))
@@ -85,7 +106,14 @@ def push(source: Path, repo: str, *, run: Path | None, licence: str | None, publ
         print(f"\n{README}:\n\n{sent.card.text}\nnothing sent: --dry-run")
         return 0
     there, stale = on_the_hub(repo, sent)
-    print("\n".join([there or f"{repo} is made, {'public' if public else 'private'}", *(f"  removed: {name}" for name in stale)]))
+    print(
+        "\n".join(
+            [
+                there or f"{repo} is made, {'public' if public else 'private'}",
+                *(f"  removed: {name}" for name in stale),
+            ]
+        )
+    )
     if not (yes or confirmed(sent.size, verb="send", past="sent")):
         print("nothing sent")
         return 1
@@ -95,29 +123,45 @@ def push(source: Path, repo: str, *, run: Path | None, licence: str | None, publ
 
 
 def on_the_hub(repo: str, sent: Parcel) -> tuple[str, list[str]]:
-    """Return (a sentence on the repository, or "" if it is to be made; the files of an earlier push that go)."""
+    """Return (a sentence on the repository, or "" if it is to be made; the files of an earlier push that
+    go)."""
     with hub.explained(repo, "model"):
         try:
             info = HfApi().repo_info(repo)
         except RepositoryNotFoundError:
             return "", []
-        names = [entry.path for entry in HfApi().list_repo_tree(repo, recursive=True) if isinstance(entry, RepoFile)]
-    stale = [name for name in names if name not in sent.contents and any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)]
+        names = [
+            entry.path
+            for entry in HfApi().list_repo_tree(repo, recursive=True)
+            if isinstance(entry, RepoFile)
+        ]
+    stale = [
+        name
+        for name in names
+        if name not in sent.contents and any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)
+    ]
     return f"{repo} is there, {'private' if info.private else 'public'}, and gets a new commit", sorted(stale)
 
 
 def send(sent: Parcel, stale: Sequence[str], *, public: bool) -> str:
     """Send the files as one commit and return its address."""
-    added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in sent.contents.items()]
+    added = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=content)
+        for name, content in sent.contents.items()
+    ]
     with hub.explained(sent.repo, "model"):
         api = HfApi()
         api.create_repo(sent.repo, private=not public, exist_ok=True)
         try:
             commit = api.create_commit(
-                sent.repo, [*added, *(CommitOperationDelete(path_in_repo=name) for name in stale)], commit_message="ans push"
+                sent.repo,
+                [*added, *(CommitOperationDelete(path_in_repo=name) for name in stale)],
+                commit_message="ans push",
             )
         except RuntimeError as error:  # of the library's threads that send large files
-            raise hub.HubError(f"{sent.repo}: {error} ({error.__cause__}); the same command goes on from there") from error
+            raise hub.HubError(
+                f"{sent.repo}: {error} ({error.__cause__}); the same command goes on from there"
+            ) from error
     return str(commit.commit_url)
 
 
@@ -129,7 +173,8 @@ def pull(repo: str, target: Path, *, yes: bool) -> int:
     need = hub.to_fetch(files, target)
     size = sum(file.size for file in found.files)
     print(
-        f"{found.page} at {found.revision[:8]}: {len(found.files)} files, {size / 1e6:.2f} MB, {need / 1e6:.2f} MB to fetch; into {target}"
+        f"{found.page} at {found.revision[:8]}: {len(found.files)} files, {size / 1e6:.2f} MB, "
+        f"{need / 1e6:.2f} MB to fetch; into {target}"
     )
     print(f"  licence: {found.licence or 'its card states none'}")
     hub.check_room(need, target)
@@ -143,5 +188,8 @@ def pull(repo: str, target: Path, *, yes: bool) -> int:
     folder.verify(target)
     told = conversion.account(target)
     print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
-    print("\n".join(told.problems) or f'checksums compared, every tensor is known. Next: ans predict PICTURE "..." --model {target}')
+    print(
+        "\n".join(told.problems)
+        or f'checksums compared, every tensor is known. Next: ans predict PICTURE "..." --model {target}'
+    )
     return bool(told.problems)

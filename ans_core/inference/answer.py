@@ -1,5 +1,5 @@
-"""Ask a model about a picture or clip and write a folder: answer.json (with masks as RLE), masks/*.png, and the overlay: PNG, or GIF and
-MP4."""
+"""Ask a model about a picture or clip and write a folder: answer.json (with masks as RLE), masks/*.png, and
+the overlay: PNG, or GIF and MP4."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ def write_answer(
     dtype: str | None = None,
     quantize: str | None = None,
 ) -> str:
-    """Write the answer and return what to print about it. Earlier outputs in `out` are removed first, other files are kept. Only a few
-    frames of a clip are in memory at a time.
+    """Write the answer and return what to print about it. Earlier outputs in `out` are removed first, other
+    files are kept. Only a few frames of a clip are in memory at a time.
 
-    If no question has `<image>`, it is put before the first one. masks: pictures as large as the first frame, whose regions (all that is
-    not black) are called region1, region2, ...; points ("X,Y"), then boxes ("X0,Y0,X1,Y1") in pixels of that frame count on from them.
-    Raises ValueError for frames that differ in size, a source or others' files that would be removed, masks that don't fit, points and
-    boxes that are none, and a rate that a GIF can't have.
+    If no question has `<image>`, it is put before the first one. masks: pictures as large as the first frame,
+    whose regions (all that is not black) are called region1, region2, ...; points ("X,Y"), then boxes
+    ("X0,Y0,X1,Y1") in pixels of that frame count on from them. Raises ValueError for frames that differ in
+    size, a source or others' files that would be removed, masks that don't fit, points and boxes that are
+    none, and a rate that a GIF can't have.
     """
     overlay.check_fps(fps)
     if not text.replace("<image>", "").strip():
@@ -62,8 +63,13 @@ def write_answer(
     old = former(out)
     with media.frames(source, scratch=out) as frames:
         check([source, *frames], frames, old, earlier="an earlier question")
-        if foreign := [path for name in (ANSWER, *OVERLAYS) if (path := out / name).exists() and path not in old]:
-            raise ValueError(f"{foreign[0]} is not what an earlier question left there, and would be replaced; give another --out")
+        if foreign := [
+            path for name in (ANSWER, *OVERLAYS) if (path := out / name).exists() and path not in old
+        ]:
+            raise ValueError(
+                f"{foreign[0]} is not what an earlier question left there, and would be replaced; give "
+                "another --out"
+            )
         regions = read_masks(masks, transforms.image_size(frames[0]))
         clicks = {
             "point_prompts": [coordinates("point", point) for point in points],
@@ -74,7 +80,13 @@ def write_answer(
         mode = model.video_mode(video_mode)
         told: dict[str, object] = {"source": str(source), "asked": text}
         told |= {"past": turns} if turns else {}
-        asked = {"text": text, "past": turns or None, "mask_prompts": regions, **clicks, "max_tokens": max_tokens}
+        asked = {
+            "text": text,
+            "past": turns or None,
+            "mask_prompts": regions,
+            **clicks,
+            "max_tokens": max_tokens,
+        }
         drawn: Iterable[tuple[int, Iterable[np.ndarray]]]
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
@@ -96,17 +108,22 @@ def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tu
     questions = [*(question for question, _ in past), text]
     if not any("<image>" in question for question in questions):
         questions[0] = f"<image>\n{questions[0]}"
-    return questions[-1], [(question, answer) for question, (_, answer) in zip(questions[:-1], past, strict=True)]
+    return questions[-1], [
+        (question, answer) for question, (_, answer) in zip(questions[:-1], past, strict=True)
+    ]
 
 
 def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | None:
-    """Return (N, H, W); None without any. Raises ValueError, naming the file, for an unreadable picture, a wrong size, or an all-black
-    mask."""
+    """Return (N, H, W); None without any. Raises ValueError, naming the file, for an unreadable picture, a
+    wrong size, or an all-black mask."""
     regions = []
     for path in paths:
         mask = read_mask(path)
         if mask.shape[::-1] != size:
-            raise ValueError(f"--mask {path} is {mask.shape[1]} x {mask.shape[0]}, the first frame {size[0]} x {size[1]}: bring it to that")
+            raise ValueError(
+                f"--mask {path} is {mask.shape[1]} x {mask.shape[0]}, the first frame {size[0]} x "
+                f"{size[1]}: bring it to that"
+            )
         if not mask.any():
             raise ValueError(f"--mask {path} is black all over: its region is what is not black")
         regions.append(mask)
@@ -114,21 +131,27 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
 
 
 def read_mask(path: str | Path) -> Bool[np.ndarray, "H W"]:
-    """Read a mask: what is not black, or the one object of a PNG whose coloured palette numbers objects from 1 (0 is black). Raises
-    ValueError for several of them, in grey values, too, for a picture with transparent parts, and for no picture."""
+    """Read a mask: what is not black, or the one object of a PNG whose coloured palette numbers objects from
+    1 (0 is black). Raises ValueError for several of them, in grey values, too, for a picture with transparent
+    parts, and for no picture."""
     try:
         picture = Image.open(path)
         numbered = picture.mode == "P" and _numbers_objects(picture)
         labels = np.asarray(picture if numbered else picture.convert("L"))
-        clear = picture.has_transparency_data and bool((np.asarray(picture.convert("RGBA"))[..., 3] < 255).any())
+        clear = picture.has_transparency_data and bool(
+            (np.asarray(picture.convert("RGBA"))[..., 3] < 255).any()
+        )
     except UnidentifiedImageError as error:
         raise ValueError(f"--mask {path} is no picture") from error
     if clear:
         raise ValueError(f"--mask {path} has transparent parts; save it in black and white, the object white")
     objects = np.unique(labels[labels > 0])
-    grey = picture.mode == "L" and len(objects) == objects.max(initial=0)  # 1, 2, ... n, as tools for VOS write; no shades
+    # 1, 2, ... n, as tools for VOS write; no shades
+    grey = picture.mode == "L" and len(objects) == objects.max(initial=0)
     if (numbered or grey) and len(objects) > 1:
-        raise ValueError(f"--mask {path} holds the objects {', '.join(map(str, objects))}; give one file an object")
+        raise ValueError(
+            f"--mask {path} holds the objects {', '.join(map(str, objects))}; give one file an object"
+        )
     return labels > 0
 
 
@@ -145,7 +168,9 @@ def coordinates(kind: str, value: str) -> tuple[float, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) != wanted or not np.isfinite(numbers).all():
-        raise ValueError(f"--{kind} {value}: give {wanted} numbers with commas between them, in pixels of the picture")
+        raise ValueError(
+            f"--{kind} {value}: give {wanted} numbers with commas between them, in pixels of the picture"
+        )
     return numbers
 
 
@@ -168,8 +193,9 @@ def _answered(out: Path) -> bool:
 
 
 def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str) -> None:
-    """Check, before anything is computed or removed, that no file that is read is one of the `old` outputs, which are removed, and that
-    frames have one size. `earlier`: what left the old outputs, for the message."""
+    """Check, before anything is computed or removed, that no file that is read is one of the `old` outputs,
+    which are removed, and that frames have one size. `earlier`: what left the old outputs, for the
+    message."""
     removed = {path.resolve() for path in old}
     for path in read:
         if path.resolve() in removed:
@@ -177,7 +203,10 @@ def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, 
     sizes = {path: transforms.image_size(path) for path in frames}
     for path, size in sizes.items():
         if size != (first := sizes[frames[0]]):
-            raise ValueError(f"{path} is {size[0]} x {size[1]}, {frames[0]} {first[0]} x {first[1]}; bring the frames to one size")
+            raise ValueError(
+                f"{path} is {size[0]} x {size[1]}, {frames[0]} {first[0]} x {first[1]}; bring the frames to "
+                "one size"
+            )
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -200,12 +229,16 @@ def write_masks(drawn: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path)
     return found
 
 
-def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float) -> list[Path]:
-    """Draw the overlay. Each frame is opened and drawn once for the GIF and once for the MP4; those that give the GIF its colours once
-    more."""
+def write_overlay(
+    frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float
+) -> list[Path]:
+    """Draw the overlay. Each frame is opened and drawn once for the GIF and once for the MP4; those that give
+    the GIF its colours once more."""
 
     def drawn(indices: Iterable[int]) -> Iterator[Image.Image]:
-        return (overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices)
+        return (
+            overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices
+        )
 
     picture, animation, video = (out / name for name in OVERLAYS)
     if len(frames) == 1:
@@ -218,12 +251,15 @@ def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: P
 
 
 def save_video(frames: Iterable[Image.Image], path: Path, *, fps: float) -> None:
-    """Write H.264 in the form that every browser plays: colours are stored for 2 x 2 pixels, so an odd row or column is repeated."""
+    """Write H.264 in the form that every browser plays: colours are stored for 2 x 2 pixels, so an odd row or
+    column is repeated."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         stream.pix_fmt = "yuv420p"
         for frame in frames:
-            pixels = np.pad(np.asarray(frame), ((0, frame.height % 2), (0, frame.width % 2), (0, 0)), mode="edge")
+            pixels = np.pad(
+                np.asarray(frame), ((0, frame.height % 2), (0, frame.width % 2), (0, 0)), mode="edge"
+            )
             if not stream.codec_context.is_open:
                 stream.height, stream.width = pixels.shape[:2]
             file.mux(stream.encode(VideoFrame.from_ndarray(pixels)))

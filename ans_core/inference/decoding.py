@@ -1,8 +1,9 @@
 """Token after token: the one loop in which a language model continues the requests of a PrefilledBatch.
 
-All that a token needs lies on the device, and nothing is read back until CHECK_EVERY tokens are there. Keys and values have their room
-from the start, so every token is the same computation on the same memory, which a GPU records once as a CUDA graph and repeats: at 64 rows
-a 4B model launches some 2,500 kernels for a token, and launching them takes longer than they do.
+All that a token needs lies on the device, and nothing is read back until CHECK_EVERY tokens are there. Keys
+and values have their room from the start, so every token is the same computation on the same memory, which a
+GPU records once as a CUDA graph and repeats: at 64 rows a 4B model launches some 2,500 kernels for a token,
+and launching them takes longer than they do.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from ans_core.model.compiling import compiled
 from ans_core.model.network import Network
 
 CHECK_EVERY = 8
-"""Tokens after which a GPU, or a tokenizer that must look for a stop word, is asked which answers have ended."""
+"""Tokens after which a GPU, or a tokenizer that must look for a stop word, is asked which answers have
+ended."""
 EVEN = 16
 """Of which the lengths of prompts and answers are multiples: a GPU's matrix products are slow on odd ones."""
 FIXED_ROPE = ("default", "linear", "yarn", "llama3")
-"""Rotary embeddings whose frequencies don't depend on the longest row; others (dynamic NTK of InternLM2, longrope) read it from the device
-for each token, which no graph can."""
+"""Rotary embeddings whose frequencies don't depend on the longest row; others (dynamic NTK of InternLM2,
+longrope) read it from the device for each token, which no graph can."""
 
 Choose = Callable[[Float[Tensor, "R V"], Int[Tensor, " 1"]], Int[Tensor, " R"]]
 """Logits in fp32 and the number of this token -> the token of each row. It must not read the device."""
@@ -48,8 +50,9 @@ def decode(
 ) -> Int[Tensor, "R L"]:
     """Continue each of the B requests `answers` times: R = B x answers rows, in request order.
 
-    Ends after `max_tokens`, or when every row has one of `stops` or is said to have `ended`: asked every CHECK_EVERY tokens, on a CPU
-    `stops` after each. A row goes on behind its end until all have ended; what it says there means nothing.
+    Ends after `max_tokens`, or when every row has one of `stops` or is said to have `ended`: asked every
+    CHECK_EVERY tokens, on a CPU `stops` after each. A row goes on behind its end until all have ended; what
+    it says there means nothing.
     """
     prompted = read_ahead(model, prompted)
     text = _Text.begin(model, prompted, answers=answers, max_tokens=max_tokens)
@@ -71,7 +74,9 @@ def decode(
         text.count.add_(1)
 
     every = CHECK_EVERY if model.device.type == "cuda" else 1
-    own = compiled(model.vlm.model.language_model, on=model.compiled, each=[{"memory": memory} for memory in text.memory])
+    own = compiled(
+        model.vlm.model.language_model, on=model.compiled, each=[{"memory": memory} for memory in text.memory]
+    )
     with _half_adapters(model), own, _repeated(one_token, graph=_can_be_a_graph(model)) as step:
         for count in range(1, max_tokens + 1):
             step()
@@ -112,9 +117,11 @@ class _Text:
         rows, size, uneven = len(request), -(-max_tokens // EVEN) * EVEN, -prompt.shape[1] % EVEN
 
         def memory(keys: Float[Tensor, "_ K _ d"], values: Float[Tensor, "_ K _ d"]) -> Memory:
-            # Rotated keys are fp32 where the residual stream is; autocast would cast all of them for every token.
+            # Rotated keys are fp32 where the residual stream is; autocast would cast all of them for every
+            # token.
             dtype = _autocast_dtype(model) or keys.dtype
-            room = keys.new_zeros(2, rows, keys.shape[1], size, keys.shape[3], dtype=dtype)  # zeros: what is not read yet must not be NaN
+            # zeros: what is not read yet must not be NaN
+            room = keys.new_zeros(2, rows, keys.shape[1], size, keys.shape[3], dtype=dtype)
             of_prompts = (F.pad(x[prefix].to(dtype), (0, 0, uneven, 0)) for x in (keys, values))
             return *of_prompts, *room
 
@@ -147,7 +154,8 @@ def _can_be_a_graph(model: Network) -> bool:
 
 @contextmanager
 def _repeated(step: Callable[[], None], *, graph: bool) -> Iterator[Callable[[], None]]:
-    """Return what does a step. As a graph: the first call computes it, the second records it, and from there on it is replayed."""
+    """Return what does a step. As a graph: the first call computes it, the second records it, and from there
+    on it is replayed."""
     if not graph:
         yield step
         return
@@ -163,12 +171,14 @@ def _repeated(step: Callable[[], None], *, graph: bool) -> Iterator[Callable[[],
             step()
         else:
             if calls == 2:
-                recorded.capture_begin(capture_error_mode="thread_local")  # a loader's thread may pin memory meanwhile
+                # a loader's thread may pin memory meanwhile
+                recorded.capture_begin(capture_error_mode="thread_local")
                 step()
                 recorded.capture_end()
             recorded.replay()
 
-    # A weight that autocast casts while recording would lie in the graph's memory, and outside of it be read as if it were whole.
+    # A weight that autocast casts while recording would lie in the graph's memory, and outside of it be read
+    # as if it were whole.
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

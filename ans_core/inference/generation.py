@@ -1,4 +1,5 @@
-"""A PrefilledBatch -> token ids of answers by greedy search, their text, and the embeddings of their `[SEG]` tokens."""
+"""A PrefilledBatch -> token ids of answers by greedy search, their text, and the embeddings of their `[SEG]`
+tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ from ans_core.inference.prefill import PrefilledBatch, left_padded
 from ans_core.model.network import Network
 
 
-def generate(model: Network, prompted: PrefilledBatch, *, max_tokens: int, forbidden: Sequence[int] = ()) -> list[list[int]]:
-    """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the answer reached it.
+def generate(
+    model: Network, prompted: PrefilledBatch, *, max_tokens: int, forbidden: Sequence[int] = ()
+) -> list[list[int]]:
+    """Generate the token ids of every answer by greedy search. The end-of-turn token is included if the
+    answer reached it.
 
-    Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden` tokens.
+    Image slots are suppressed: no picture could fill them when the answer is read again. So are `forbidden`
+    tokens.
     """
     banned = torch.tensor([model.image_token_id, *forbidden], device=model.device)
 
@@ -31,7 +36,8 @@ def generate(model: Network, prompted: PrefilledBatch, *, max_tokens: int, forbi
 
 
 def stop_ids(model: Network) -> list[int]:
-    """Return the ids that end an answer: the tokenizer's end of text and the template's stop words that are one token."""
+    """Return the ids that end an answer: the tokenizer's end of text and the template's stop words that are
+    one token."""
     tokenizer = model.tokenizer
     ids: Any = tokenizer.convert_tokens_to_ids(
         [w for w in prompts.TEMPLATES[model.config.template].stop_words if w not in _stop_texts(model)]
@@ -40,7 +46,8 @@ def stop_ids(model: Network) -> list[int]:
 
 
 def _stop_texts(model: Network) -> list[str]:
-    """Return the template's stop words that are several tokens, such as those of `phi3_chat` for Sa2VA-4B's Qwen tokenizer."""
+    """Return the template's stop words that are several tokens, such as those of `phi3_chat` for Sa2VA-4B's
+    Qwen tokenizer."""
     words = prompts.TEMPLATES[model.config.template].stop_words
     return [word for word in words if len(model.tokenizer.encode(word, add_special_tokens=False)) > 1]
 
@@ -48,7 +55,10 @@ def _stop_texts(model: Network) -> list[str]:
 def stopping(model: Network) -> dict[str, Any]:
     """Return the arguments of `decode` that say where an answer ends."""
     texts = _stop_texts(model)
-    return {"stops": stop_ids(model), "ended": (lambda rows: [cut_at_stop(model, row)[1] for row in rows]) if texts else None}
+    return {
+        "stops": stop_ids(model),
+        "ended": (lambda rows: [cut_at_stop(model, row)[1] for row in rows]) if texts else None,
+    }
 
 
 def cut_at_stop(model: Network, ids: list[int]) -> tuple[list[int], bool]:
@@ -59,7 +69,9 @@ def cut_at_stop(model: Network, ids: list[int]) -> tuple[list[int], bool]:
         told = str(model.tokenizer.decode(ids[:length]))
         return any(text in told for text in texts)
 
-    by_text = bisect_left(range(len(ids)), True, key=lambda place: holds_stop(place + 1)) if texts else len(ids)
+    by_text = (
+        bisect_left(range(len(ids)), True, key=lambda place: holds_stop(place + 1)) if texts else len(ids)
+    )
     end = next((place for place, token in enumerate(ids[:by_text]) if token in stops), by_text)
     return ids[: end + 1], end < len(ids)
 
@@ -74,14 +86,23 @@ def text_of(model: Network, ids: list[int]) -> str:
 
 
 def spoken_ids(model: Network, ids: list[int]) -> list[int]:
-    """Remove the end-of-turn token. A stop word of several tokens stays: its first token may hold the answer's last letters."""
+    """Remove the end-of-turn token. A stop word of several tokens stays: its first token may hold the
+    answer's last letters."""
     return ids[:-1] if ids and ids[-1] in stop_ids(model) else ids
 
 
-def seg_embeddings_of(model: Network, prompted: PrefilledBatch, ids: list[list[int]]) -> list[Float[Tensor, "_ C"]]:
-    """Compute the seg embeddings of every row in one forward pass over prompt and answer, so that the states are those of training."""
+def seg_embeddings_of(
+    model: Network, prompted: PrefilledBatch, ids: list[list[int]]
+) -> list[Float[Tensor, "_ C"]]:
+    """Compute the seg embeddings of every row in one forward pass over prompt and answer, so that the states
+    are those of training."""
     drawing = [
-        torch.cat([prompted.segs[i][prompted.attention[i]], torch.tensor(row, device=model.device) == model.seg_token_id])
+        torch.cat(
+            [
+                prompted.segs[i][prompted.attention[i]],
+                torch.tensor(row, device=model.device) == model.seg_token_id,
+            ]
+        )
         for i, row in enumerate(ids)
     ]
     rows = [i for i, segs in enumerate(drawing) if segs.any()]

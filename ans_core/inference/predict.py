@@ -1,4 +1,5 @@
-"""Requests -> answers: batched greedy generation, then one pass over the answers for the masks of their `[SEG]` tokens."""
+"""Requests -> answers: batched greedy generation, then one pass over the answers for the masks of their
+`[SEG]` tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A text and the masks of its N `[SEG]` tokens in F frames of H x W pixels. A request without pictures gets no masks."""
+    """A text and the masks of its N `[SEG]` tokens in F frames of H x W pixels. A request without pictures
+    gets no masks."""
 
     text: str
     """With special tokens, without the end-of-turn token."""
@@ -45,52 +47,84 @@ class Answer:
 
     @cached_property
     def masks(self) -> list[Bool[np.ndarray, "F H W"]]:
-        """Resize the logits to the picture and threshold them: one array per `[SEG]`, in the order of the text."""
+        """Resize the logits to the picture and threshold them: one array per `[SEG]`, in the order of the
+        text."""
         height, width = self.size
-        return [np.stack([upsample(z, size=self.square, height=height, width=width) for z in one]) for one in self.mask_logits]
+        return [
+            np.stack([upsample(z, size=self.square, height=height, width=width) for z in one])
+            for one in self.mask_logits
+        ]
 
     def prediction(self) -> Prediction:
-        return Prediction(text=self.text, masks=tuple(tuple(rle.encode(mask) for mask in one) for one in self.masks))
+        return Prediction(
+            text=self.text, masks=tuple(tuple(rle.encode(mask) for mask in one) for one in self.masks)
+        )
 
 
 def predict(
-    model: Network, requests: Sequence[Request], *, max_tokens: int, batch: int, video_mode: Literal[VideoMode, "auto"] = "auto"
+    model: Network,
+    requests: Sequence[Request],
+    *,
+    max_tokens: int,
+    batch: int,
+    video_mode: Literal[VideoMode, "auto"] = "auto",
 ) -> list[Prediction]:
     """Answer requests in batches, with masks as RLE: what benchmarks call."""
     options = PredictOptions(mode=model.video_mode(video_mode))
-    return in_batches(requests, batch, lambda some: [a.prediction() for a in answers(model, some, options, max_tokens=max_tokens)])
+    return in_batches(
+        requests,
+        batch,
+        lambda some: [a.prediction() for a in answers(model, some, options, max_tokens=max_tokens)],
+    )
 
 
 def in_batches(
-    requests: Sequence[Request], batch: int, ask: Callable[[list[Request]], list[Found]], *, shared: bool = False
+    requests: Sequence[Request],
+    batch: int,
+    ask: Callable[[list[Request]], list[Found]],
+    *,
+    shared: bool = False,
 ) -> list[Found]:
-    """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests about one picture or clip are
-    put into one batch where possible, since a batch encodes each picture once. shared: the batches are divided among all processes."""
+    """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests
+    about one picture or clip are put into one batch where possible, since a batch encodes each picture once.
+    shared: the batches are divided among all processes."""
     order = alike(requests)
     ordered = [requests[i] for i in order]
     if shared:
         results = dist.by_turns(ordered, batch, lambda some: ask(list(some)))
     else:
-        results = [one for start in range(0, len(ordered), batch) for one in ask(ordered[start : start + batch])]
+        results = [
+            one for start in range(0, len(ordered), batch) for one in ask(ordered[start : start + batch])
+        ]
     found = dict(zip(order, results, strict=True))
     return [found[i] for i in range(len(requests))]
 
 
 def alike(requests: Sequence[Request]) -> list[int]:
-    """Return the places of the requests in an order in which neighbours cost alike: by frames, by picture or clip, by length."""
+    """Return the places of the requests in an order in which neighbours cost alike: by frames, by picture or
+    clip, by length."""
     place = {frames: number for number, frames in enumerate(dict.fromkeys(r.frames for r in requests))}
-    return sorted(range(len(requests)), key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)))
+    return sorted(
+        range(len(requests)),
+        key=lambda i: (len(requests[i].frames), place[requests[i].frames], len(requests[i].text)),
+    )
 
 
 def on_all_processes(ask: Callable[..., list[Prediction]], batch: int) -> Predict:
-    """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which requests share a batch does not
-    depend on the number of processes, so neither does an answer. All processes must ask the same."""
-    return lambda requests: in_batches(requests, batch, lambda some: list(ask(some, batch=batch)), shared=True)
+    """Return what answers requests in batches, of which this process has `ask` answer every n-th. Which
+    requests share a batch does not depend on the number of processes, so neither does an answer. All
+    processes must ask the same."""
+    return lambda requests: in_batches(
+        requests, batch, lambda some: list(ask(some, batch=batch)), shared=True
+    )
 
 
 @torch.no_grad()
-def answers(model: Network, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int) -> list[Answer]:
-    """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see `prompt`)."""
+def answers(
+    model: Network, requests: Sequence[Request], options: PredictOptions, *, max_tokens: int
+) -> list[Answer]:
+    """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see
+    `prompt`)."""
     with model.own_precision():
         prompted = prompt(model, requests, options=options)
         said = generate(model, prompted, max_tokens=max_tokens)
@@ -99,7 +133,11 @@ def answers(model: Network, requests: Sequence[Request], options: PredictOptions
 
 @torch.no_grad()
 def answers_of(
-    model: Network, requests: Sequence[Request], prompted: PrefilledBatch, said: Sequence[Sequence[int]], options: PredictOptions
+    model: Network,
+    requests: Sequence[Request],
+    prompted: PrefilledBatch,
+    said: Sequence[Sequence[int]],
+    options: PredictOptions,
 ) -> list[Answer]:
     """Turn the token ids said to one batch's requests into answers, and draw their masks."""
     with model.own_precision():
@@ -122,17 +160,21 @@ def answers_of(
 def follow(
     model: Network, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
 ) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
-    """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H, W)) in order of time.
+    """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H,
+    W)) in order of time.
 
-    `request` comes without frames. Each of `frames` is read when it is needed and then dropped; only the seen ones are kept (in mode
-    `keyframe` all are, and the masks come after the last). The iterator is empty if the text has no `[SEG]`.
+    `request` comes without frames. Each of `frames` is read when it is needed and then dropped; only the seen
+    ones are kept (in mode `keyframe` all are, and the masks come after the last). The iterator is empty if
+    the text has no `[SEG]`.
     """
     kept = {index: frames[index] for index in options.seen_frames(model, len(frames))}
     with model.own_precision():
         prompted = prompt(model, [replace(request, frames=tuple(kept.values()), clip=True)], options=options)
         (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         (embeddings,) = seg_embeddings_of(model, prompted, [ids])
-    return text_of(model, ids), stream_masks(model, len(frames), lambda index: kept.get(index) or frames[index], embeddings, options)
+    return text_of(model, ids), stream_masks(
+        model, len(frames), lambda index: kept.get(index) or frames[index], embeddings, options
+    )
 
 
 def decode_masks(
@@ -142,14 +184,20 @@ def decode_masks(
     embeddings: list[Float[Tensor, "_ C"]],
     options: PredictOptions,
 ) -> list[Float[Tensor, "N F h4 w4"]]:
-    """Decode the low-resolution mask logits of every row. Pictures are decoded in one batch, clips one after the other with the objects of
-    all their rows. A picture that several rows ask about is encoded once."""
+    """Decode the low-resolution mask logits of every row. Pictures are decoded in one batch, clips one after
+    the other with the objects of all their rows. A picture that several rows ask about is encoded once."""
     side = model.sam2.image_size // 4
     masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
     frames = [request.frames for request in requests]
     with_segs = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
     if stills := [i for i in with_segs if not requests[i].is_clip]:
-        found = decode_stills(model, [frames[i] for i in stills], [images[i][0] for i in stills], [embeddings[i] for i in stills], options)
+        found = decode_stills(
+            model,
+            [frames[i] for i in stills],
+            [images[i][0] for i in stills],
+            [embeddings[i] for i in stills],
+            options,
+        )
         for i, own in zip(stills, found, strict=True):
             masks[i] = own
     clips: dict[Frames, list[int]] = defaultdict(list)
@@ -171,10 +219,13 @@ def decode_stills(
     embeddings: Sequence[Float[Tensor, "_ C"]],
     options: PredictOptions,
 ) -> list[Float[Tensor, "N 1 h4 w4"]]:
-    """Decode low-resolution mask logits of all rows in one batch. Rows with equal `pictures` show the same image, which is encoded once."""
+    """Decode low-resolution mask logits of all rows in one batch. Rows with equal `pictures` show the same
+    image, which is encoded once."""
     shown = dict(zip(pictures, images, strict=True))
     place = {key: number for number, key in enumerate(shown)}
     features = model.sam2.encode(options.pixels(model, list(shown.values())))
-    frame = torch.tensor([place[key] for key, own in zip(pictures, embeddings, strict=True) for _ in own], device=model.device)
+    frame = torch.tensor(
+        [place[key] for key, own in zip(pictures, embeddings, strict=True) for _ in own], device=model.device
+    )
     logits = model.sam2.shown(model.sam2.decode(features, frame, torch.cat(list(embeddings))))
     return [own[:, None] for own in logits.split([len(e) for e in embeddings])]

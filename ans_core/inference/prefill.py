@@ -1,4 +1,5 @@
-"""Requests -> a PrefilledBatch: pictures encoded, prompts embedded, and their prefixes read by the language model."""
+"""Requests -> a PrefilledBatch: pictures encoded, prompts embedded, and their prefixes read by the language
+model."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ SIMILAR_LENGTH = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class PrefilledBatch:
-    """B requests that generation can continue. A prefix ends with the pictures; the language model has read it already, and requests about
-    the same pictures share one of the P prefixes. The rest of each request is still unread. Both are padded on the left."""
+    """B requests that generation can continue. A prefix ends with the pictures; the language model has read
+    it already, and requests about the same pictures share one of the P prefixes. The rest of each request is
+    still unread. Both are padded on the left."""
 
     prefixes: Float[Tensor, "P K E"]
     prefix_attention: Bool[Tensor, "P K"]
@@ -45,12 +47,15 @@ class PrefilledBatch:
     """Tokens of the request itself that draw a mask (`PromptForm.prompt_segs`)."""
     images: list[list[Image.Image]]
     unread: Int[Tensor, "*axes B L"] | None = None
-    """Rotary positions of `embeds` where pictures may be among them, the last of which is text; None: they count on."""
+    """Rotary positions of `embeds` where pictures may be among them, the last of which is text; None: they
+    count on."""
 
     def row(self, number: int) -> Float[Tensor, "_ E"]:
         """Return a whole request without padding."""
         start = int(self.prefix_of[number])
-        return torch.cat([self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]])
+        return torch.cat(
+            [self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]]
+        )
 
     def cache(self, rows: Int[Tensor, " R"]) -> Cache:
         """Return a cache with one row per given prefix; continuing it leaves this batch as it is."""
@@ -60,8 +65,8 @@ class PrefilledBatch:
         return own
 
     def positions(self, attention: Bool[Tensor, "R L"], prefix: Int[Tensor, " R"]) -> Int[Tensor, "R L"]:
-        """Return rotary positions of tokens after their prefix. `attention`: of the prefix and what follows it; the prefix's own positions,
-        which are read by then, are not meaningful."""
+        """Return rotary positions of tokens after their prefix. `attention`: of the prefix and what follows
+        it; the prefix's own positions, which are read by then, are not meaningful."""
         return order_of(attention) + self.shift[prefix, None]
 
 
@@ -75,13 +80,17 @@ def prompt(
     """Encode the pictures of all requests, embed their prompts and read the prefixes.
 
     `features`: each request's `vision_features` where they are known already; no picture is then encoded.
-    Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way round, when the frames of a clip
-    differ in size, a mask prompt is empty, of another size than the picture or of none, and when the text is longer than the context.
+    Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way
+    round, when the frames of a clip differ in size, a mask prompt is empty, of another size than the picture
+    or of none, and when the text is longer than the context.
     """
     options = options or PredictOptions()
     if model.backbone.prompt_form(options.preparation).pictures_first:
         requests = [_pictures_first(request) for request in requests]
-    opened = {frames: [transforms.open_image(ref) for ref in frames] for frames in dict.fromkeys(r.frames for r in requests)}
+    opened = {
+        frames: [transforms.open_image(ref) for ref in frames]
+        for frames in dict.fromkeys(r.frames for r in requests)
+    }
     for request in requests:
         _check(request, opened[request.frames])
     shown = {_view(r): r for r in requests if r.frames}
@@ -115,13 +124,16 @@ def prompt(
 
 
 def _pictures_first(request: Request) -> Request:
-    """Move `<image>` to the start of its turn; without any it is put into the first turn. A text alone loses it."""
+    """Move `<image>` to the start of its turn; without any it is put into the first turn. A text alone loses
+    it."""
     questions = [*(question for question, _ in request.past), request.text]
     at = next((place for place, question in enumerate(questions) if "<image>" in question), 0)
     questions = [question.replace("<image>", "") for question in questions]
     if request.frames:
         questions[at] = "<image>" + questions[at]
-    past = tuple((question, answer) for question, (_, answer) in zip(questions[:-1], request.past, strict=True))
+    past = tuple(
+        (question, answer) for question, (_, answer) in zip(questions[:-1], request.past, strict=True)
+    )
     return replace(request, text=questions[-1], past=past)
 
 
@@ -130,17 +142,24 @@ def _check(request: Request, pictures: Sequence[Image.Image]) -> None:
     asked = "".join(question + answer for question, answer in request.past) + request.text
     if (marks := asked.count("<image>")) != bool(pictures):
         raise ValueError(
-            f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it once, or give no frames"
+            f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it "
+            "once, or give no frames"
         )
     if len({picture.size for picture in pictures}) > 1:
         sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
         raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
     if request.mask_prompts and not pictures:
-        raise ValueError(f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the picture they are in")
+        raise ValueError(
+            f"{len(request.mask_prompts)} mask prompts without a picture: {request.text[:60]!r}; give the "
+            "picture they are in"
+        )
     for mask in request.mask_prompts:
         decoded = rle.decode(mask)
         if decoded.shape != (size := pictures[0].size[::-1]):
-            raise ValueError(f"the mask prompt is {decoded.shape} (height, width), the image {size}; give masks of the image's size")
+            raise ValueError(
+                f"the mask prompt is {decoded.shape} (height, width), the image {size}; give masks of the "
+                "image's size"
+            )
         if not decoded.any():
             raise ValueError("a mask prompt is empty; there is no region to ask about")
 
@@ -161,23 +180,40 @@ class _Row:
 
 
 def _embedded(model: Network, request: Request, image: ImageFeatures | None, options: PredictOptions) -> _Row:
-    template, form, marks = prompts.TEMPLATES[model.config.template], model.backbone.prompt_form(options.preparation), model.backbone.marks
-    text = "".join(template.user.format(input=q.strip()) + a + template.suffix + template.separator for q, a in request.past)
+    template, form, marks = (
+        prompts.TEMPLATES[model.config.template],
+        model.backbone.prompt_form(options.preparation),
+        model.backbone.marks,
+    )
+    text = "".join(
+        template.user.format(input=q.strip()) + a + template.suffix + template.separator
+        for q, a in request.past
+    )
     text = form.before + text + template.user.format(input=request.text.strip())
     regions = []
     if image is not None:
         grid = image.grids[shown_view(clip=request.is_clip)]
         largest = options.tiny_regions == "largest"
-        regions = [transforms.grid_cells(rle.decode(m), grid=grid, largest=largest).to(model.device) for m in request.mask_prompts]
-        pictures = prompts.image_text(token_counts(image.grids, clip=request.is_clip), marks, between=form.between_frames)
+        regions = [
+            transforms.grid_cells(rle.decode(m), grid=grid, largest=largest).to(model.device)
+            for m in request.mask_prompts
+        ]
+        pictures = prompts.image_text(
+            token_counts(image.grids, clip=request.is_clip), marks, between=form.between_frames
+        )
         text = text.replace("<image>", pictures + prompts.region_text([int(r.sum()) for r in regions], marks))
     ids = model.tokenizer.encode(text)
     if len(ids) >= (limit := model.vlm.config.text_config.max_position_embeddings):
-        raise ValueError(f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a shorter text")
+        raise ValueError(
+            f"{len(ids)} tokens, pictures included, in a context of {limit}: {request.text[:60]!r}; use a "
+            "shorter text"
+        )
     tensor = torch.tensor([ids], device=model.device)
     return _Row(
         ids=tuple(ids),
-        prefix=1 if image is None else len(ids) - ids[::-1].index(model.tokenizer.convert_tokens_to_ids(marks.end)),
+        prefix=1
+        if image is None
+        else len(ids) - ids[::-1].index(model.tokenizer.convert_tokens_to_ids(marks.end)),
         embeds=model.embed(tensor, [image], [regions])[0],
         positions=model.positions(tensor, torch.arange(len(ids), device=model.device)[None], [image]),
     )
@@ -189,8 +225,8 @@ def _view(request: Request) -> tuple[Frames, bool]:
 
 
 def _prefill(model: Network, rows: Sequence[_Row]) -> Cache:
-    """Compute keys and values of the rows' prefixes, padded on the left. Rows of similar length share a batch: otherwise a line of text
-    would cost as much as the tiled picture beside it."""
+    """Compute keys and values of the rows' prefixes, padded on the left. Rows of similar length share a
+    batch: otherwise a line of text would cost as much as the tiled picture beside it."""
     alike: list[list[int]] = []
     for number in sorted(range(len(rows)), key=lambda i: rows[i].prefix):
         if alike and rows[number].prefix <= SIMILAR_LENGTH * rows[alike[-1][0]].prefix:
@@ -201,9 +237,13 @@ def _prefill(model: Network, rows: Sequence[_Row]) -> Cache:
     for numbers in alike:
         padded = left_padded([rows[i].embeds[: rows[i].prefix] for i in numbers])
         length = padded["attention"].shape[1]
-        begins = [F.pad(rows[i].positions[..., : rows[i].prefix], (length - rows[i].prefix, 0)) for i in numbers]
+        begins = [
+            F.pad(rows[i].positions[..., : rows[i].prefix], (length - rows[i].prefix, 0)) for i in numbers
+        ]
         _, cache = model.backbone.language_model(
-            padded["embeds"], attention_mask=padded["attention"].long(), position_ids=torch.cat(begins, dim=-2)
+            padded["embeds"],
+            attention_mask=padded["attention"].long(),
+            position_ids=torch.cat(begins, dim=-2),
         )
         caches.append(cache)
     order = torch.tensor([i for numbers in alike for i in numbers], device=model.device).argsort()
@@ -225,8 +265,8 @@ def order_of(attention: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
 
 def read_ahead(model: Network, prompted: PrefilledBatch) -> PrefilledBatch:
-    """Read all but the last token of every request once; return a batch whose cache holds them. Every answer then reads the last token
-    itself."""
+    """Read all but the last token of every request once; return a batch whose cache holds them. Every answer
+    then reads the last token itself."""
     if prompted.embeds.shape[1] == 1:
         return prompted
     begun, length = prompted.prefix_of, prompted.prefixes.shape[1]
@@ -259,7 +299,13 @@ def encoded(model: Network, views: Sequence[Views]) -> list[ImageFeatures]:
     return model.vision_features(views).split(views) if views else []
 
 
-def visible(model: Network, pictures: Sequence[Image.Image], options: PredictOptions | None = None, *, clip: bool = False) -> Views:
+def visible(
+    model: Network,
+    pictures: Sequence[Image.Image],
+    options: PredictOptions | None = None,
+    *,
+    clip: bool = False,
+) -> Views:
     """Return what the language model sees of an image, or of the chosen frames of a clip."""
     options = options or PredictOptions()
     seen = [pictures[i] for i in options.seen_frames(model, len(pictures))] if clip else pictures[:1]
@@ -270,5 +316,7 @@ def left_padded(rows: Sequence[Float[Tensor, "_ E"]]) -> dict[str, Tensor]:
     """Stack rows of different lengths to embeds (B, L, D) and attention (B, L), padded on the left."""
     length = max(len(r) for r in rows)
     embeds = torch.stack([F.pad(r, (0, 0, length - len(r), 0)) for r in rows])
-    attention = torch.tensor([[False] * (length - len(r)) + [True] * len(r) for r in rows], device=embeds.device)
+    attention = torch.tensor(
+        [[False] * (length - len(r)) + [True] * len(r) for r in rows], device=embeds.device
+    )
     return {"embeds": embeds, "attention": attention}

@@ -34,7 +34,9 @@ def request_of(
     return Request(
         frames=frames if image is None else (media.reference(image),),
         text=text,
-        mask_prompts=() if mask_prompts is None else tuple(region for given in mask_prompts for region in _regions(given)),
+        mask_prompts=()
+        if mask_prompts is None
+        else tuple(region for given in mask_prompts for region in _regions(given)),
         past=_turns(past or ()),
         clip=bool(frames),
     )
@@ -46,7 +48,9 @@ def _turns(past: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         raise ValueError(f"past is a text; {advice}")
     for turn in past:
         if isinstance(turn, dict):
-            raise ValueError(f"past holds a dict with {', '.join(map(repr, turn))}, as chat messages are; {advice}")
+            raise ValueError(
+                f"past holds a dict with {', '.join(map(repr, turn))}, as chat messages are; {advice}"
+            )
         if isinstance(turn, str) or len(turn) != 2 or not all(isinstance(words, str) for words in turn):
             raise ValueError(f"past holds {turn!r}; {advice}")
     return tuple((question, answer) for question, answer in past)
@@ -58,5 +62,8 @@ def _regions(given: Region) -> list[RLE]:
         return [rle.from_annotation(given, height=height, width=width, where="mask_prompts")]
     masks = np.asarray(given)
     if masks.ndim not in (2, 3):
-        raise ValueError(f"a mask prompt of shape {masks.shape}; give a list of (height, width) or (N, height, width), or of RLE")
+        raise ValueError(
+            f"a mask prompt of shape {masks.shape}; give a list of (height, width) or (N, height, width), "
+            "or of RLE"
+        )
     return [rle.encode(mask != 0) for mask in masks.reshape(-1, *masks.shape[-2:])]

@@ -1,4 +1,5 @@
-"""The front: a folder or a hub id in, a model that answers about pictures and clips out. `from ans_core.model import Sa2VA`."""
+"""The front: a folder or a hub id in, a model that answers about pictures and clips out. `from ans_core.model
+import Sa2VA`."""
 
 from __future__ import annotations
 
@@ -35,24 +36,30 @@ class Sa2VA(Network):
         quantize: str | None = None,
         torch_dtype: torch.dtype | str | None = None,
     ) -> Sa2VA:
-        """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files are then kept in its cache.
+        """Load a model in eval mode from a folder in our layout or upstream's, or from the hub, whose files
+        are then kept in its cache.
 
-        path: a folder, or a hub id such as ByteDance/Sa2VA-4B.
-        dtype: torch's or its name; None and "auto" keep what is stored.
-        device_map: one device; "auto" is a GPU if there is one.
-        attn_implementation: transformers' name ("sdpa", "eager"); None is its choice.
-        quantize: "int8" or "fp8", the language model's layers in 8 bits by torchao (an extra); SAM2, the vision tower, embeddings and heads
-        stay as they are. For inference alone.
-        torch_dtype: transformers' older name of `dtype`.
-        Raises ValueError for a dtype that holds no weights or is given twice, a device that is not there or can't do it, and a folder that
-        is no Sa2VA.
+        path: a folder, or a hub id such as ByteDance/Sa2VA-4B. dtype: torch's or its name; None and "auto"
+        keep what is stored. device_map: one device; "auto" is a GPU if there is one. attn_implementation:
+        transformers' name ("sdpa", "eager"); None is its choice. quantize: "int8" or "fp8", the language
+        model's layers in 8 bits by torchao (an extra); SAM2, the vision tower, embeddings and heads stay as
+        they are. For inference alone. torch_dtype: transformers' older name of `dtype`. Raises ValueError for
+        a dtype that holds no weights or is given twice, a device that is not there or can't do it, and a
+        folder that is no Sa2VA.
         """
         if torch_dtype is not None:
             if dtype is not None:
-                raise ValueError(f"dtype {dtype!r} and torch_dtype {torch_dtype!r} are the same setting: give one of them")
+                raise ValueError(
+                    f"dtype {dtype!r} and torch_dtype {torch_dtype!r} are the same setting: give one of them"
+                )
             dtype = torch_dtype
         return checkpoint.from_pretrained(
-            cls, path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation, quantize=quantize
+            cls,
+            path,
+            dtype=dtype,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            quantize=quantize,
         )
 
     def predict(
@@ -75,15 +82,15 @@ class Sa2VA(Network):
     ) -> Answer:
         """Answer a question with a text and a mask per `[SEG]` in it: upstream's `predict_forward`.
 
-        text: holds `<image>` where the picture or the frames go. White space at its ends is removed, as in training; upstream keeps it.
-        image, video: seen upright as an EXIF tag says, and so are the masks. A video is a file, a folder of frames, the frames, or one
-        array (F, H, W, 3).
-        past: (question, answer) of the turns before, the first with `<image>`.
-        mask_prompts: regions of the first frame, (H, W), called region1, region2, ... in the text.
-        point_prompts, box_prompts: more regions, counting on: the objects at (x, y) and in (x1, y1, x2, y2), in pixels, as SAM2 finds them.
-        frames, frame_choice: how many frames of a clip the language model sees, and which; None is what the checkpoint says.
-        constants, tiny_regions, preparation: see `ans_core.inference.options`; upstream's numbers need "bf16", "none" and "upstream".
-        Raises ValueError for a question that makes no sense, naming what does not fit.
+        text: holds `<image>` where the picture or the frames go. White space at its ends is removed, as in
+        training; upstream keeps it. image, video: seen upright as an EXIF tag says, and so are the masks. A
+        video is a file, a folder of frames, the frames, or one array (F, H, W, 3). past: (question, answer)
+        of the turns before, the first with `<image>`. mask_prompts: regions of the first frame, (H, W),
+        called region1, region2, ... in the text. point_prompts, box_prompts: more regions, counting on: the
+        objects at (x, y) and in (x1, y1, x2, y2), in pixels, as SAM2 finds them. frames, frame_choice: how
+        many frames of a clip the language model sees, and which; None is what the checkpoint says. constants,
+        tiny_regions, preparation: see `ans_core.inference.options`; upstream's numbers need "bf16", "none"
+        and "upstream". Raises ValueError for a question that makes no sense, naming what does not fit.
         """
         request = request_of(text=text, image=image, video=video, past=past, mask_prompts=mask_prompts)
         request = with_clicks(self, request, request.frames, points=point_prompts, boxes=box_prompts)
@@ -111,8 +118,8 @@ class Sa2VA(Network):
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> list[Answer]:
-        """Answer any mixture of pictures, clips and plain text as `predict` does. `request_of` of ans_core/inference/requests.py makes
-        requests."""
+        """Answer any mixture of pictures, clips and plain text as `predict` does. `request_of` of
+        ans_core/inference/requests.py makes requests."""
         mode = self.video_mode(video_mode)
         options = PredictOptions(
             mode=mode,
@@ -141,10 +148,12 @@ class Sa2VA(Network):
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
     ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
-        """Answer about a video of any length as `predict` does: return the text and an iterator of (index, masks (N, H, W)).
+        """Answer about a video of any length as `predict` does: return the text and an iterator of (index,
+        masks (N, H, W)).
 
-        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long as the iterator. In video mode
-        `keyframe` all of them are read, and followed to the end, before the first masks come."""
+        A few frames of a video file or a folder are held at a time; frames given as pixels are held as long
+        as the iterator. In video mode `keyframe` all of them are read, and followed to the end, before the
+        first masks come."""
         seen = media.clip(video)
         request = request_of(text=text, past=past, mask_prompts=mask_prompts)
         request = with_clicks(self, request, seen, points=point_prompts, boxes=box_prompts)

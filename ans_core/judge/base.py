@@ -18,24 +18,29 @@ STATS = ("calls", "cached", "failed", "parse_failed", "tokens_in", "tokens_out",
 
 @runtime_checkable
 class Judge(Protocol):
-    """Results come as futures in the order asked, so only those who need a result wait. None: no judgement."""
+    """Results come as futures in the order asked, so only those who need a result wait. None: no
+    judgement."""
 
     def submit(self, asked: Asked) -> Future[list[float | None]]:
-        """Return rewards in [0, 1]. A caption without words gets 0; without questions there is no judgement."""
+        """Return rewards in [0, 1]. A caption without words gets 0; without questions there is no
+        judgement."""
         ...
 
     def choose(self, asked: Asked) -> Future[list[Choice | None]]:
         """Return the answers themselves."""
         ...
 
-    def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
-        """Draft up to so many questions from each true caption, and one recognition question. Empty: nothing can be asked about it."""
+    def write(
+        self, captions: Sequence[str], *, positives: int, negatives: int
+    ) -> Future[list[Questions | None]]:
+        """Draft up to so many questions from each true caption, and one recognition question. Empty: nothing
+        can be asked about it."""
         ...
 
     def stats(self) -> dict[str, float]:
-        """Return counts since the last call, by the names of STATS. calls: requests answered or given up, retries not counted; cached:
-        answered without a request; failed: no judgement because of the endpoint; parse_failed: unreadable replies; cost: USD; latency_s:
-        mean of the answered calls."""
+        """Return counts since the last call, by the names of STATS. calls: requests answered or given up,
+        retries not counted; cached: answered without a request; failed: no judgement because of the endpoint;
+        parse_failed: unreadable replies; cost: USD; latency_s: mean of the answered calls."""
         ...
 
     def close(self) -> None: ...
@@ -49,10 +54,11 @@ def finished(values: list[T]) -> Future[list[T]]:
 
 
 def self_checked(judge: Judge, captions: Sequence[str], drafted: Sequence[Questions]) -> list[Questions]:
-    """Keep for each true caption the questions that the caption answers with a score of 1 and the empty caption with at most 0.
+    """Keep for each true caption the questions that the caption answers with a score of 1 and the empty
+    caption with at most 0.
 
-    None are kept if the recognition question or all positives fail: the rest alone would reward saying little. A caption that the judge
-    cannot answer for has none either.
+    None are kept if the recognition question or all positives fail: the rest alone would reward saying
+    little. A caption that the judge cannot answer for has none either.
     """
     asked = list(zip(captions, drafted, strict=True))
     answers = judge.choose([*asked, *(("", questions) for questions in drafted)]).result()

@@ -1,4 +1,5 @@
-"""Cache a model's replies by the content of the request, in a SQLite file that several processes may share."""
+"""Cache a model's replies by the content of the request, in a SQLite file that several processes may
+share."""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ def key_of(*, model: str, prompt_version: str, parameters: dict[str, Any], conte
 
 
 class Cache:
-    """Holds understood replies; failures and unreadable replies are never stored. Use it from one thread at a time. The file must be on a
-    local disk: SQLite's write-ahead log does not work over a network file system."""
+    """Holds understood replies; failures and unreadable replies are never stored. Use it from one thread at a
+    time. The file must be on a local disk: SQLite's write-ahead log does not work over a network file
+    system."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL, written_s REAL NOT NULL)")
+        self._database.execute(
+            "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL, written_s REAL "
+            "NOT NULL)"
+        )
 
     def get(self, key: str) -> str | None:
         row = self._database.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()

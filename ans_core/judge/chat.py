@@ -1,8 +1,9 @@
-"""One OpenAI-compatible chat endpoint: a request in, the text of its reply out, or `Unavailable`; it counts what the calls cost.
+"""One OpenAI-compatible chat endpoint: a request in, the text of its reply out, or `Unavailable`; it counts
+what the calls cost.
 
-Retries are the openai client's own: 408, 409, 429, 5xx, timeouts and broken connections, after Retry-After (up to two minutes) or
-exponential pauses with jitter; any other 4xx is final. A status of 200 whose body holds an error counts as the error's own. All methods
-belong to one event loop.
+Retries are the openai client's own: 408, 409, 429, 5xx, timeouts and broken connections, after Retry-After
+(up to two minutes) or exponential pauses with jitter; any other 4xx is final. A status of 200 whose body
+holds an error counts as the error's own. All methods belong to one event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ans_core.judge.wording import Request
 CHARACTERS_PER_TOKEN = 4
 """For servers that do not count tokens."""
 TOLD_STATUSES = {400, 404, 422}
-"""Statuses whose messages go into the log: they describe the request. Messages of 401 and 403 may show parts of the key."""
+"""Statuses whose messages go into the log: they describe the request. Messages of 401 and 403 may show parts
+of the key."""
 OPTIONAL = {
     "response_format": ("response_format", "json_schema", "structured", "grammar"),
     "temperature": ("temperature",),
@@ -42,7 +44,8 @@ class Unavailable(RuntimeError):
 
 @dataclass(kw_only=True)
 class Breaker:
-    """Opens after `failures` consecutive failed calls; from then on it lets one call through every `pause_s`, until one succeeds."""
+    """Opens after `failures` consecutive failed calls; from then on it lets one call through every `pause_s`,
+    until one succeeds."""
 
     failures: int
     pause_s: float
@@ -79,7 +82,8 @@ class Usage:
 
 @dataclass(kw_only=True, frozen=True)
 class Price:
-    """USD per million tokens, and the spending limit (0 = none). Calls under way when it is reached still finish."""
+    """USD per million tokens, and the spending limit (0 = none). Calls under way when it is reached still
+    finish."""
 
     tokens_in: float = 0.0
     tokens_out: float = 0.0
@@ -90,8 +94,8 @@ FREE = Price()
 
 
 class Chat:
-    """Client of an endpoint; an empty `base_url` is OpenAI's own. ValueError if the key's environment variable is not set, unless the
-    endpoint is local."""
+    """Client of an endpoint; an empty `base_url` is OpenAI's own. ValueError if the key's environment
+    variable is not set, unless the endpoint is local."""
 
     def __init__(
         self,
@@ -108,7 +112,10 @@ class Chat:
         key = os.environ.get(api_key_env, "")
         if not key and not is_local(base_url):
             where = base_url or "OpenAI's endpoint"
-            raise ValueError(f"{where} wants an API key: set the environment variable {api_key_env} (named by judge.api_key_env)")
+            raise ValueError(
+                f"{where} wants an API key: set the environment variable {api_key_env} (named by "
+                "judge.api_key_env)"
+            )
         self._key = key
         self._client = openai.AsyncOpenAI(
             api_key=key or "none", base_url=base_url or None, timeout=timeout_s, max_retries=retries,
@@ -133,7 +140,11 @@ class Chat:
             except asyncio.CancelledError:  # the deadline: the only sign of a server that hangs
                 self._breaker.failed()
                 raise
-            except (openai.OpenAIError, ValueError, RecursionError) as error:  # a body that is no JSON, or nested too deeply
+            except (
+                openai.OpenAIError,
+                ValueError,
+                RecursionError,
+            ) as error:  # a body that is no JSON, or nested too deeply
                 self._breaker.failed()
                 raise Unavailable(self._tell(error)) from None
             self._breaker.succeeded()
@@ -147,7 +158,9 @@ class Chat:
 
     def _check(self) -> None:
         if self._price.limit and self._spent >= self._price.limit:
-            raise Unavailable(self._once(f"judge.max_cost_usd is spent ({self._spent:.2f} USD): no more calls"))
+            raise Unavailable(
+                self._once(f"judge.max_cost_usd is spent ({self._spent:.2f} USD): no more calls")
+            )
         if not self._breaker.lets_through():
             raise Unavailable("calls are paused after failures in a row")
 
@@ -162,7 +175,9 @@ class Chat:
         while True:
             sent = {name: value for name, value in whole.items() if name not in self._refused}
             try:
-                completion = await self._client.chat.completions.create(model=self._model, messages=messages, **sent)
+                completion = await self._client.chat.completions.create(
+                    model=self._model, messages=messages, **sent
+                )
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 refused = {name for name in sent if any(word in error.message for word in OPTIONAL[name])}
                 if not refused:
@@ -208,7 +223,10 @@ def _content(user: str | tuple[str | bytes, ...]) -> str | list[dict[str, Any]]:
     return [
         {"type": "text", "text": part}
         if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(part).decode()}"}}
+        else {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{base64.b64encode(part).decode()}"},
+        }
         for part in user
     ]
 
@@ -228,8 +246,8 @@ def _is_count(told: object) -> TypeGuard[int]:
 
 
 def _text(completion: ChatCompletion) -> str:
-    """Return the text; empty without content (a refusal). Raises ValueError without a choice or message: the client does not check what it
-    receives."""
+    """Return the text; empty without content (a refusal). Raises ValueError without a choice or message: the
+    client does not check what it receives."""
     try:
         content = completion.choices[0].message.content
     except (AttributeError, IndexError, TypeError) as error:
@@ -238,21 +256,24 @@ def _text(completion: ChatCompletion) -> str:
 
 
 async def _take_status_of_body(response: Any) -> None:
-    """Give a response of status 200 that holds an error the error's status, before the client looks at it: OpenRouter and some proxies
-    answer a rate limit so."""
+    """Give a response of status 200 that holds an error the error's status, before the client looks at it:
+    OpenRouter and some proxies answer a rate limit so."""
     if response.status_code == 200:
         response.status_code = _status(await response.aread())
 
 
 def _status(body: bytes) -> int:
-    """Return the status of an error in a body, at its top or in its first choice; 500 if it names none; 200 without an error."""
+    """Return the status of an error in a body, at its top or in its first choice; 500 if it names none; 200
+    without an error."""
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):  # the client says what is wrong with it
         return 200
     choices = values.get("choices") if isinstance(values, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None
-    error = next((part["error"] for part in (values, first) if isinstance(part, dict) and part.get("error")), None)
+    error = next(
+        (part["error"] for part in (values, first) if isinstance(part, dict) and part.get("error")), None
+    )
     if error is None:
         return 200
     code = str(error.get("code")) if isinstance(error, dict) else ""

@@ -20,18 +20,25 @@ def is_judged(loops: Container[str], *, loop1: bool, loop2: bool) -> bool:
 
 
 def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
-    """Build a judge; the caller must close it. `deadline_s` None: the setting's. Concurrent calls and the cost limit are this process's
-    share."""
-    return endpoint_of(cfg, deadline_s=deadline_s, processes=dist.world_size()) if cfg.judge.model else RuleJudge()
+    """Build a judge; the caller must close it. `deadline_s` None: the setting's. Concurrent calls and the
+    cost limit are this process's share."""
+    return (
+        endpoint_of(cfg, deadline_s=deadline_s, processes=dist.world_size())
+        if cfg.judge.model
+        else RuleJudge()
+    )
 
 
 def endpoint_of(cfg: Config, *, deadline_s: float | None = None, processes: int = 1) -> EndpointJudge:
-    """Build the judge of an endpoint that so many processes ask; the caller must close it. `deadline_s` None: the setting's."""
+    """Build the judge of an endpoint that so many processes ask; the caller must close it. `deadline_s` None:
+    the setting's."""
     settings = cfg.judge
     limit = settings.max_cost_usd / processes
     return EndpointJudge(
-        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env, cache=Path(settings.cache),
-        concurrency=max(1, settings.concurrency // processes), timeout_s=settings.timeout_s, retries=settings.retries,
+        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
+        cache=Path(settings.cache),
+        concurrency=max(1, settings.concurrency // processes), timeout_s=settings.timeout_s,
+        retries=settings.retries,
         deadline_s=settings.deadline_s if deadline_s is None else deadline_s,
         price=Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=limit),
     )  # fmt: skip
@@ -44,6 +51,7 @@ def replies_of(cfg: Config, *, root: Path) -> Replies | None:
         return None
     price = Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=settings.max_cost_usd)
     return Replies(
-        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env, cache=root / settings.cache,
+        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
+        cache=root / settings.cache,
         concurrency=settings.concurrency, timeout_s=settings.timeout_s, retries=settings.retries, price=price,
     )  # fmt: skip

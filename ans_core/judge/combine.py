@@ -1,4 +1,5 @@
-"""METEOR and judgements of groups of captions -> one reward each; the same rule holds for all captions of a group."""
+"""METEOR and judgements of groups of captions -> one reward each; the same rule holds for all captions of a
+group."""
 
 from __future__ import annotations
 
@@ -13,16 +14,26 @@ OnFailure = Literal["meteor", "drop"]
 
 
 def with_judgements(
-    meteor: Float[Tensor, "B G"], judged: Sequence[float | None], *, meteor_weight: float, judge_weight: float, on_failure: OnFailure
+    meteor: Float[Tensor, "B G"],
+    judged: Sequence[float | None],
+    *,
+    meteor_weight: float,
+    judge_weight: float,
+    on_failure: OnFailure,
 ) -> tuple[Float[Tensor, "B G"], float]:
-    """Return rewards, and the share of groups that fell back. `judged` is row by row (B * G); the weights are scaled to add up to 1.
+    """Return rewards, and the share of groups that fell back. `judged` is row by row (B * G); the weights are
+    scaled to add up to 1.
 
-    If one judgement of a group is missing, the whole group is treated as not judged: rewards of judged and unjudged captions would differ
-    by more than their content. "meteor": METEOR alone, at full weight; "drop": NaN for the whole group, which leaves it out.
+    If one judgement of a group is missing, the whole group is treated as not judged: rewards of judged and
+    unjudged captions would differ by more than their content. "meteor": METEOR alone, at full weight; "drop":
+    NaN for the whole group, which leaves it out.
     """
     total = meteor_weight + judge_weight
     if min(meteor_weight, judge_weight) < 0 or total <= 0:
-        raise ValueError(f"weights of METEOR and judge are {meteor_weight} and {judge_weight}: none below 0, and not both 0")
+        raise ValueError(
+            f"weights of METEOR and judge are {meteor_weight} and {judge_weight}: none below 0, and not "
+            "both 0"
+        )
     scores = [float("nan") if value is None else value for value in judged]
     judgements = torch.tensor(scores, dtype=meteor.dtype, device=meteor.device).view_as(meteor)
     failed = judgements.isnan().any(1, keepdim=True)  # (B, 1)

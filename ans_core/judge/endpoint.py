@@ -1,4 +1,5 @@
-"""A judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, with a cache on disk."""
+"""A judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, with a cache
+on disk."""
 
 from __future__ import annotations
 
@@ -38,21 +39,25 @@ class _Counts:
 
 
 class EndpointJudge:
-    """A `Judge` whose calls run in its own thread; only that thread's event loop touches the state, so submitting never blocks.
+    """A `Judge` whose calls run in its own thread; only that thread's event loop touches the state, so
+    submitting never blocks.
 
-    A batch (one call of submit, choose or write) has `deadline_s` seconds; what is missing by then is None. Limits (`concurrency`,
-    `price.limit`) belong to this object: several processes divide them. One unreadable answer makes the whole reply unreadable, and its
-    judgement None: counting it as 0 would reward the judge's style.
+    A batch (one call of submit, choose or write) has `deadline_s` seconds; what is missing by then is None.
+    Limits (`concurrency`, `price.limit`) belong to this object: several processes divide them. One unreadable
+    answer makes the whole reply unreadable, and its judgement None: counting it as 0 would reward the judge's
+    style.
     """
 
     def __init__(
-        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path, concurrency: int = 16,
+        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path,
+        concurrency: int = 16,
         timeout_s: float = 30.0, deadline_s: float = 60.0, retries: int = 3, price: Price = FREE,
         breaker_failures: int = 8, breaker_pause_s: float = 30.0,
     ) -> None:  # fmt: skip
         breaker = Breaker(failures=breaker_failures, pause_s=breaker_pause_s)
         self._chat = Chat(
-            model=model, base_url=base_url, api_key_env=api_key_env, concurrency=concurrency, timeout_s=timeout_s, retries=retries,
+            model=model, base_url=base_url, api_key_env=api_key_env, concurrency=concurrency,
+            timeout_s=timeout_s, retries=retries,
             price=price, breaker=breaker,
         )  # fmt: skip
         self._model, self._deadline_s = model, deadline_s
@@ -68,12 +73,19 @@ class EndpointJudge:
     def choose(self, asked: Asked) -> Future[list[Choice | None]]:
         return self._start(self._choices(asked))
 
-    def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
+    def write(
+        self, captions: Sequence[str], *, positives: int, negatives: int
+    ) -> Future[list[Questions | None]]:
         return self._start(self._drafts(captions, positives=positives, negatives=negatives))
 
     def ask(self, requests: Sequence[Request], read: Callable[[str], T | None]) -> Future[list[T | None]]:
-        """Ask in other words than those of captions: texts alone. `read` makes a result of a reply; None: unreadable."""
-        return self._start(self._batch([self._job(request, ["ask", request.system, request.user], read) for request in requests]))
+        """Ask in other words than those of captions: texts alone. `read` makes a result of a reply; None:
+        unreadable."""
+        return self._start(
+            self._batch(
+                [self._job(request, ["ask", request.system, request.user], read) for request in requests]
+            )
+        )
 
     def stats(self) -> dict[str, float]:
         return self._start(self._take_stats()).result()
@@ -94,7 +106,10 @@ class EndpointJudge:
         """Compute rewards; captions without words get 0 without a call."""
         silent = [bool(questions) and not normal(caption) for caption, questions in asked]
         chosen = await self._choices(
-            [(caption, () if none else questions) for (caption, questions), none in zip(asked, silent, strict=True)]
+            [
+                (caption, () if none else questions)
+                for (caption, questions), none in zip(asked, silent, strict=True)
+            ]
         )
         return [
             0.0 if none else reward(questions, answers) if questions and answers is not None else None
@@ -107,8 +122,12 @@ class EndpointJudge:
         found = dict(zip(rows, await self._batch([self._answering(*asked[i]) for i in rows]), strict=True))
         return [found[i] if questions else () for i, (_, questions) in enumerate(asked)]
 
-    async def _drafts(self, captions: Sequence[str], *, positives: int, negatives: int) -> list[Questions | None]:
-        return await self._batch([self._writing(caption, positives=positives, negatives=negatives) for caption in captions])
+    async def _drafts(
+        self, captions: Sequence[str], *, positives: int, negatives: int
+    ) -> list[Questions | None]:
+        return await self._batch(
+            [self._writing(caption, positives=positives, negatives=negatives) for caption in captions]
+        )
 
     def _answering(self, caption: str, questions: Questions) -> _Job[Choice]:
         def read(reply: str) -> Choice | None:
@@ -116,7 +135,9 @@ class EndpointJudge:
             return None if None in chosen else tuple(i for i in chosen if i is not None)
 
         request = answering(normal(caption), questions)
-        return self._job(request, ["answer", normal(caption), [asdict(question) for question in questions]], read)
+        return self._job(
+            request, ["answer", normal(caption), [asdict(question) for question in questions]], read
+        )
 
     def _writing(self, caption: str, *, positives: int, negatives: int) -> _Job[Questions]:
         def read(reply: str) -> Questions | None:
@@ -169,7 +190,8 @@ class EndpointJudge:
         latency_s = usage.waited_s / usage.answered if usage.answered else 0.0
         return {
             "calls": float(usage.calls), "cached": float(counts.cached), "failed": float(counts.failed),
-            "parse_failed": float(counts.parse_failed), "tokens_in": float(usage.tokens_in), "tokens_out": float(usage.tokens_out),
+            "parse_failed": float(counts.parse_failed), "tokens_in": float(usage.tokens_in),
+            "tokens_out": float(usage.tokens_out),
             "cost": usage.cost, "latency_s": latency_s,
         }  # fmt: skip
 

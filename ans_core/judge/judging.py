@@ -28,7 +28,9 @@ class Judging:
         """Submit G captions per sample to the judge; return at once."""
         group = len(texts) // len(samples)
         asked = [
-            (text, self.questions[s.dataset, s.sample_id]) for i, s in enumerate(samples) for text in texts[i * group : (i + 1) * group]
+            (text, self.questions[s.dataset, s.sample_id])
+            for i, s in enumerate(samples)
+            for text in texts[i * group : (i + 1) * group]
         ]
         return self.judge.submit(asked)
 
@@ -37,7 +39,11 @@ class Judging:
     ) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
         """Return the reward that replaces METEOR's, and metrics."""
         rewards, fell_back = with_judgements(
-            meteor, judged, meteor_weight=self.meteor_weight, judge_weight=self.judge_weight, on_failure=self.on_failure
+            meteor,
+            judged,
+            meteor_weight=self.meteor_weight,
+            judge_weight=self.judge_weight,
+            on_failure=self.on_failure,
         )
         known = [value for value in judged if value is not None]
         metrics = {"reward/meteor_alone": float(meteor.mean()), "judge/fell_back": fell_back}

@@ -1,4 +1,5 @@
-"""Requests in a benchmark's own words to a judge on an OpenAI-compatible endpoint -> the texts of its replies, with a cache on disk."""
+"""Requests in a benchmark's own words to a judge on an OpenAI-compatible endpoint -> the texts of its
+replies, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ class Replies:
     """One judge; `name` is what a figure calls it."""
 
     def __init__(
-        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path, concurrency: int = 16,
+        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path,
+        concurrency: int = 16,
         timeout_s: float = 30.0, retries: int = 3, price: Price = FREE,
     ) -> None:  # fmt: skip
         self.name = f"{model} at {base_url or 'api.openai.com'}"
         self._model, self._cache = model, cache
         self._settings: dict[str, Any] = {
-            "model": model, "base_url": base_url, "api_key_env": api_key_env, "concurrency": concurrency, "timeout_s": timeout_s,
+            "model": model, "base_url": base_url, "api_key_env": api_key_env, "concurrency": concurrency,
+            "timeout_s": timeout_s,
             "retries": retries, "price": price,
         }  # fmt: skip
         self._chat()  # a missing key is said before anything is asked
@@ -48,7 +51,10 @@ class Replies:
 
             async def one(request: Request) -> str | Unavailable:
                 key = key_of(
-                    model=self._model, prompt_version=VERSION, parameters={"max_tokens": request.max_tokens}, content=_content(request)
+                    model=self._model,
+                    prompt_version=VERSION,
+                    parameters={"max_tokens": request.max_tokens},
+                    content=_content(request),
                 )
                 reply = cache.get(key)
                 if reply is None:
@@ -66,7 +72,10 @@ class Replies:
             finally:
                 await chat.close()
         if lost := [reply for reply in found if isinstance(reply, Unavailable)]:
-            raise NoReplyError(f"{self.name} left {len(lost)} of {len(requests)} requests without a reply ({lost[0]}); run again to go on")
+            raise NoReplyError(
+                f"{self.name} left {len(lost)} of {len(requests)} requests without a reply ({lost[0]}); run "
+                "again to go on"
+            )
         return [reply for reply in found if isinstance(reply, str)]
 
     def _chat(self) -> Chat:
@@ -75,4 +84,7 @@ class Replies:
 
 def _content(request: Request) -> list[Any]:
     parts = [request.user] if isinstance(request.user, str) else request.user
-    return [request.system, *(hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else part for part in parts)]
+    return [
+        request.system,
+        *(hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else part for part in parts),
+    ]

@@ -1,10 +1,12 @@
-"""The judge without a model: writes questions from a caption's words, and answers them by looking for words and their synonyms.
+"""The judge without a model: writes questions from a caption's words, and answers them by looking for words
+and their synonyms.
 
-Deterministic. Made for the drawn world, whose captions it understands completely; of other English it knows words, colours and places, no
-grammar.
+Deterministic. Made for the drawn world, whose captions it understands completely; of other English it knows
+words, colours and places, no grammar.
 
-Its options quote the deciding words: `It is "red".` is chosen if the caption says red. Of the options found a wrong one wins (naming every
-colour must not be right), else the best; if none is found, the option that quotes nothing.
+Its options quote the deciding words: `It is "red".` is chosen if the caption says red. Of the options found a
+wrong one wins (naming every colour must not be right), else the best; if none is found, the option that
+quotes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "place": ("top", "bottom", "middle", "left", "right"),
     "shape": SHAPES,
 }
-"""What a detail is of -> values that exclude each other, in the order that details are asked about. The shape, where it is what the
-caption is of, is asked by the recognition."""
+"""What a detail is of -> values that exclude each other, in the order that details are asked about. The
+shape, where it is what the caption is of, is asked by the recognition."""
 PARTIAL = (
     dict.fromkeys(SLOTS["colour"], ("coloured", "colored", "colourful"))
     | dict.fromkeys(("striped", "dotted"), ("patterned",))
@@ -38,11 +40,16 @@ PARTIAL = (
 """Value -> words that say it half."""
 FUNCTION_WORDS = frozenset(
     words(
-        "a about above across after against all along also among an and another any are around as at back be been before behind "
-        "being below beneath beside between both but by can could do does down each every few for from front had has have he "
-        "her here him his how i if in inside into is it its just like many may more most much near next no not of off on one "
-        "only onto or other out outside over own same several she so some such than that the their them then there these they "
-        "this those through to together too toward towards under up upon very was we were what when where which while who whose "
+        "a about above across after against all along also among an and another any are around as at back "
+        "be been before behind "
+        "being below beneath beside between both but by can could do does down each every few for from "
+        "front had has have he "
+        "her here him his how i if in inside into is it its just like many may more most much near next no "
+        "not of off on one "
+        "only onto or other out outside over own same several she so some such than that the their them "
+        "then there these they "
+        "this those through to together too toward towards under up upon very was we were what when where "
+        "which while who whose "
         "will with within without would you your "
     )
 )
@@ -58,8 +65,12 @@ class RuleJudge:
     def choose(self, asked: Asked) -> Future[list[Choice | None]]:
         return finished([answers(caption, questions) for caption, questions in asked])
 
-    def write(self, captions: Sequence[str], *, positives: int, negatives: int) -> Future[list[Questions | None]]:
-        return finished([questions_of(caption, positives=positives, negatives=negatives) for caption in captions])
+    def write(
+        self, captions: Sequence[str], *, positives: int, negatives: int
+    ) -> Future[list[Questions | None]]:
+        return finished(
+            [questions_of(caption, positives=positives, negatives=negatives) for caption in captions]
+        )
 
     def stats(self) -> dict[str, float]:
         return dict.fromkeys(STATS, 0.0)
@@ -93,7 +104,8 @@ def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
 
 
 def _head(caption: str) -> str | None:
-    """Return the caption's subject: the last word of its first run of content words (`a large red CIRCLE at the top`)."""
+    """Return the caption's subject: the last word of its first run of content words (`a large red CIRCLE at
+    the top`)."""
     head = None
     for word in words(plain_caption(caption).replace("-", " ")):
         if word not in FUNCTION_WORDS:
@@ -106,7 +118,10 @@ def _head(caption: str) -> str | None:
 def _recognition(head: str) -> Question:
     text = f'Is the description of "{head}" or something very similar?'
     others = [shape for shape in SHAPES if shape != head] if head in SHAPES else []
-    options = [Option(text=f'Yes, it is of "{head}".', score=1.0), Option(text="It does not say so.", score=0.0)]
+    options = [
+        Option(text=f'Yes, it is of "{head}".', score=1.0),
+        Option(text="It does not say so.", score=0.0),
+    ]
     options += [Option(text=f"No, it is of something else: {_listed(others)}.", score=-1.0)] if others else []
     return Question(kind="recognition", text=text, options=tuple(options))
 
@@ -123,14 +138,16 @@ def _details(said: Sequence[str], head: str) -> list[Question]:
 
 
 def _value(said: Sequence[str], slot: str) -> str | None:
-    """Return the slot's value in a caption: one word, for a place also two side by side (`top left`); None if it has none or several."""
+    """Return the slot's value in a caption: one word, for a place also two side by side (`top left`); None if
+    it has none or several."""
     at = [i for i, word in enumerate(said) if word in SLOTS[slot]]
     side_by_side = slot == "place" and len(at) == 2 and at[1] == at[0] + 1
     return " ".join(said[i] for i in at) if len(at) == 1 or side_by_side else None
 
 
 def _slot_question(slot: str, value: str) -> Question:
-    """Ask for a slot's value. For `top left`, top or left alone is partly right; for `top`, `top left` is wrong."""
+    """Ask for a slot's value. For `top left`, top or left alone is partly right; for `top`, `top left` is
+    wrong."""
     parts = value.split()
     partial = parts if len(parts) > 1 else PARTIAL.get(value, ())
     options = [
@@ -139,20 +156,32 @@ def _slot_question(slot: str, value: str) -> Question:
         Option(text=f"It is {_listed([other for other in SLOTS[slot] if other not in parts])}.", score=-1.0),
     ]
     options += [Option(text=f"It is only half said: {_listed(partial)}.", score=0.5)] if partial else []
-    return Question(kind="positive", text=f"What does the description say of the {slot}?", options=tuple(options))
+    return Question(
+        kind="positive", text=f"What does the description say of the {slot}?", options=tuple(options)
+    )
 
 
 def _word_question(word: str) -> Question:
     options = (Option(text=f'Yes, "{word}".', score=1.0), Option(text="It is not mentioned.", score=0.0))
-    return Question(kind="positive", text=f'Does the description mention "{word}", in these or other words?', options=options)
+    return Question(
+        kind="positive",
+        text=f'Does the description mention "{word}", in these or other words?',
+        options=options,
+    )
 
 
 def _negatives(said: Sequence[str], head: str, count: int) -> list[Question]:
-    """Ask about values that no word of the caption means, over as many slots as possible, in an order that depends on the caption."""
+    """Ask about values that no word of the caption means, over as many slots as possible, in an order that
+    depends on the caption."""
     rng = random.Random(" ".join(said))
     meant = {other for word in said for other in synonyms(word)}
     free = {slot: [value for value in values if value not in meant] for slot, values in SLOTS.items()}
-    turns = [(turn, slot) for turn in range(count) for slot in rng.sample(sorted(free), len(free)) if turn < len(free[slot])]
+    turns = [
+        (turn, slot)
+        for turn in range(count)
+        for slot in rng.sample(sorted(free), len(free))
+        if turn < len(free[slot])
+    ]
     mixed = {slot: rng.sample(values, len(values)) for slot, values in free.items()}
     return [_negative(slot, mixed[slot][turn], head) for turn, slot in turns[:count]]
 
@@ -163,7 +192,9 @@ def _negative(slot: str, value: str, head: str) -> Question:
         Option(text=f'No, "{head}" is described without that.', score=1.0),
         Option(text="Nothing of the kind is described at all.", score=0.0),
     )
-    return Question(kind="negative", text=f'Does the description give the {slot} as "{value}"?', options=options)
+    return Question(
+        kind="negative", text=f'Does the description give the {slot} as "{value}"?', options=options
+    )
 
 
 def _listed(phrases: Sequence[str]) -> str:
@@ -179,10 +210,14 @@ def _answer(question: Question, said: Sequence[str]) -> int:
 
 
 def _found(quoted: Sequence[Sequence[str]], said: Sequence[str]) -> set[int]:
-    """Return the options with a phrase in the caption. Longer phrases go first, and no word is used twice: `top left` leaves no `left`."""
+    """Return the options with a phrase in the caption. Longer phrases go first, and no word is used twice:
+    `top left` leaves no `left`."""
     known = {word for phrases in quoted for phrase in phrases for word in phrase.split()}
     meant = [{word} if word in known else known & synonyms(word) for word in said]
-    phrases = sorted(((phrase.split(), i) for i, group in enumerate(quoted) for phrase in group), key=lambda row: -len(row[0]))
+    phrases = sorted(
+        ((phrase.split(), i) for i, group in enumerate(quoted) for phrase in group),
+        key=lambda row: -len(row[0]),
+    )
     found = set()
     for phrase, i in phrases:
         for start in range(len(said) - len(phrase) + 1):

@@ -90,13 +90,24 @@ def normal(caption: str) -> str:
 
 
 def answering(caption: str, questions: Questions) -> Request:
-    """Ask all questions of a caption in one call. The schema has a key per question with its letters, so the model can't miscount."""
+    """Ask all questions of a caption in one call. The schema has a key per question with its letters, so the
+    model can't miscount."""
     blocks = []
     for number, question in enumerate(questions, start=1):
-        options = "\n".join(f"{letter}. {option.text}" for letter, option in zip(LETTERS, question.options, strict=False))
+        options = "\n".join(
+            f"{letter}. {option.text}" for letter, option in zip(LETTERS, question.options, strict=False)
+        )
         blocks.append(f"q{number}. {question.text}\n{options}")
-    letters = {f"q{n}": {"type": "string", "enum": list(LETTERS[: len(q.options)])} for n, q in enumerate(questions, start=1)}
-    schema = {"type": "object", "properties": letters, "required": list(letters), "additionalProperties": False}
+    letters = {
+        f"q{n}": {"type": "string", "enum": list(LETTERS[: len(q.options)])}
+        for n, q in enumerate(questions, start=1)
+    }
+    schema = {
+        "type": "object",
+        "properties": letters,
+        "required": list(letters),
+        "additionalProperties": False,
+    }
     user = f"Description: {_quoted(caption)}\n\n" + "\n\n".join(blocks)
     return Request(system=ANSWER, user=user, schema=schema, max_tokens=ANSWER_TOKENS)
 
@@ -107,8 +118,8 @@ def writing(caption: str, *, positives: int, negatives: int) -> Request:
 
 
 def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | None:
-    """Read drafted questions; superfluous ones are cut and invalid ones (two equal options) left out. None if the reply is no
-    draft at all."""
+    """Read drafted questions; superfluous ones are cut and invalid ones (two equal options) left out. None if
+    the reply is no draft at all."""
     try:
         draft = _Draft.model_validate(json_value(reply))
     except ValidationError:
@@ -116,15 +127,25 @@ def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | Non
     recognition = f"Is it likely that the description is of {draft.subject} or something very similar?"
     asked = [("recognition", recognition, {"Yes": 1.0, "No": 0.0})]
     for one in draft.positives[:positives]:
-        asked.append(("positive", one.question, {one.wrong: -1.0, one.absent: 0.0, one.partial: 0.5, one.right: 1.0}))
+        asked.append(
+            ("positive", one.question, {one.wrong: -1.0, one.absent: 0.0, one.partial: 0.5, one.right: 1.0})
+        )
     for other in draft.negatives[:negatives]:
-        asked.append(("negative", other.question, {other.said: -1.0, other.no_subject: 0.0, other.not_said: 1.0}))
+        asked.append(
+            ("negative", other.question, {other.said: -1.0, other.no_subject: 0.0, other.not_said: 1.0})
+        )
     sizes = {"recognition": 2, "positive": 4, "negative": 3}
     return tuple(_question(*row) for row in asked if len(row[2]) == sizes[row[0]])
 
 
 def _question(kind: Any, text: str, options: dict[str, float]) -> Question:
-    return shuffled(Question(kind=kind, text=text, options=tuple(Option(text=said, score=value) for said, value in options.items())))
+    return shuffled(
+        Question(
+            kind=kind,
+            text=text,
+            options=tuple(Option(text=said, score=value) for said, value in options.items()),
+        )
+    )
 
 
 def _quoted(caption: str) -> str:

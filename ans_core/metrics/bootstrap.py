@@ -1,4 +1,5 @@
-"""Confidence intervals of metrics from per-sample counts, by bootstrap, also for the difference of two systems."""
+"""Confidence intervals of metrics from per-sample counts, by bootstrap, also for the difference of two
+systems."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A metric that is one sum over samples divided by another: a mean (denominators 1), cIoU (intersections over unions), or a share of
-    some samples (denominator 0 for samples that don't count)."""
+    """A metric that is one sum over samples divided by another: a mean (denominators 1), cIoU (intersections
+    over unions), or a share of some samples (denominator 0 for samples that don't count)."""
 
     numerators: Sequence[float | int]
     denominators: Sequence[float | int] | None = None
@@ -31,34 +32,48 @@ class Ratio:
         return float(above / below)
 
 
-def interval(ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile bootstrap interval: samples are resampled with replacement. A resample in which nothing counts is left out."""
+def interval(
+    ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the percentile bootstrap interval: samples are resampled with replacement. A resample in which
+    nothing counts is left out."""
     return _middle(_resampled(ratio.terms(), seed, resamples)[:, 0], level)
 
 
 def intervals(
     ratios: Mapping[str, Ratio], *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
 ) -> dict[str, tuple[float, float]]:
-    """Return the intervals of several metrics; those of equally many samples are resampled together, which saves most of the time."""
+    """Return the intervals of several metrics; those of equally many samples are resampled together, which
+    saves most of the time."""
     alike: dict[int, dict[str, Ratio]] = defaultdict(dict)
     for name, ratio in ratios.items():
         alike[len(ratio.numerators)][name] = ratio
     found: dict[str, tuple[float, float]] = {}
     for count, group in alike.items():
         if count > 1:
-            values = _resampled(np.concatenate([ratio.terms() for ratio in group.values()], axis=1), seed, RESAMPLES)
+            values = _resampled(
+                np.concatenate([ratio.terms() for ratio in group.values()], axis=1), seed, RESAMPLES
+            )
             found |= {name: _middle(column, level) for name, column in zip(group, values.T, strict=True)}
     return {name: found[name] for name in ratios if name in found}
 
 
 def difference(
-    ours: Ratio, theirs: Ratio, *, paired: bool, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
+    ours: Ratio,
+    theirs: Ratio,
+    *,
+    paired: bool,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    level: float = 0.95,
 ) -> tuple[float, float]:
-    """Return the interval of ours - theirs. paired: sample i is the same in both and both are resampled together, which removes the
-    variation in difficulty; otherwise each is resampled by itself."""
+    """Return the interval of ours - theirs. paired: sample i is the same in both and both are resampled
+    together, which removes the variation in difficulty; otherwise each is resampled by itself."""
     one, other = ours.terms(), theirs.terms()
     if paired and len(one) != len(other):
-        raise ValueError(f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}")
+        raise ValueError(
+            f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}"
+        )
     values = _resampled(one, seed, resamples) - _resampled(other, seed if paired else seed + 1, resamples)
     return _middle(values[:, 0], level)
 
@@ -66,7 +81,9 @@ def difference(
 def _resampled(terms: Float[np.ndarray, "n m"], seed: int, resamples: int) -> Float[np.ndarray, "r k"]:
     """Return the ratio of each pair of columns in each resample; NaN where nothing counts."""
     rng, count = np.random.default_rng(seed), len(terms)
-    sums = np.stack([np.bincount(rng.integers(count, size=count), minlength=count) @ terms for _ in range(resamples)])
+    sums = np.stack(
+        [np.bincount(rng.integers(count, size=count), minlength=count) @ terms for _ in range(resamples)]
+    )
     above, below = sums[:, ::2], sums[:, 1::2]
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(below > 0, above / below, np.nan)

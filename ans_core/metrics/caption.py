@@ -1,4 +1,5 @@
-"""Captions and their references -> CIDEr, equality, and whether they name the right attributes. (METEOR: metrics/meteor.py.)"""
+"""Captions and their references -> CIDEr, equality, and whether they name the right attributes. (METEOR:
+metrics/meteor.py.)"""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from ans_core.metrics.meteor import words
 
 
 def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return pycocoevalcap's CIDEr (not named CIDEr-D, but with its clipping and length penalty), 0 to 10, mean over captions.
+    """Return pycocoevalcap's CIDEr (not named CIDEr-D, but with its clipping and length penalty), 0 to 10,
+    mean over captions.
 
-    An n-gram's weight is log(number of captions scored / number of those whose references hold it): the references themselves are the
-    corpus. So the number depends on which samples are scored together, and one caption alone always gets 0 (log 1). Tokens are
-    metrics.meteor.words (lower case, no punctuation), not the Java PTB tokenizer's: plain sentences give the same tokens.
+    An n-gram's weight is log(number of captions scored / number of those whose references hold it): the
+    references themselves are the corpus. So the number depends on which samples are scored together, and one
+    caption alone always gets 0 (log 1). Tokens are metrics.meteor.words (lower case, no punctuation), not the
+    Java PTB tokenizer's: plain sentences give the same tokens.
     """
     told = {i: [" ".join(words(text))] for i, text in enumerate(hypotheses)}
     real = {i: [" ".join(words(text)) for text in texts] for i, texts in enumerate(references)}
@@ -32,8 +35,11 @@ def _plain(text: str) -> str:
     return " ".join(text.lower().split()).removesuffix(".").rstrip()
 
 
-def attributes_right(hypotheses: Sequence[str], attributes: Sequence[Mapping[str, str]]) -> list[dict[str, bool]]:
-    """Tell per caption and attribute (`colour`: `red`) whether the right word is there, and none of the other values in any sample."""
+def attributes_right(
+    hypotheses: Sequence[str], attributes: Sequence[Mapping[str, str]]
+) -> list[dict[str, bool]]:
+    """Tell per caption and attribute (`colour`: `red`) whether the right word is there, and none of the other
+    values in any sample."""
     vocabulary: dict[str, set[str]] = {}
     for true in attributes:
         for key, value in true.items():

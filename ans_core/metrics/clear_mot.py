@@ -1,5 +1,5 @@
-"""Frames of true and predicted objects with identities -> MOTA, MOTP and identity switches (Bernardin & Stiefelhagen 2008), as
-TrackEval computes them."""
+"""Frames of true and predicted objects with identities -> MOTA, MOTP and identity switches (Bernardin &
+Stiefelhagen 2008), as TrackEval computes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _EPS = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, kw_only=True)
 class ClearCounts:
-    """Counts of sequences, added up over them. `switches`: matches of a true object with another identity than at its match before."""
+    """Counts of sequences, added up over them. `switches`: matches of a true object with another identity
+    than at its match before."""
 
     matched: int = 0
     missed: int = 0
@@ -38,16 +39,22 @@ class ClearCounts:
 
 
 def clear_counts(frames: Sequence[Frame]) -> ClearCounts:
-    """Count one sequence. A pair of the frame before stays together while it overlaps by THRESHOLD, even if another pair overlaps more;
-    the others are assigned by most overlap."""
+    """Count one sequence. A pair of the frame before stays together while it overlaps by THRESHOLD, even if
+    another pair overlaps more; the others are assigned by most overlap."""
     total = ClearCounts()
     known: dict[int, int] = {}
     """True object -> identity of its last match."""
     before: dict[int, int] = {}
     for frame in frames:
-        kept = np.array([[before.get(true) == drawn for drawn in frame.drawn] for true in frame.true], bool).reshape(frame.similarity.shape)
+        kept = np.array(
+            [[before.get(true) == drawn for drawn in frame.drawn] for true in frame.true], bool
+        ).reshape(frame.similarity.shape)
         score = np.where(frame.similarity >= THRESHOLD - _EPS, frame.similarity + len(frame.true) * kept, 0)
-        pairs = [(row, column) for row, column in zip(*linear_sum_assignment(-score), strict=True) if score[row, column] > 0]
+        pairs = [
+            (row, column)
+            for row, column in zip(*linear_sum_assignment(-score), strict=True)
+            if score[row, column] > 0
+        ]
         found = {frame.true[row]: frame.drawn[column] for row, column in pairs}
         total += ClearCounts(
             matched=len(pairs),
@@ -63,8 +70,8 @@ def clear_counts(frames: Sequence[Frame]) -> ClearCounts:
 
 
 def clear_mot(sequences: Iterable[ClearCounts]) -> dict[str, float]:
-    """Return MOTA (1 - errors / true objects of all frames; below 0 where there are more errors than objects), MOTP (mean overlap of
-    matches; 0 without one) and the number of identity switches."""
+    """Return MOTA (1 - errors / true objects of all frames; below 0 where there are more errors than
+    objects), MOTP (mean overlap of matches; 0 without one) and the number of identity switches."""
     total = sum(sequences, start=ClearCounts())
     objects = total.matched + total.missed
     return {

@@ -15,7 +15,8 @@ from ans_core.metrics.meteor import words
 from ans_core.types import RLE
 
 _PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
-"""A phrase, or a `[SEG]`. A `<p>` that is never closed (models write this) is no phrase and hides no `[SEG]`."""
+"""A phrase, or a `[SEG]`. A `<p>` that is never closed (models write this) is no phrase and hides no
+`[SEG]`."""
 _MARKUP = re.compile(r"<[^<>]*>|\[SEG\]")
 
 
@@ -32,8 +33,8 @@ class Grounded:
 
     @property
     def miou(self) -> float:
-        """Return GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost nothing; 0 without a match.
-        Unlike the public scorer: nothing to find and nothing predicted = 1."""
+        """Return GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost
+        nothing; 0 without a match. Unlike the public scorer: nothing to find and nothing predicted = 1."""
         if not self.true and not self.drawn:
             return 1.0
         return sum(self.ious) / len(self.ious) if self.ious else 0.0
@@ -51,7 +52,8 @@ def plain_caption(text: str) -> str:
 
 
 def phrases(text: str) -> list[str]:
-    """Return one phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has taken, else ""."""
+    """Return one phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has
+    taken, else ""."""
     found: list[str] = []
     waiting = ""
     for piece in _PIECE.finditer(text):
@@ -64,8 +66,8 @@ def phrases(text: str) -> list[str]:
 
 
 def token_f1(one: str, other: str) -> float:
-    """Return the share of common words. It replaces the public scorer's BERT cosine, which needs downloaded weights: recalls computed with
-    it are named `recall_token_f1` and are not the benchmark's number."""
+    """Return the share of common words. It replaces the public scorer's BERT cosine, which needs downloaded
+    weights: recalls computed with it are named `recall_token_f1` and are not the benchmark's number."""
     a, b = Counter(words(one)), Counter(words(other))
     common = (a & b).total()
     return 2 * common / (a.total() + b.total()) if common else 0.0
@@ -79,19 +81,24 @@ def ground(
     true_phrases: Sequence[str],
     similarity: Callable[[str, str], float] = token_f1,
 ) -> Grounded:
-    """Match masks greedily one to one by IoU. As in the public scorer, recall goes through the pairs from the best down and stops at the
-    first failure."""
+    """Match masks greedily one to one by IoU. As in the public scorer, recall goes through the pairs from the
+    best down and stops at the first failure."""
     if len(drawn) != len(drawn_phrases) or len(true) != len(true_phrases):
-        raise ValueError(f"{len(drawn)} masks, {len(drawn_phrases)} phrases drawn; {len(true)} masks, {len(true_phrases)} phrases true")
+        raise ValueError(
+            f"{len(drawn)} masks, {len(drawn_phrases)} phrases drawn; {len(true)} masks, "
+            f"{len(true_phrases)} phrases true"
+        )
     ious = iou_matrix(drawn, true)
     pairs = best_pairs(ious)
     recalled = recalled_pairs(ious, lambda i, j: similarity(drawn_phrases[i], true_phrases[j]))
-    return Grounded(ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), drawn=len(drawn))
+    return Grounded(
+        ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), drawn=len(drawn)
+    )
 
 
 def recalled_pairs(ious: Float[np.ndarray, "P N"], similarity: Callable[[int, int], float]) -> int:
-    """Count the true phrases found: go through the pairs from the best down and stop at the first with IoU or similarity (drawn, true)
-    below .5. Of equal IoUs the first true mask's goes first, as in GLaMM's code."""
+    """Count the true phrases found: go through the pairs from the best down and stop at the first with IoU or
+    similarity (drawn, true) below .5. Of equal IoUs the first true mask's goes first, as in GLaMM's code."""
     recalled = 0
     for j, i, iou in best_pairs(ious.T):
         if iou < 0.5 or similarity(i, j) < 0.5:
@@ -101,7 +108,8 @@ def recalled_pairs(ious: Float[np.ndarray, "P N"], similarity: Callable[[int, in
 
 
 def best_pairs(ious: Float[np.ndarray, "P N"]) -> list[tuple[int, int, float]]:
-    """Return (row, column, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the first in reading order."""
+    """Return (row, column, IoU) from the best pair down, each mask once, until nothing overlaps. Ties: the
+    first in reading order."""
     free = ious.copy()
     pairs = []
     while free.size and free.max() > 0:

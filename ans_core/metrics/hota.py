@@ -1,4 +1,5 @@
-"""Frames of true and predicted objects with identities -> HOTA (Luiten et al. 2021) and its parts, as TrackEval computes them."""
+"""Frames of true and predicted objects with identities -> HOTA (Luiten et al. 2021) and its parts, as
+TrackEval computes them."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def tracks(frames: Sequence[Frame]) -> Tracks:
 
 def hota(sequences: Sequence[Tracks]) -> dict[str, float]:
     """Return means over alphas."""
-    matched, missed, extra = (sum(getattr(s, key) for s in sequences) for key in ("matched", "missed", "extra"))
+    matched, missed, extra = (
+        sum(getattr(s, key) for s in sequences) for key in ("matched", "missed", "extra")
+    )
     pooled = np.maximum(1, matched)
     detection = matched / np.maximum(1, matched + missed + extra)
     recall, precision = matched / np.maximum(1, matched + missed), matched / np.maximum(1, matched + extra)

@@ -1,5 +1,5 @@
-"""IoU of pairs of masks: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks of masks at once, and masks of
-probabilities. Everywhere, two empty masks have IoU 1."""
+"""IoU of pairs of masks: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks
+of masks at once, and masks of probabilities. Everywhere, two empty masks have IoU 1."""
 
 from __future__ import annotations
 
@@ -33,16 +33,21 @@ class Counts:
 
 
 def counts(prediction: Mask, truth: Mask) -> Counts:
-    """Count pixels; both as RLE or both as arrays, of one size (ValueError otherwise: COCO's own code would return garbage)."""
+    """Count pixels; both as RLE or both as arrays, of one size (ValueError otherwise: COCO's own code would
+    return garbage)."""
     if isinstance(prediction, dict) and isinstance(truth, dict):
         if list(prediction["size"]) != list(truth["size"]):
-            raise ValueError(f"predicted mask of size {prediction['size']} against a true one of {truth['size']}; resize the prediction")
+            raise ValueError(
+                f"predicted mask of size {prediction['size']} against a true one of {truth['size']}; resize "
+                "the prediction"
+            )
         both = int(coco.area(coco.merge([prediction, truth], intersect=True)))
         return Counts(intersection=both, union=int(coco.area(prediction)) + int(coco.area(truth)) - both)
     prediction, truth = np.asarray(prediction), np.asarray(truth)
     if prediction.shape != truth.shape or prediction.dtype != bool or truth.dtype != bool:
         raise ValueError(
-            f"two boolean masks of one shape needed, got {prediction.dtype} {prediction.shape} and {truth.dtype} {truth.shape}"
+            f"two boolean masks of one shape needed, got {prediction.dtype} {prediction.shape} and "
+            f"{truth.dtype} {truth.shape}"
         )
     return Counts(intersection=int((prediction & truth).sum()), union=int((prediction | truth).sum()))
 
@@ -64,13 +69,17 @@ def mask_iou(masks: Bool[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> 
 
 
 def soft_iou(probabilities: Float[Any, "*batch H W"], truth: Bool[Any, "*batch H W"]) -> Float[Any, "*batch"]:
-    """Return sum(p t) / sum(p + t - p t): denser than `mask_iou` at low overlap, equal to it if every probability is 0 or 1."""
+    """Return sum(p t) / sum(p + t - p t): denser than `mask_iou` at low overlap, equal to it if every
+    probability is 0 or 1."""
     intersection = (probabilities * truth).sum((-2, -1))
     return _share(intersection, (probabilities + truth).sum((-2, -1)) - intersection)
 
 
-def pairwise_iou(masks: Bool[Any, "*batch N H W"], others: Bool[Any, "*batch M H W"]) -> Float[Any, "*batch N M"]:
-    """Return the IoU of every mask with every other one. Pixels are counted as integers because autocast would round a matrix product."""
+def pairwise_iou(
+    masks: Bool[Any, "*batch N H W"], others: Bool[Any, "*batch M H W"]
+) -> Float[Any, "*batch N M"]:
+    """Return the IoU of every mask with every other one. Pixels are counted as integers because autocast
+    would round a matrix product."""
     both = (masks[..., :, None, :, :] & others[..., None, :, :, :]).sum((-2, -1))
     return _share(both, masks.sum((-2, -1))[..., :, None] + others.sum((-2, -1))[..., None, :] - both)
 

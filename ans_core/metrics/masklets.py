@@ -1,4 +1,5 @@
-"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well phrases are detected."""
+"""Masklets with scores (video noun-phrase segmentation, SA-Co/VEval) -> average precision, and how well
+phrases are detected."""
 
 from __future__ import annotations
 
@@ -21,13 +22,22 @@ from ans_core.types import RLE
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
-def masklet_ious(drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]) -> Float[np.ndarray, "P N"]:
-    """Return intersections summed over frames, divided by unions summed over frames; None = empty. Two masklets empty everywhere = 1."""
+def masklet_ious(
+    drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]
+) -> Float[np.ndarray, "P N"]:
+    """Return intersections summed over frames, divided by unions summed over frames; None = empty. Two
+    masklets empty everywhere = 1."""
     both = np.zeros((len(drawn), len(true)))
-    our_pixels, their_pixels = (np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true))
+    our_pixels, their_pixels = (
+        np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true)
+    )
     for i, ours in enumerate(drawn):
         for j, theirs in enumerate(true):
-            both[i, j] = sum(int(coco.area(coco.merge([a, b], intersect=True))) for a, b in zip(ours, theirs, strict=True) if a and b)
+            both[i, j] = sum(
+                int(coco.area(coco.merge([a, b], intersect=True)))
+                for a, b in zip(ours, theirs, strict=True)
+                if a and b
+            )
     either = our_pixels[:, None] + their_pixels[None] - both
     return np.where(either > 0, both / np.maximum(either, 1), 1.0)
 
@@ -45,10 +55,12 @@ class Group:
 
 
 def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict[str, float]:
-    """Return COCO's AP, AP50, AP75 (101 recall points, 100 detections) with masklets instead of boxes; keys are (video, category), the mean
-    is over categories that have a truth."""
+    """Return COCO's AP, AP50, AP75 (101 recall points, 100 detections) with masklets instead of boxes; keys
+    are (video, category), the mean is over categories that have a truth."""
     videos = {name: i for i, name in enumerate(dict.fromkeys(video for video, _ in groups))}
-    categories = {name: i for i, name in enumerate(dict.fromkeys(category for _, category in groups), start=1)}
+    categories = {
+        name: i for i, name in enumerate(dict.fromkeys(category for _, category in groups), start=1)
+    }
     common = {"bbox": [0, 0, 1, 1], "area": 1.0, "iscrowd": 0}
     truth: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
@@ -85,9 +97,9 @@ class _MaskletEval(COCOeval):
 
 
 def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Return SA-Co's cgF1 of predictions with a score of .5 or more. IL_MCC: Matthews coefficient of "the phrase is there";
-    positive_micro_F1: matches (Hungarian, on IoU) over all phrases with a truth; cgF1: their product. At IoU .5, .75 and as the mean over
-    .5 to .95."""
+    """Return SA-Co's cgF1 of predictions with a score of .5 or more. IL_MCC: Matthews coefficient of "the
+    phrase is there"; positive_micro_F1: matches (Hungarian, on IoU) over all phrases with a truth; cgF1:
+    their product. At IoU .5, .75 and as the mean over .5 to .95."""
     hits, predicted, true = np.zeros(len(THRESHOLDS)), 0, 0
     table = np.zeros((2, 2))
     for group in groups:
@@ -106,5 +118,8 @@ def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:
     for name, which in (("", slice(None)), ("_50", slice(0, 1)), ("_75", slice(5, 6))):
         found[f"cgF1{name}"] = float((f1[which] * mcc).mean())
         found[f"positive_micro_F1{name}"] = float(f1[which].mean())
-        found[f"precision{name}"], found[f"recall{name}"] = float(precision[which].mean()), float(recall[which].mean())
+        found[f"precision{name}"], found[f"recall{name}"] = (
+            float(precision[which].mean()),
+            float(recall[which].mean()),
+        )
     return found

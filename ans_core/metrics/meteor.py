@@ -1,6 +1,8 @@
-"""METEOR of two texts, as NLTK computes it (Lavie & Agarwal 2007), with WordNet 3.0's synonyms from a table shipped in data/.
+"""METEOR of two texts, as NLTK computes it (Lavie & Agarwal 2007), with WordNet 3.0's synonyms from a table
+shipped in data/.
 
-Not the Java METEOR 1.5 of COCO-style tables: the two differ by .2 and more on the same pair and must not be compared.
+Not the Java METEOR 1.5 of COCO-style tables: the two differ by .2 and more on the same pair and must not be
+compared.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ if TYPE_CHECKING:
     from nltk.stem.porter import PorterStemmer
 
 Mode = Literal["nltk", "surface"]
-"""nltk: bit-identical to nltk.translate.meteor_score, which looks synonyms up by STEM: car / automobile do not match ("automobil").
-surface: synonyms of the word as written and of its base forms; for rewards."""
+"""nltk: bit-identical to nltk.translate.meteor_score, which looks synonyms up by STEM: car / automobile do
+not match ("automobil"). surface: synonyms of the word as written and of its base forms; for rewards."""
 
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _SUFFIXES = {
     "n": (
-        ("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"), ("men", "man"),
+        ("s", ""), ("ses", "s"), ("ves", "f"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh"),
+        ("men", "man"),
         ("ies", "y"),
     ),
     "v": (("s", ""), ("ies", "y"), ("es", "e"), ("es", ""), ("ed", "e"), ("ed", ""), ("ing", "e"), ("ing", "")),
@@ -41,13 +44,14 @@ def words(text: str) -> list[str]:
 
 
 def meteor(hypothesis: str, references: Sequence[str], *, mode: Mode = "nltk") -> float:
-    """Return the best score over the references. Identical texts of n words score 1 - .5 / n^3 (n = 1: .5), not 1; no common word: 0."""
+    """Return the best score over the references. Identical texts of n words score 1 - .5 / n^3 (n = 1: .5),
+    not 1; no common word: 0."""
     return max(meteor_of_words(words(hypothesis), words(reference), mode=mode) for reference in references)
 
 
 def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode: Mode = "nltk") -> float:
-    """Score words with alpha .9, beta 3, gamma .5. They must be lower-case without underscore (WordNet's mark of entries of
-    several words)."""
+    """Score words with alpha .9, beta 3, gamma .5. They must be lower-case without underscore (WordNet's mark
+    of entries of several words)."""
     matches = _align(hypothesis, reference, mode)
     if not matches:
         return 0.0
@@ -74,26 +78,33 @@ def _stem(word: str) -> str:
 
 @functools.cache
 def _stemmer() -> PorterStemmer:
-    from nltk.stem.porter import PorterStemmer  # loads all of NLTK and SciPy's statistics: seconds of every start
+    # loads all of NLTK and SciPy's statistics: seconds of every start
+    from nltk.stem.porter import PorterStemmer
 
     return PorterStemmer()
 
 
 @functools.lru_cache(maxsize=100_000)
 def _bases(word: str) -> tuple[tuple[str, str], ...]:
-    """Return (part of speech, base form in WordNet) of a word; irregular forms first consult WordNet's exception lists."""
+    """Return (part of speech, base form in WordNet) of a word; irregular forms first consult WordNet's
+    exception lists."""
     table = _table()
     bases = []
     for pos, suffixes in _SUFFIXES.items():
         irregular = table.get(word, {}).get(pos + "!")
-        derived = [word[: -len(old)] + new for old, new in suffixes if word.endswith(old)] if irregular is None else irregular
+        derived = (
+            [word[: -len(old)] + new for old, new in suffixes if word.endswith(old)]
+            if irregular is None
+            else irregular
+        )
         bases += [(pos, form) for form in dict.fromkeys([word, *derived]) if pos in table.get(form, {})]
     return tuple(bases)
 
 
 @functools.cache
 def _table() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Load word -> {part of speech: its own and its synonyms' names, part of speech + "!": base forms of an irregular form}."""
+    """Load word -> {part of speech: its own and its synonyms' names, part of speech + "!": base forms of an
+    irregular form}."""
     packed = resources.files("ans_core.metrics").joinpath("data/synonyms.txt.xz").read_bytes()
     table: dict[str, dict[str, tuple[str, ...]]] = {}
     for line in lzma.decompress(packed).decode().splitlines():
@@ -103,8 +114,8 @@ def _table() -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 def _align(hypothesis: Sequence[str], reference: Sequence[str], mode: Mode) -> _Pairs:
-    """Match exact words, then stems, then synonyms: each hypothesis word, from the right, takes the LAST reference word still free (as
-    NLTK)."""
+    """Match exact words, then stems, then synonyms: each hypothesis word, from the right, takes the LAST
+    reference word still free (as NLTK)."""
     pairs: _Pairs = []
     ours, theirs = _match_equal(list(enumerate(hypothesis)), list(enumerate(reference)), pairs)
     ours, theirs = _match_equal(_stems(ours), _stems(theirs), pairs)
@@ -136,8 +147,11 @@ def _match_equal(hypothesis: _Words, reference: _Words, pairs: _Pairs) -> tuple[
     return left, sorted(itertools.chain.from_iterable(places.values()))
 
 
-def _match_synonyms(hypothesis: _Words, reference: Sequence[tuple[int, Iterable[str]]], pairs: _Pairs) -> None:
-    """Add to `pairs` the words of which one's synonyms hold a form of the other. `reference` gives the forms of each word."""
+def _match_synonyms(
+    hypothesis: _Words, reference: Sequence[tuple[int, Iterable[str]]], pairs: _Pairs
+) -> None:
+    """Add to `pairs` the words of which one's synonyms hold a form of the other. `reference` gives the forms
+    of each word."""
     places: dict[str, list[int]] = {}
     for j, forms in reference:
         for form in forms:

@@ -7,7 +7,8 @@ import math
 
 
 class PhraseEncoder:
-    """Cosine of two phrases' vectors: the mean of the encoder's last hidden states, special tokens included, as GLaMM's evaluation does."""
+    """Cosine of two phrases' vectors: the mean of the encoder's last hidden states, special tokens included,
+    as GLaMM's evaluation does."""
 
     def __init__(self, model: str) -> None:
         """Load `model`: a folder or hub id that AutoModel and AutoTokenizer know."""

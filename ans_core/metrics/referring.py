@@ -1,4 +1,5 @@
-"""Pixel counts of every expression -> the metrics of RefCOCO, gRefCOCO and ReasonSeg, each as its public scorer defines them."""
+"""Pixel counts of every expression -> the metrics of RefCOCO, gRefCOCO and ReasonSeg, each as its public
+scorer defines them."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ def shares_above(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict
 
 
 def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return ReLA's metrics. gIoU and cIoU over all (nothing meant: IoU 1 if nothing is predicted, else 0 and the predicted pixels go into
-    the union); N_acc, T_acc: the share of expressions without / with a target answered with an empty / non-empty mask; P@ over those with
-    one."""
+    """Return ReLA's metrics. gIoU and cIoU over all (nothing meant: IoU 1 if nothing is predicted, else 0 and
+    the predicted pixels go into the union); N_acc, T_acc: the share of expressions without / with a target
+    answered with an empty / non-empty mask; P@ over those with one."""
     metrics = {"gIoU": giou(a.counts for a in answers), "cIoU": ciou(a.counts for a in answers)}
     for name, target in (("N_acc", False), ("T_acc", True)):
         if asked := [a.drawn == target for a in answers if a.meant == target]:

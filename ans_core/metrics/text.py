@@ -1,4 +1,5 @@
-"""Texts and their references -> BLEU, ROUGE-L and CIDEr of pycocoevalcap, and the tokens on which COCO's caption scores are computed."""
+"""Texts and their references -> BLEU, ROUGE-L and CIDEr of pycocoevalcap, and the tokens on which COCO's
+caption scores are computed."""
 
 from __future__ import annotations
 
@@ -61,9 +62,9 @@ class TextScores:
 
 
 def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> TextScores:
-    """Score texts whose tokens are separated by blanks: no lower-casing, no punctuation removed. Definitions and constants are
-    pycocoevalcap's (BLEU: closest reference length; ROUGE-L: beta 1.2, the maximum of precision and of recall, each by itself; CIDEr: see
-    `metrics.caption.cider`)."""
+    """Score texts whose tokens are separated by blanks: no lower-casing, no punctuation removed. Definitions
+    and constants are pycocoevalcap's (BLEU: closest reference length; ROUGE-L: beta 1.2, the maximum of
+    precision and of recall, each by itself; CIDEr: see `metrics.caption.cider`)."""
     told = {i: [text] for i, text in enumerate(hypotheses)}
     real = {i: list(texts) for i, texts in enumerate(references)}
     if not told or any(not texts for texts in real.values()):
@@ -74,13 +75,19 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     bleu, _ = scorer.compute_score(option="closest")
     rouge, each_rouge = Rouge().compute_score(real, told)
     cider, each_cider = Cider().compute_score(real, told)
-    corpus = {f"Bleu_{n}": float(value) for n, value in enumerate(bleu, start=1)} | {"ROUGE_L": float(rouge), "CIDEr": float(cider)}
-    return TextScores(corpus=corpus, rouge_l=np.asarray(each_rouge).tolist(), cider=np.asarray(each_cider).tolist())
+    corpus = {f"Bleu_{n}": float(value) for n, value in enumerate(bleu, start=1)} | {
+        "ROUGE_L": float(rouge),
+        "CIDEr": float(cider),
+    }
+    return TextScores(
+        corpus=corpus, rouge_l=np.asarray(each_rouge).tolist(), cider=np.asarray(each_cider).tolist()
+    )
 
 
 def coco_tokens(text: str) -> str:
-    """Return lower-cased tokens without punctuation, joined by blanks, as COCO's caption evaluation makes with the Stanford tokenizer
-    (Java). Equal to it in 29,897 of 29,902 captions of the COCO test set and their predictions; the others hold rare abbreviations."""
+    """Return lower-cased tokens without punctuation, joined by blanks, as COCO's caption evaluation makes
+    with the Stanford tokenizer (Java). Equal to it in 29,897 of 29,902 captions of the COCO test set and
+    their predictions; the others hold rare abbreviations."""
     lowered = _BRACKET_WORD.sub(lambda match: _plain_bracket(match[0]), text.lower())
     lowered = _LONE_HYPHEN.sub(" - ", lowered.replace("=", " = "))
     tokens: list[str] = []
@@ -89,8 +96,17 @@ def coco_tokens(text: str) -> str:
         bare = token.rstrip(".")
         if token in _BRACKETS:
             tokens.append(_BRACKETS[token])
-        elif token == "." and tokens and (_LETTERS.fullmatch(tokens[-1]) or tokens[-1] in _ABBREVIATIONS or _LETTER.fullmatch(tokens[-1])):
-            tokens[-1] = tokens[-1].rstrip(".") + "."  # at the end of a text the tokenizer takes the dot for a full stop
+        elif (
+            token == "."
+            and tokens
+            and (
+                _LETTERS.fullmatch(tokens[-1])
+                or tokens[-1] in _ABBREVIATIONS
+                or _LETTER.fullmatch(tokens[-1])
+            )
+        ):
+            # at the end of a text the tokenizer takes the dot for a full stop
+            tokens[-1] = tokens[-1].rstrip(".") + "."
         elif bare and token not in _DROPPED:
             keeps_dot = len(bare) == 1 or bare in _ABBREVIATIONS or _LETTERS.fullmatch(token)
             tokens.append(token if keeps_dot else bare)
@@ -103,6 +119,7 @@ def _plain_bracket(word: str) -> str:
 
 @functools.cache
 def _tokenizer() -> TreebankWordTokenizer:
-    from nltk.tokenize import TreebankWordTokenizer  # loads all of NLTK and SciPy's statistics: seconds of every start
+    # loads all of NLTK and SciPy's statistics: seconds of every start
+    from nltk.tokenize import TreebankWordTokenizer
 
     return TreebankWordTokenizer()

@@ -1,5 +1,6 @@
-"""J (region overlap) and F (boundary accuracy) of two masks of a frame, as DAVIS 2017's evaluation computes them; mean, recall and decay
-over an object's frames. Which frames and objects count differs between benchmarks, so the caller decides it."""
+"""J (region overlap) and F (boundary accuracy) of two masks of a frame, as DAVIS 2017's evaluation computes
+them; mean, recall and decay over an object's frames. Which frames and objects count differs between
+benchmarks, so the caller decides it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ BAND = 0.008
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:
-    """Statistics of one object's frames. recall: share of frames above .5; decay: mean of the first quarter minus mean of the last."""
+    """Statistics of one object's frames. recall: share of frames above .5; decay: mean of the first quarter
+    minus mean of the last."""
 
     mean: float
     recall: float
@@ -27,8 +29,8 @@ class Statistics:
 
 
 def statistics(values: Sequence[float]) -> Statistics:
-    """Return DAVIS' three statistics of at least one frame. Its own decay wraps at 256 frames (quarter marks as uint8); this one
-    does not."""
+    """Return DAVIS' three statistics of at least one frame. Its own decay wraps at 256 frames (quarter marks
+    as uint8); this one does not."""
     frames = np.asarray(values, float)
     quarter = (np.round(np.linspace(1, len(frames), 5) + 1e-10) - 1).astype(int)
     decay = frames[: quarter[1] + 1].mean() - frames[quarter[3] :].mean()
@@ -36,14 +38,17 @@ def statistics(values: Sequence[float]) -> Statistics:
 
 
 def j_and_f(prediction: Mask, truth: Mask) -> tuple[float, float]:
-    """Return J and F. J: intersection over union, both empty = 1. F: harmonic mean of the shares of boundary pixels near the other
-    boundary; both empty = 1, one empty = 0.
+    """Return J and F. J: intersection over union, both empty = 1. F: harmonic mean of the shares of boundary
+    pixels near the other boundary; both empty = 1, one empty = 0.
 
-    Only the box around both masks is processed: it holds every pixel that counts, so the numbers equal those of the whole image.
+    Only the box around both masks is processed: it holds every pixel that counts, so the numbers equal those
+    of the whole image.
     """
     drawn, real = _pixels(prediction), _pixels(truth)
     if drawn.shape != real.shape:
-        raise ValueError(f"predicted mask of shape {drawn.shape} against a true one of {real.shape}; resize the prediction")
+        raise ValueError(
+            f"predicted mask of shape {drawn.shape} against a true one of {real.shape}; resize the prediction"
+        )
     box = _box(drawn, real)
     if box is None:
         return 1.0, 1.0
@@ -54,12 +59,14 @@ def j_and_f(prediction: Mask, truth: Mask) -> tuple[float, float]:
 
 
 def _pixels(mask: Mask) -> Bool[np.ndarray, "H W"]:
-    """Decode a mask; a run-length code gives the transpose, which is contiguous by row. J and F of transposed masks are the same."""
+    """Decode a mask; a run-length code gives the transpose, which is contiguous by row. J and F of transposed
+    masks are the same."""
     return rle.decode(mask).T if isinstance(mask, dict) else mask
 
 
 def _box(*masks: Bool[np.ndarray, "H W"]) -> tuple[slice, slice] | None:
-    """Return the box of the pixels set in any mask, one pixel wider on every side within the image; None: all are empty."""
+    """Return the box of the pixels set in any mask, one pixel wider on every side within the image; None: all
+    are empty."""
     rows = np.flatnonzero(np.logical_or.reduce([mask.any(1) for mask in masks]))
     if not len(rows):
         return None
@@ -78,8 +85,8 @@ def _boundary_f(drawn: int, real: int, grid: _Grid) -> float:
 
 
 class _Grid:
-    """Masks of one size as integers with one bit per pixel, so that an operation on a whole mask is one on an integer. Rows follow one
-    another, each with a margin for bits that are shifted out of it."""
+    """Masks of one size as integers with one bit per pixel, so that an operation on a whole mask is one on an
+    integer. Rows follow one another, each with a margin for bits that are shifted out of it."""
 
     def __init__(self, shape: tuple[int, ...], *, radius: int) -> None:
         self.height, self.width = shape
@@ -94,8 +101,8 @@ class _Grid:
         """(half width, rows above and below the middle that have it)"""
 
     def bits(self, mask: Bool[np.ndarray, "h w"]) -> int:
-        """Return a mask's integer; the last row and column are repeated beyond the image's edge, so nothing differs from its neighbour
-        there."""
+        """Return a mask's integer; the last row and column are repeated beyond the image's edge, so nothing
+        differs from its neighbour there."""
         framed = np.zeros((self.height + 1, self.stride), bool)
         framed[:-1, : self.width] = mask
         framed[:-1, self.width] = mask[:, -1]
@@ -103,8 +110,8 @@ class _Grid:
         return _integer(framed)
 
     def boundary(self, mask: int) -> int:
-        """Return the pixels that differ from their right, lower or lower-right neighbour; an object touching the right or lower edge of the
-        image has no boundary there."""
+        """Return the pixels that differ from their right, lower or lower-right neighbour; an object touching
+        the right or lower edge of the image has no boundary there."""
         right, below, diagonal = mask >> 1, mask >> self.stride, mask >> (self.stride + 1)
         return ((mask ^ right) | (mask ^ below) | (mask ^ diagonal)) & self.inside
 

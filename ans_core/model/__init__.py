@@ -1,4 +1,5 @@
-"""The network alone. `from ans_core.model import Sa2VA` gives the model with its front, which lies above (ans_core/inference/sa2va.py)."""
+"""The network alone. `from ans_core.model import Sa2VA` gives the model with its front, which lies above
+(ans_core/inference/sa2va.py)."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,5 @@
-"""Frozen and trained parts: LoRA on the language model, full training of the small modules, and the trained tensors of a stage."""
+"""Frozen and trained parts: LoRA on the language model, full training of the small modules, and the trained
+tensors of a stage."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from ans_core.model.network import Network
 from ans_core.train import sharding
 
-LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
+LORA_TARGETS = (
+    r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj)"
+)
 """Names inside `Sa2VA` of all linear layers of the text model except the head (upstream's choice)."""
 
 
@@ -30,8 +33,8 @@ def lora_config(
     rank_pattern: Mapping[str, int] | None = None,
     rows: Sequence[int] = (),
 ) -> LoraConfig:
-    """Make PEFT's settings. `rank_pattern`: ranks of layers by name; their factor alpha / rank is that of the others. `rows`: tokens whose
-    rows of embeddings and head are trained."""
+    """Make PEFT's settings. `rank_pattern`: ranks of layers by name; their factor alpha / rank is that of the
+    others. `rows`: tokens whose rows of embeddings and head are trained."""
     ranks = dict(rank_pattern or {})
     return LoraConfig(
         r=rank,
@@ -47,10 +50,17 @@ def lora_config(
 
 
 def copies_config(model: Network, *, modules_to_save: Sequence[str], rows: Sequence[int] = ()) -> LoraConfig:
-    """Make PEFT's settings of an adapter without LoRA: each linear layer that LoRA would change is copied, and the copy trained."""
-    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name)]
+    """Make PEFT's settings of an adapter without LoRA: each linear layer that LoRA would change is copied,
+    and the copy trained."""
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and re.fullmatch(LORA_TARGETS, name)
+    ]
     return LoraConfig(
-        target_modules=DUMMY_TARGET_MODULES, modules_to_save=[*modules_to_save, *layers], trainable_token_indices=_trained_rows(rows)
+        target_modules=DUMMY_TARGET_MODULES,
+        modules_to_save=[*modules_to_save, *layers],
+        trainable_token_indices=_trained_rows(rows),
     )
 
 
@@ -59,12 +69,14 @@ def _trained_rows(rows: Sequence[int]) -> dict[str, list[int]] | None:
 
 
 def prepare_sft(model: Network, config: LoraConfig, *, seed: int) -> LoraModel:
-    """Freeze the model, add LoRA (initialised from `seed`) and unfreeze the modules that SFT trains fully; trained tensors become fp32.
+    """Freeze the model, add LoRA (initialised from `seed`) and unfreeze the modules that SFT trains fully;
+    trained tensors become fp32.
 
-    Trained: LoRA on all linears of the text model, embeddings and head, projector (Qwen-VL has none: its merger stays frozen),
-    text_hidden_fcs, SAM2's mask decoder but for its scores. Frozen: vision tower, SAM2's image encoder, prompt encoder and memory, and the
-    decoder's two scores (predicted IoU, presence), which no loss of SFT reads: several processes would wait for their gradients. Presence
-    is trained in a model with `seg_object_score`.
+    Trained: LoRA on all linears of the text model, embeddings and head, projector (Qwen-VL has none: its
+    merger stays frozen), text_hidden_fcs, SAM2's mask decoder but for its scores. Frozen: vision tower,
+    SAM2's image encoder, prompt encoder and memory, and the decoder's two scores (predicted IoU, presence),
+    which no loss of SFT reads: several processes would wait for their gradients. Presence is trained in a
+    model with `seg_object_score`.
     """
     model.requires_grad_(False)
     with torch.random.fork_rng():
@@ -111,13 +123,15 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and shapes are the same."""
+    """Copy a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and
+    shapes are the same."""
     own = {name: p for name, p in model.named_parameters() if p.requires_grad}
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     shapes = [n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape]
     if missing or unknown or shapes:
         raise ValueError(
-            f"trained tensors do not fit: {len(missing)} missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}, "
+            f"trained tensors do not fit: {len(missing)} missing {missing[:3]}, {len(unknown)} unknown "
+            f"{unknown[:3]}, "
             f"{len(shapes)} of another shape {shapes[:3]}; they belong to other model or LoRA settings"
         )
     with torch.no_grad():
@@ -127,8 +141,8 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def lora_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
-    """Hold the factors of the active LoRA in this precision in the context, and their own tensors again afterwards. Autocast would cast
-    them to the same numbers whenever a layer is called."""
+    """Hold the factors of the active LoRA in this precision in the context, and their own tensors again
+    afterwards. Autocast would cast them to the same numbers whenever a layer is called."""
     factors = [
         p
         for layer in model.modules() if isinstance(layer, LoraLayer) and not layer.disable_adapters
@@ -149,12 +163,13 @@ def lora_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
 # Adapters over one frozen backbone (RL, the agent)
 
 DRAWING = ("text_hidden_fcs", "sam_mask_decoder")
-"""Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay frozen."""
+"""Modules that RL trains fully beside the projector, with one copy per adapter; embeddings and head stay
+frozen."""
 
 
 def policy_modules(model: Network, *, drawing: bool) -> list[str]:
-    """Return the modules that a run trains. drawing: something gives the mask modules a gradient (`Rl.drawing`); otherwise they stay
-    frozen."""
+    """Return the modules that a run trains. drawing: something gives the mask modules a gradient
+    (`Rl.drawing`); otherwise they stay frozen."""
     return [*model.backbone.projectors, *(DRAWING if drawing else ())]
 
 
@@ -163,18 +178,23 @@ def rl_config(*, rank: int, alpha: int, dropout: float, modules: Sequence[str]) 
 
 
 class Adapters:
-    """PEFT adapters over one model, the first of which is trained; with all of them off it is the model as it was, bit for bit.
+    """PEFT adapters over one model, the first of which is trained; with all of them off it is the model as it
+    was, bit for bit.
 
-    One of them is active at a time, and only `using` changes which: a change between a forward and its backward would give the wrong
-    weights their gradient without a word.
+    One of them is active at a time, and only `using` changes which: a change between a forward and its
+    backward would give the wrong weights their gradient without a word.
     """
 
-    def __init__(self, model: Network, config: LoraConfig, *, names: Sequence[str], off: str, seed: int) -> None:
-        """Add adapters, which all begin as the first one. `off`: what the model without any is called in `using`."""
+    def __init__(
+        self, model: Network, config: LoraConfig, *, names: Sequence[str], off: str, seed: int
+    ) -> None:
+        """Add adapters, which all begin as the first one. `off`: what the model without any is called in
+        `using`."""
         self.model, self.names, self.off = model, tuple(names), off
         self.active = names[0]
         with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "TorchaoLoraLinear was instantiated without")  # nothing is merged into 8 bits
+            # nothing is merged into 8 bits
+            warnings.filterwarnings("ignore", "TorchaoLoraLinear was instantiated without")
             torch.manual_seed(seed)
             self.peft = get_peft_model(model, config, adapter_name=names[0])
             for name in names[1:]:
@@ -189,7 +209,11 @@ class Adapters:
     def parameters(self, adapter: str) -> dict[str, nn.Parameter]:
         """Return an adapter's parameters, by names without the adapter's own."""
         named = [(f"{name}.", p) for name, p in self.model.named_parameters()]
-        return {name.replace(f".{adapter}.", ".*.").removesuffix("."): p for name, p in named if f".{adapter}." in name}
+        return {
+            name.replace(f".{adapter}.", ".*.").removesuffix("."): p
+            for name, p in named
+            if f".{adapter}." in name
+        }
 
     def tensors(self, adapter: str) -> dict[str, Tensor]:
         """Return an adapter's tensors, by names without the adapter's own."""
@@ -205,12 +229,15 @@ class Adapters:
 
     @contextmanager
     def using(self, adapter: str) -> Iterator[None]:
-        """Activate an adapter, or what is called `off`, in the context, and restore the previous one afterwards."""
+        """Activate an adapter, or what is called `off`, in the context, and restore the previous one
+        afterwards."""
         before = self.active
         self._activate(adapter)
         try:
             yield
-            assert self.active == adapter, f"inside using({adapter!r}) the active adapter became {self.active!r}"
+            assert self.active == adapter, (
+                f"inside using({adapter!r}) the active adapter became {self.active!r}"
+            )
         finally:
             self._activate(before)
 
@@ -229,8 +256,8 @@ class Adapters:
 
     @torch.no_grad()
     def ema(self, decay: float) -> float:
-        """Update the adapter teacher = decay * teacher + (1 - decay) * policy in fp32. Return the root mean square distance between them
-        afterwards."""
+        """Update the adapter teacher = decay * teacher + (1 - decay) * policy in fp32. Return the root mean
+        square distance between them afterwards."""
         teacher, policy = self.tensors("teacher"), self.tensors("policy")
         square, count = 0.0, 0
         for name, value in teacher.items():

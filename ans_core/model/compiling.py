@@ -14,13 +14,14 @@ from torch import nn
 from ans_core.model.checkpointing import layers_of
 
 MULTIPLE = 64
-"""Compiled layers read rows and branches whose lengths are multiples of this: a GPU's kernels want even sizes, and the sizes 0 and 1, for
-which a compiler makes code of its own, never come up."""
+"""Compiled layers read rows and branches whose lengths are multiples of this: a GPU's kernels want even
+sizes, and the sizes 0 and 1, for which a compiler makes code of its own, never come up."""
 BACKEND = "inductor"
-"""torch's own. "aot_eager" traces the same graphs, forward and backward, and runs them operation by operation."""
+"""torch's own. "aot_eager" traces the same graphs, forward and backward, and runs them operation by
+operation."""
 LIMIT = 64
-"""Graphs of the layers, from which on torch would run new kinds of batches uncompiled without a word; a run needs a fraction of it
-(`train.watch.MOST_GRAPHS`)."""
+"""Graphs of the layers, from which on torch would run new kinds of batches uncompiled without a word; a run
+needs a fraction of it (`train.watch.MOST_GRAPHS`)."""
 
 
 @functools.cache
@@ -37,12 +38,13 @@ def compiled_function(function: Callable[..., Any], *, on: bool) -> Callable[...
 
 @contextmanager
 def compiled(stack: nn.Module, *, on: bool, each: Sequence[Mapping[str, Any]] = ()) -> Iterator[None]:
-    """Run the layers of one of transformers' models compiled in the context, if `on`. `each`: arguments that a layer gets beside those of
-    its call, for each layer.
+    """Run the layers of one of transformers' models compiled in the context, if `on`. `each`: arguments that
+    a layer gets beside those of its call, for each layer.
 
-    Every size of a batch is dynamic and all layers share their graphs, so there are a few for a run, however long its rows are: for one row
-    and for several, with and without gradients, for each adapter. Only in the context, so that what reads a prompt into a KV
-    cache never meets them. Results are those of eager layers but for rounding.
+    Every size of a batch is dynamic and all layers share their graphs, so there are a few for a run, however
+    long its rows are: for one row and for several, with and without gradients, for each adapter. Only in the
+    context, so that what reads a prompt into a KV cache never meets them. Results are those of eager layers
+    but for rounding.
     """
     if not on and not each:
         yield
@@ -61,8 +63,9 @@ def compiled(stack: nn.Module, *, on: bool, each: Sequence[Mapping[str, Any]] = 
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """Two lengths that happen to be equal are still two sizes: else a graph would be made whenever they are not. Floats (LoRA's scaling,
-    epsilons, dropout) are constants: else each is a tensor on the CPU, and a GPU's compiler builds C++ for them, for a minute."""
+    """Two lengths that happen to be equal are still two sizes: else a graph would be made whenever they are
+    not. Floats (LoRA's scaling, epsilons, dropout) are constants: else each is a tensor on the CPU, and a
+    GPU's compiler builds C++ for them, for a minute."""
     constants = torch._dynamo.config.patch(recompile_limit=LIMIT, specialize_float=True)
     with constants, shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
         yield

@@ -1,4 +1,5 @@
-"""Features of frozen encoders on disk, found again by the pixels they are of: what an epoch computed, the next one reads."""
+"""Features of frozen encoders on disk, found again by the pixels they are of: what an epoch computed, the
+next one reads."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ LEFT = 0.9
 
 
 class FeatureCache:
-    """A folder of at most `limit` bytes that several processes and runs may share. A file's name is the hash of its pixels and of `salt`:
-    encoder, weights and precision. The files read longest ago make room for new ones."""
+    """A folder of at most `limit` bytes that several processes and runs may share. A file's name is the hash
+    of its pixels and of `salt`: encoder, weights and precision. The files read longest ago make room for new
+    ones."""
 
     def __init__(self, folder: Path, *, limit: int, salt: str) -> None:
         self.folder, self.limit, self.salt = folder, limit, salt.encode()
@@ -27,12 +29,20 @@ class FeatureCache:
         self._bytes = sum(size for size, _, _ in self._files())
 
     def features(
-        self, items: Sequence[Tensor], compute: Callable[[list[int]], Sequence[tuple[Tensor, ...]]], *, names: Sequence[str]
+        self,
+        items: Sequence[Tensor],
+        compute: Callable[[list[int]], Sequence[tuple[Tensor, ...]]],
+        *,
+        names: Sequence[str],
     ) -> list[tuple[Tensor, ...]]:
-        """Return every item's features. `compute` gets the indices of the items that are not known; `names` tell encoders and layouts of
-        equal pixels apart."""
+        """Return every item's features. `compute` gets the indices of the items that are not known; `names`
+        tell encoders and layouts of equal pixels apart."""
         paths = [self._path(item, name) for item, name in zip(items, names, strict=True)]
-        known = {i: parts for i, path in enumerate(paths) if (parts := self._read(path, items[i].device)) is not None}
+        known = {
+            i: parts
+            for i, path in enumerate(paths)
+            if (parts := self._read(path, items[i].device)) is not None
+        }
         lacking = [i for i in range(len(items)) if i not in known]
         self.hits, self.misses = self.hits + len(known), self.misses + len(lacking)
         if lacking:
@@ -43,11 +53,14 @@ class FeatureCache:
 
     def _path(self, item: Tensor, name: str) -> Path:
         own = item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-        key = hashlib.blake2b(own, key=hashlib.sha256(self.salt + name.encode()).digest(), digest_size=24).hexdigest()
+        key = hashlib.blake2b(
+            own, key=hashlib.sha256(self.salt + name.encode()).digest(), digest_size=24
+        ).hexdigest()
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def _read(self, path: Path, device: torch.device) -> tuple[Tensor, ...] | None:
-        """Return the parts; None if they are not known, or in a file that can't be read, which is written anew."""
+        """Return the parts; None if they are not known, or in a file that can't be read, which is written
+        anew."""
         try:
             parts = load_file(path, device=str(device))
             os.utime(path)

@@ -1,7 +1,8 @@
-"""A model's shapes and a row's length -> the bytes that training holds, and its floating point operations, by formula.
+"""A model's shapes and a row's length -> the bytes that training holds, and its floating point operations, by
+formula.
 
-Counted for LoRA on every linear layer of a Llama-like text model whose other weights are frozen, with the vision tower and SAM2's image
-encoder frozen. A tensor that is kept counts once.
+Counted for LoRA on every linear layer of a Llama-like text model whose other weights are frozen, with the
+vision tower and SAM2's image encoder frozen. A tensor that is kept counts once.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ LORA_LINEARS = 7
 LOGIT_COPIES = 3
 """Logits, their log-softmax and its gradient, all in fp32, exist at once."""
 HIERA_COPIES = 10
-"""Of a place of SAM2's first stage, in widths of the stage: residual, norm, and an MLP four times as wide before and after its GELU."""
+"""Of a place of SAM2's first stage, in widths of the stage: residual, norm, and an MLP four times as wide
+before and after its GELU."""
 PEAK_FLOPS = (
-    ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H200", 989e12), ("GH200", 989e12), ("H800", 989e12),
-    ("B200", 2250e12), ("A100", 312e12), ("A800", 312e12), ("L40S", 362e12), ("RTX 4090", 165e12), ("RTX 3090", 71e12),
+    ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H200", 989e12), ("GH200", 989e12),
+    ("H800", 989e12),
+    ("B200", 2250e12), ("A100", 312e12), ("A800", 312e12), ("L40S", 362e12), ("RTX 4090", 165e12),
+    ("RTX 3090", 71e12),
 )  # fmt: skip
-"""(part of a GPU's name, operations a second in bf16 without sparsity, by its data sheet); the first that fits counts."""
+"""(part of a GPU's name, operations a second in bf16 without sparsity, by its data sheet); the first that
+fits counts."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the most bf16 operations a second that the device can do; None where it is not known, and for a CPU."""
+    """Return the most bf16 operations a second that the device can do; None where it is not known, and for a
+    CPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -51,7 +57,8 @@ def peak_flops(device: torch.device) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Numbers of weights of a model whose text model gets LoRA: frozen ones in bf16, trained ones in fp32. All else is bytes."""
+    """Numbers of weights of a model whose text model gets LoRA: frozen ones in bf16, trained ones in fp32.
+    All else is bytes."""
 
     total: int
     """Of the model without LoRA."""
@@ -78,13 +85,20 @@ class Parameters:
 
     def held(self, *, deepspeed_stage: int, gpus: int) -> dict[str, float]:
         """Return what each GPU holds in SFT."""
-        return held_bytes(frozen=2 * (self.total - self.full), trained=self.trained, deepspeed_stage=deepspeed_stage, gpus=gpus)
+        return held_bytes(
+            frozen=2 * (self.total - self.full),
+            trained=self.trained,
+            deepspeed_stage=deepspeed_stage,
+            gpus=gpus,
+        )
 
 
-def held_bytes(*, frozen: int, trained: int, deepspeed_stage: int, gpus: int, teacher: bool = False) -> dict[str, float]:
-    """Return the bytes of weights, gradients and optimizer on each GPU. `frozen`: bytes of what no gradient reaches. `trained`: weights in
-    fp32, twice where a teacher follows them. ZeRO divides gradients, AdamW's two moments and a copy of the weights of its own; ZeRO-3 the
-    weights, too."""
+def held_bytes(
+    *, frozen: int, trained: int, deepspeed_stage: int, gpus: int, teacher: bool = False
+) -> dict[str, float]:
+    """Return the bytes of weights, gradients and optimizer on each GPU. `frozen`: bytes of what no gradient
+    reaches. `trained`: weights in fp32, twice where a teacher follows them. ZeRO divides gradients, AdamW's
+    two moments and a copy of the weights of its own; ZeRO-3 the weights, too."""
     weights = frozen + 4.0 * trained * (1 + teacher)
     gradients, optimizer = 4.0 * trained, 8.0 * trained
     if deepspeed_stage:
@@ -95,7 +109,8 @@ def held_bytes(*, frozen: int, trained: int, deepspeed_stage: int, gpus: int, te
 
 
 def parameters_of(model: Network, *, rank: int) -> Parameters:
-    """Count a model without adapters, as SFT trains it. LoRA's factors of a layer have rank * (inputs + outputs) weights."""
+    """Count a model without adapters, as SFT trains it. LoRA's factors of a layer have rank * (inputs +
+    outputs) weights."""
     return Parameters(
         total=sum(p.numel() for p in model.parameters()),
         full=sum(p.numel() for _, module in full_modules(model) for p in module.parameters()),
@@ -163,12 +178,16 @@ class MicroBatch:
     """That SAM2 encodes, per row with masks."""
 
 
-def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, dropout_mask: int = 1) -> int:
-    """Return what one layer keeps, in fp32 or (`half`) under bf16 autocast, where the residual stream stays fp32.
+def layer_bytes(
+    text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, dropout_mask: int = 1
+) -> int:
+    """Return what one layer keeps, in fp32 or (`half`) under bf16 autocast, where the residual stream stays
+    fp32.
 
-    Of every token: the residual before both norms; q, k and v for every head; the attention's result; gate, its SiLU, up and their product;
-    what LoRA's A matrices read and give. Under bf16, and with dropout, each of them reads a copy of its own; dropout keeps a mask beside
-    it, of `dropout_mask` bytes an element (a GPU's 1; a CPU's 4). A dense attention mask is kept in the dtype of the scores.
+    Of every token: the residual before both norms; q, k and v for every head; the attention's result; gate,
+    its SiLU, up and their product; what LoRA's A matrices read and give. Under bf16, and with dropout, each
+    of them reads a copy of its own; dropout keeps a mask beside it, of `dropout_mask` bytes an element (a
+    GPU's 1; a CPU's 4). A dense attention mask is kept in the dtype of the scores.
     """
     count, h, w, i, size = batch.rows * batch.tokens, text.hidden, text.width, text.inner, 2 if half else 4
     reads, attended = (5 * h, 2 * w) if half or dropout else (2 * h, w)
@@ -184,22 +203,26 @@ def layer_bytes(text: TextShape, batch: MicroBatch, *, rank: int, dropout: bool,
 def activation_bytes(
     model: Network, batch: MicroBatch, *, rank: int, dropout: bool, half: bool, recomputed: int | None = 0
 ) -> dict[str, int]:
-    """Return the peak's parts: layers, gradients of one layer's activations, logits, projector, SAM2's encoder and mask decoder.
+    """Return the peak's parts: layers, gradients of one layer's activations, logits, projector, SAM2's
+    encoder and mask decoder.
 
-    recomputed: layers that keep their inputs alone (None: all). The first ones do, so that the others have gone by the time they are
-    computed again; then two at a time keep all, for one is computed again before the one above it is let go (measured).
+    recomputed: layers that keep their inputs alone (None: all). The first ones do, so that the others have
+    gone by the time they are computed again; then two at a time keep all, for one is computed again before
+    the one above it is let go (measured).
     """
     text, grounding = TextShape.of(model), model.config.grounding
     count = batch.rows * batch.tokens
     one = layer_bytes(text, batch, rank=rank, dropout=dropout, half=half)
     again = text.layers if recomputed is None else min(recomputed, text.layers)
     layers = again * count * text.hidden * 4 + max(text.layers - again, min(2, again)) * one
-    layers += count * (model.backbone.token_width + 2 * text.hidden) * 4  # the embeddings, the final norm's input and result
+    # the embeddings, the final norm's input and result
+    layers += count * (model.backbone.token_width + 2 * text.hidden) * 4
     logits = min(batch.rows * batch.learned * text.words, LOGITS) * 4 * LOGIT_COPIES
     cells = sum(rows * columns for rows, columns in batch.grids)
     side = grounding.image_size // 16
     masks = batch.rows * batch.masks * side**2 * decoder_bytes_per_cell(grounding.width)
-    gradients = 4 * count * (text.hidden + text.inner) * (2 if half else 4)  # of its widest tensors, while it is walked backward
+    # of its widest tensors, while it is walked backward
+    gradients = 4 * count * (text.hidden + text.inner) * (2 if half else 4)
     return {
         "layers": layers,
         "gradients": gradients,
@@ -215,19 +238,24 @@ def all_activations(model: Network, batches: Sequence[MicroBatch], **options: An
     return sum(sum(activation_bytes(model, batch, **options).values()) for batch in batches)
 
 
-def recomputed_layers(model: Network, batches: Sequence[MicroBatch], *, room: int, rank: int, dropout: bool, half: bool) -> int:
-    """Return how few layers must be computed again for the activations of all these to take at most `room` bytes. If no number is enough:
-    all but two, since more save nothing."""
+def recomputed_layers(
+    model: Network, batches: Sequence[MicroBatch], *, room: int, rank: int, dropout: bool, half: bool
+) -> int:
+    """Return how few layers must be computed again for the activations of all these to take at most `room`
+    bytes. If no number is enough: all but two, since more save nothing."""
     most = max(TextShape.of(model).layers - 2, 0)
 
     def fits(count: int) -> bool:
-        return all_activations(model, batches, rank=rank, dropout=dropout, half=half, recomputed=count) <= room
+        return (
+            all_activations(model, batches, rank=rank, dropout=dropout, half=half, recomputed=count) <= room
+        )
 
     return next((count for count in range(most) if fits(count)), most)
 
 
 def frame_bytes(config: GroundingConfig) -> int:
-    """Return what SAM2's frozen image encoder needs for one frame, in fp32: its widest place, and the three maps that are kept."""
+    """Return what SAM2's frozen image encoder needs for one frame, in fp32: its widest place, and the three
+    maps that are kept."""
     cells = (config.image_size // 4) ** 2
     maps = cells + cells // 4 + cells // 16
     return (cells * config.embed * HIERA_COPIES + maps * config.width) * 4
@@ -241,7 +269,8 @@ def cache_bytes(model: Network, *, rows: int, tokens: int) -> int:
 
 @cache
 def decoder_bytes_per_cell(width: int) -> int:
-    """Return what the mask decoder keeps for one mask and one cell of the 1/16 map, in fp32, counted on a small picture."""
+    """Return what the mask decoder keeps for one mask and one cell of the 1/16 map, in fp32, counted on a
+    small picture."""
     sam2, cells = _small_sam2(width)
     sam2.sam_mask_decoder.requires_grad_(True)
     features = sam2.blank_features(torch.zeros(1))
@@ -249,21 +278,26 @@ def decoder_bytes_per_cell(width: int) -> int:
     def kept(masks: int) -> int:
         prompt = torch.zeros(masks, width, requires_grad=True)
         own = {p.untyped_storage().data_ptr() for p in sam2.parameters()}
-        return kept_bytes(lambda: sam2.decode(features, torch.zeros(masks, dtype=torch.long), prompt).logits, own)
+        return kept_bytes(
+            lambda: sam2.decode(features, torch.zeros(masks, dtype=torch.long), prompt).logits, own
+        )
 
     return (kept(3) - kept(1)) // 2 // cells
 
 
 def _small_sam2(width: int) -> tuple[Grounding, int]:
-    """Return a frozen SAM2 of small pictures with a mask decoder of this width, and the cells of its 1/16 map."""
+    """Return a frozen SAM2 of small pictures with a mask decoder of this width, and the cells of its 1/16
+    map."""
     small = GroundingConfig(
-        image_size=128, embed=8, heads=1, stages=(1, 1, 1, 1), global_blocks=(2,), windows=(4, 2, 4, 2), width=width, memory_layers=1
+        image_size=128, embed=8, heads=1, stages=(1, 1, 1, 1), global_blocks=(2,), windows=(4, 2, 4, 2),
+        width=width, memory_layers=1
     )  # fmt: skip
     return Grounding(small).requires_grad_(False), (small.image_size // 16) ** 2
 
 
 def kept_bytes(compute: Callable[[], Any], weights: set[int]) -> int:
-    """Return the bytes of all tensors that autograd keeps of a computation, each storage once, but for the weights (by data pointer)."""
+    """Return the bytes of all tensors that autograd keeps of a computation, each storage once, but for the
+    weights (by data pointer)."""
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no pointer is used twice
 
@@ -281,7 +315,8 @@ def kept_bytes(compute: Callable[[], Any], weights: set[int]) -> int:
 
 
 def loaded_bytes(model: Network, batch: MicroBatch, *, mask_size: int) -> int:
-    """Return the bytes of a batch as a loader makes it: pixels for both encoders in fp32, and the masks' targets."""
+    """Return the bytes of a batch as a loader makes it: pixels for both encoders in fp32, and the masks'
+    targets."""
     cells = sum(rows * columns for rows, columns in batch.grids)
     pixels = cells * model.backbone.cutter.token_values + batch.frames * 3 * model.sam2.image_size**2
     return batch.rows * (4 * pixels + batch.masks * mask_size**2)
@@ -322,7 +357,9 @@ class Work:
     def of(batch: Batch) -> Work:
         """Count a batch. It must be on the CPU."""
         places = batch.places
-        first, prefix, later = ((spans >= 0).sum(1).double() for spans in (places.first, places.prefix, places.later))
+        first, prefix, later = (
+            (spans >= 0).sum(1).double() for spans in (places.first, places.prefix, places.later)
+        )
         pairs = (first**2).sum() / 2 + (later * prefix[places.rows] + later**2 / 2).sum()
         return Work(
             tokens=int((batch.branch >= 0).sum()),
@@ -335,10 +372,11 @@ class Work:
 
 
 class Operations:
-    """Counts floating point operations of SFT: of a model with its adapters, or of one that would get LoRA of `rank`.
+    """Counts floating point operations of SFT: of a model with its adapters, or of one that would get LoRA of
+    `rank`.
 
-    2 a weight and token forward, as many backward for inputs, and again for trained weights alone; the frozen encoders, whose results a
-    feature cache keeps, forward alone.
+    2 a weight and token forward, as many backward for inputs, and again for trained weights alone; the frozen
+    encoders, whose results a feature cache keeps, forward alone.
     """
 
     def __init__(self, model: Network, *, rank: int = 0) -> None:
@@ -352,7 +390,9 @@ class Operations:
             self.trained = sum(m.weight.numel() for m in linears if m.weight.requires_grad)
         self.head = model.vlm.lm_head.weight.numel()
         projectors = [getattr(model.vlm.model, name) for name in model.backbone.projectors]
-        self.projector = sum(m.weight.numel() for part in projectors for m in part.modules() if isinstance(m, nn.Linear))
+        self.projector = sum(
+            m.weight.numel() for part in projectors for m in part.modules() if isinstance(m, nn.Linear)
+        )
 
     def of(self, work: Work, *, recomputed: int | None = 0) -> dict[str, float]:
         """Return the operations by part. `recomputed`: layers that run forward twice (None: all)."""
@@ -366,8 +406,11 @@ class Operations:
             "attention": scores * (3 + again),
             "head": work.learned * 6.0 * self.head,
             "projector": cells * 6.0 * self.projector,
-            "mask decoder": work.masks * 3.0 * side**2 * decoder_flops_per_cell(self.grounding.width) if work.masks else 0.0,
-            "frozen encoders": self.backbone.vision_flops(work.grids) + (work.frames * sam2_flops(self.grounding) if work.frames else 0),
+            "mask decoder": work.masks * 3.0 * side**2 * decoder_flops_per_cell(self.grounding.width)
+            if work.masks
+            else 0.0,
+            "frozen encoders": self.backbone.vision_flops(work.grids)
+            + (work.frames * sam2_flops(self.grounding) if work.frames else 0),
         }
 
 
@@ -383,7 +426,8 @@ def sam2_flops(config: GroundingConfig) -> int:
 
 @cache
 def decoder_flops_per_cell(width: int) -> float:
-    """Count the mask decoder's operations, forward, for one mask and one cell of the 1/16 map, on a small picture."""
+    """Count the mask decoder's operations, forward, for one mask and one cell of the 1/16 map, on a small
+    picture."""
     sam2, cells = _small_sam2(width)
     prompt = torch.zeros(1, width)
     # Plain matrix products: torch does not count a CPU's fused attention.

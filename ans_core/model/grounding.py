@@ -1,8 +1,9 @@
-"""SAM2 prompted by `[SEG]` embeddings: image features and seg embeddings in, mask logits out, for images and videos.
+"""SAM2 prompted by `[SEG]` embeddings: image features and seg embeddings in, mask logits out, for images and
+videos.
 
-The modules are the `sam2` package's own. Two of its behaviours differ in this family (upstream's extension of SAM2Base): the seg
-embedding is appended to the sparse prompt tokens, and masks are not blanked where the object score is negative (unless that score was
-trained for `[SEG]`).
+The modules are the `sam2` package's own. Two of its behaviours differ in this family (upstream's extension of
+SAM2Base): the seg embedding is appended to the sparse prompt tokens, and masks are not blanked where the
+object score is negative (unless that score was trained for `[SEG]`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class GroundingConfig:
-    """Sizes of a SAM2. The defaults are those of `sam2_hiera_l.yaml` (SAM 2.0), as in every published Sa2VA."""
+    """Sizes of a SAM2. The defaults are those of `sam2_hiera_l.yaml` (SAM 2.0), as in every published
+    Sa2VA."""
 
     image_size: int = 1024
     embed: int = 144
@@ -40,7 +42,8 @@ class GroundingConfig:
     """Size of the trunk's position table, stretched to the image."""
     width: int = 256
     top_down_levels: tuple[int, ...] = (2, 3)
-    """Levels of the feature pyramid (0 = finest) that take the next coarser one in (`fpn_top_down_levels`)."""
+    """Levels of the feature pyramid (0 = finest) that take the next coarser one in
+    (`fpn_top_down_levels`)."""
     memory_layers: int = 4
     memory_feedforward: int = 2048
     memory_width: int = 64
@@ -50,7 +53,8 @@ class GroundingConfig:
     """Frames that the memory attention looks back at, the current one's slot included (`num_maskmem`)."""
     max_object_pointers: int = 16
     temporal_pointers: bool = False
-    """SAM 2.1: object pointers carry their distance in time, and memories of frames without the object a learned mark."""
+    """SAM 2.1: object pointers carry their distance in time, and memories of frames without the object a
+    learned mark."""
     original_decoder: bool = False
     """Whether SAM2's mask decoder from before Sa2VA's training is kept beside the trained one."""
 
@@ -92,7 +96,8 @@ class GroundingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameFeatures:
-    """The frozen image encoder's output for B frames, before `conv_s0`/`conv_s1` (those belong to the trained mask decoder)."""
+    """The frozen image encoder's output for B frames, before `conv_s0`/`conv_s1` (those belong to the trained
+    mask decoder)."""
 
     fine: Float[Tensor, "B C h4 w4"]
     middle: Float[Tensor, "B C h2 w2"]
@@ -104,7 +109,8 @@ class FrameFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOutput:
-    """Output of the mask decoder for B (image, prompt) pairs. `logits` is the mask with the best predicted IoU of three."""
+    """Output of the mask decoder for B (image, prompt) pairs. `logits` is the mask with the best predicted
+    IoU of three."""
 
     logits: Float[Tensor, "B h4 w4"]
     all_logits: Float[Tensor, "B M h4 w4"]
@@ -124,17 +130,20 @@ Correct = Callable[[dict[str, Tensor] | None, Tensor], dict[str, Tensor]]
 
 
 def in_order(prompts: Prompts, frames: int) -> list[int]:
-    """Return the order in which frames are processed: first the prompted ones, then the others in order of time."""
+    """Return the order in which frames are processed: first the prompted ones, then the others in order of
+    time."""
     return [*prompts, *(index for index in range(frames) if index not in prompts)]
 
 
 def _sine(width: int) -> PositionEmbeddingSine:
-    return PositionEmbeddingSine(num_pos_feats=width, normalize=True, scale=None, temperature=10000, warmup_cache=False)
+    return PositionEmbeddingSine(
+        num_pos_feats=width, normalize=True, scale=None, temperature=10000, warmup_cache=False
+    )
 
 
 class SharedPlaces(PositionEmbeddingSine):
-    """For the neck: places are the same in all pictures, so all share one tensor. SAM2 copies it for each (89 MB at 1024 pixels), and here
-    nobody reads it: `Grounding.step` makes its own."""
+    """For the neck: places are the same in all pictures, so all share one tensor. SAM2 copies it for each (89
+    MB at 1024 pixels), and here nobody reads it: `Grounding.step` makes its own."""
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B D h w"]:
         if (size := tuple(x.shape[-2:])) not in self.cache:
@@ -144,7 +153,13 @@ class SharedPlaces(PositionEmbeddingSine):
 
 def _rope(width: int, side: int, **kwargs: Any) -> RoPEAttention:
     return RoPEAttention(
-        rope_theta=10000.0, feat_sizes=(side, side), embedding_dim=width, num_heads=1, downsample_rate=1, dropout=0.1, **kwargs
+        rope_theta=10000.0,
+        feat_sizes=(side, side),
+        embedding_dim=width,
+        num_heads=1,
+        downsample_rate=1,
+        dropout=0.1,
+        **kwargs,
     )
 
 
@@ -161,7 +176,9 @@ def _memory_attention(config: GroundingConfig) -> MemoryAttention:
         pos_enc_at_cross_attn_queries=False,
         cross_attention=_rope(config.width, side, rope_k_repeat=True, kv_in_dim=config.memory_width),
     )
-    return MemoryAttention(d_model=config.width, pos_enc_at_input=True, layer=layer, num_layers=config.memory_layers)
+    return MemoryAttention(
+        d_model=config.width, pos_enc_at_input=True, layer=layer, num_layers=config.memory_layers
+    )
 
 
 def _memory_encoder(config: GroundingConfig) -> MemoryEncoder:
@@ -197,7 +214,8 @@ def _image_encoder(config: GroundingConfig) -> ImageEncoder:
 
 
 class Grounding(SAM2Base):
-    """SAM2 with upstream's two changes; parameter names are the `sam2` package's, so its checkpoints fit key for key."""
+    """SAM2 with upstream's two changes; parameter names are the `sam2` package's, so its checkpoints fit key
+    for key."""
 
     sam_mask_decoder: Any
 
@@ -211,9 +229,11 @@ class Grounding(SAM2Base):
         self.config = config
         self.places = _sine(config.width)
         self.blank_absent = False
-        """SAM2's own rule (tracked masks are -1024 where the object score is negative); upstream Sa2VA switched it off."""
+        """SAM2's own rule (tracked masks are -1024 where the object score is negative); upstream Sa2VA
+        switched it off."""
         self.seg_object_score = False
-        """The same rule for masks drawn from `[SEG]`, where the object score was trained for these (Sa2VAConfig.seg_object_score)."""
+        """The same rule for masks drawn from `[SEG]`, where the object score was trained for these
+        (Sa2VAConfig.seg_object_score)."""
         if config.original_decoder:
             self.keep_original()
 
@@ -224,7 +244,8 @@ class Grounding(SAM2Base):
 
     @contextmanager
     def original(self) -> Iterator[None]:
-        """Switch to SAM2 as it was before Sa2VA's training: its own mask decoder, and blank masks where the object is absent."""
+        """Switch to SAM2 as it was before Sa2VA's training: its own mask decoder, and blank masks where the
+        object is absent."""
         trained: Any = self.sam_mask_decoder
         self.sam_mask_decoder, self.blank_absent = self.original_mask_decoder, True
         try:
@@ -244,7 +265,8 @@ class Grounding(SAM2Base):
         return FrameFeatures(fine=fine, middle=middle, coarse=coarse)
 
     def high_res(self, features: FrameFeatures) -> list[Tensor]:
-        """Pass the two fine maps through the mask decoder's own 1x1 convolutions. These are trained, so never cache the result."""
+        """Pass the two fine maps through the mask decoder's own 1x1 convolutions. These are trained, so never
+        cache the result."""
         return [self.sam_mask_decoder.conv_s0(features.fine), self.sam_mask_decoder.conv_s1(features.middle)]
 
     def decode(
@@ -256,9 +278,11 @@ class Grounding(SAM2Base):
         *,
         multimask: bool = True,
     ) -> MaskOutput:
-        """Decode masks without memory (of an image, or of a conditioning frame): prompt b reads frame `frame[b]` of `features`.
+        """Decode masks without memory (of an image, or of a conditioning frame): prompt b reads frame
+        `frame[b]` of `features`.
 
-        points: (coordinates (B, P, 2) in pixels of the model's image, labels (B, P): 1 in, 0 out, -1 none, 2/3 box corners).
+        points: (coordinates (B, P, 2) in pixels of the model's image, labels (B, P): 1 in, 0 out, -1 none,
+        2/3 box corners).
         """
         high = [x[frame] for x in self.high_res(features)]
         pixels = features.coarse[frame] + self.no_mem_embed.view(1, -1, 1, 1)
@@ -271,13 +295,17 @@ class Grounding(SAM2Base):
         return MaskOutput(logits=low[:, 0], all_logits=every, ious=ious, object_score=score[:, 0])
 
     def shown(self, out: MaskOutput) -> Float[Tensor, "B h4 w4"]:
-        """Return the mask logits of seg embeddings as they are shown: blank where a trained object score says that nothing is there."""
+        """Return the mask logits of seg embeddings as they are shown: blank where a trained object score says
+        that nothing is there."""
         if not self.seg_object_score:
             return out.logits
         return torch.where(out.object_score[:, None, None] > 0, out.logits, NO_OBJ_SCORE)
 
-    def decode_every(self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]) -> MaskOutput:
-        """Decode all four masks of images: `all_logits[:, 0]` is the single-mask output, the others are the three of multimask output."""
+    def decode_every(
+        self, features: FrameFeatures, frame: Tensor, points: tuple[Tensor, Tensor]
+    ) -> MaskOutput:
+        """Decode all four masks of images: `all_logits[:, 0]` is the single-mask output, the others are the
+        three of multimask output."""
         sparse, dense = self.sam_prompt_encoder(points=points, boxes=None, masks=None)
         every, ious, _, score = self.sam_mask_decoder.predict_masks(
             image_embeddings=features.coarse[frame] + self.no_mem_embed.view(1, -1, 1, 1),
@@ -293,22 +321,40 @@ class Grounding(SAM2Base):
 
     def click_embeddings(self, at: Float[Tensor, "N 2"]) -> Float[Tensor, "N C"]:
         """Encode one click per object; `at` holds pixels (x, y) of the model's image."""
-        return self.sam_prompt_encoder(points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None)[0][:, 0]
+        return self.sam_prompt_encoder(
+            points=(at[:, None], torch.ones(len(at), 1, device=at.device)), boxes=None, masks=None
+        )[0][:, 0]
 
-    def _forward_sam_heads(self, backbone_features, point_inputs=None, mask_inputs=None, high_res_features=None, multimask_output=False):
-        """Replace SAM2Base's method: the seg embedding is the last sparse token, and masks are not blanked here but, on request, in `step`.
+    def _forward_sam_heads(
+        self,
+        backbone_features,
+        point_inputs=None,
+        mask_inputs=None,
+        high_res_features=None,
+        multimask_output=False,
+    ):
+        """Replace SAM2Base's method: the seg embedding is the last sparse token, and masks are not blanked
+        here but, on request, in `step`.
 
-        The seven outputs are the same, but masks come at low resolution alone: only the memory needs them at the picture's size (4 MB a
-        mask at 1024 pixels), and `step` makes that."""
+        The seven outputs are the same, but masks come at low resolution alone: only the memory needs them at
+        the picture's size (4 MB a mask at 1024 pixels), and `step` makes that."""
         size, device = backbone_features.size(0), backbone_features.device
         prompt = point_inputs or {}
         coords = prompt.get("point_coords")
         if coords is None or coords.shape[1] == 0:
-            coords, labels = torch.zeros(size, 1, 2, device=device), -torch.ones(size, 1, dtype=torch.int32, device=device)
+            coords, labels = (
+                torch.zeros(size, 1, 2, device=device),
+                -torch.ones(size, 1, dtype=torch.int32, device=device),
+            )
         else:
             labels = prompt["point_labels"]
         if mask_inputs is not None and mask_inputs.shape[-2:] != self.sam_prompt_encoder.mask_input_size:
-            mask_inputs = F.interpolate(mask_inputs.float(), size=self.sam_prompt_encoder.mask_input_size, mode="bilinear", antialias=True)
+            mask_inputs = F.interpolate(
+                mask_inputs.float(),
+                size=self.sam_prompt_encoder.mask_input_size,
+                mode="bilinear",
+                antialias=True,
+            )
         sparse, dense = self.sam_prompt_encoder(points=(coords, labels), boxes=None, masks=mask_inputs)
         if "seg_embeddings" in prompt:
             sparse = torch.cat([sparse, prompt["seg_embeddings"][:, None].to(sparse.dtype)], dim=1)
@@ -337,13 +383,16 @@ class Grounding(SAM2Base):
         conditioning: Sequence[int],
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Float[Tensor, "N F h4 w4"]:
-        """Track N objects through F frames and return low-resolution mask logits. All objects share one batch; each frame is encoded once.
+        """Track N objects through F frames and return low-resolution mask logits. All objects share one
+        batch; each frame is encoded once.
 
-        The frames in `conditioning` are decoded from the seg embeddings alone and remembered; then the others in order of time, by
-        propagation through the memory bank.
-        `memory_dtype`: the reference stores memory features in bf16 even in fp32 runs.
+        The frames in `conditioning` are decoded from the seg embeddings alone and remembered; then the others
+        in order of time, by propagation through the memory bank. `memory_dtype`: the reference stores memory
+        features in bf16 even in fp32 runs.
         """
-        return self._all_frames(features, len(seg_embeddings), self.seg_prompts(seg_embeddings, conditioning), memory_dtype)
+        return self._all_frames(
+            features, len(seg_embeddings), self.seg_prompts(seg_embeddings, conditioning), memory_dtype
+        )
 
     def track_masks(
         self,
@@ -353,13 +402,18 @@ class Grounding(SAM2Base):
         conditioning: Sequence[int],
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Float[Tensor, "N F h4 w4"]:
-        """Track N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's `add_new_mask`)."""
+        """Track N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's
+        `add_new_mask`)."""
         return self._all_frames(features, len(masks), self.mask_prompts(masks, conditioning), memory_dtype)
 
-    def _all_frames(self, features: FrameFeatures, objects: int, prompts: Prompts, memory_dtype: torch.dtype) -> Float[Tensor, "N F h4 w4"]:
+    def _all_frames(
+        self, features: FrameFeatures, objects: int, prompts: Prompts, memory_dtype: torch.dtype
+    ) -> Float[Tensor, "N F h4 w4"]:
         frames = len(features.coarse)
         shown = ((index, features[[index]]) for index in in_order(prompts, frames))
-        found = dict(self.propagate(shown, prompts, objects=objects, frames=frames, memory_dtype=memory_dtype))
+        found = dict(
+            self.propagate(shown, prompts, objects=objects, frames=frames, memory_dtype=memory_dtype)
+        )
         return torch.stack([found[index] for index in range(frames)], dim=1)
 
     def seg_prompts(self, seg_embeddings: Float[Tensor, "N C"], conditioning: Sequence[int]) -> Prompts:
@@ -370,8 +424,12 @@ class Grounding(SAM2Base):
         side = (self.image_size, self.image_size)
         shown = masks.float()
         if masks.shape[-2:] != side:
-            shown = (F.interpolate(shown, size=side, mode="bilinear", align_corners=False, antialias=True) >= 0.5).float()
-        return {index: {"masks": mask} for index, mask in zip(conditioning, shown.split(1, dim=1), strict=True)}
+            shown = (
+                F.interpolate(shown, size=side, mode="bilinear", align_corners=False, antialias=True) >= 0.5
+            ).float()
+        return {
+            index: {"masks": mask} for index, mask in zip(conditioning, shown.split(1, dim=1), strict=True)
+        }
 
     def propagate(
         self,
@@ -383,10 +441,11 @@ class Grounding(SAM2Base):
         original: bool = False,
         memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
-        """Yield mask logits of N objects frame by frame. `shown` gives (index, features of this one frame) in the order of `in_order`.
+        """Yield mask logits of N objects frame by frame. `shown` gives (index, features of this one frame) in
+        the order of `in_order`.
 
-        Keeps the prompted frames, and of the others no more than the memory looks back at. `frames`: of the whole clip. `original`: by SAM2
-        as it was before Sa2VA's training (`self.original`).
+        Keeps the prompted frames, and of the others no more than the memory looks back at. `frames`: of the
+        whole clip. `original`: by SAM2 as it was before Sa2VA's training (`self.original`).
         """
         bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
         prompted, others = bank["cond_frame_outputs"], bank["non_cond_frame_outputs"]
@@ -395,7 +454,15 @@ class Grounding(SAM2Base):
             rows = torch.zeros(objects, dtype=torch.long, device=features.coarse.device)
             remember = bool(readers) and index != readers[-1]
             with self.original() if original else nullcontext():
-                out = self.step(self.maps(features), rows, index, bank, frames=frames, remember=remember, **prompts.get(index, {}))
+                out = self.step(
+                    self.maps(features),
+                    rows,
+                    index,
+                    bank,
+                    frames=frames,
+                    remember=remember,
+                    **prompts.get(index, {}),
+                )
             if remember:
                 out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
                 (prompted if index in prompts else others)[index] = out
@@ -404,7 +471,8 @@ class Grounding(SAM2Base):
             yield index, out["pred_masks"][:, 0]
 
     def maps(self, features: FrameFeatures) -> list[Tensor]:
-        """Return the three feature maps for SAM2's tracking: the decoder's convolutions are applied to the two fine ones."""
+        """Return the three feature maps for SAM2's tracking: the decoder's convolutions are applied to the
+        two fine ones."""
         return [*self.high_res(features), features.coarse]
 
     def step(
@@ -421,25 +489,31 @@ class Grounding(SAM2Base):
         correct: Correct | None = None,
         corrections: int = 0,
     ) -> dict[str, Any]:
-        """Run one frame of N objects as SAM2's `track_step` does; object n reads row `rows[n]` of the maps (of its own clip).
+        """Run one frame of N objects as SAM2's `track_step` does; object n reads row `rows[n]` of the maps
+        (of its own clip).
 
-        Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what losses need of the heads:
-        all_logits, ious, object_score, and `outputs`: the same three of every correction, the first output included. These are not blanked.
-        A prompted frame (by points, seg embeddings or masks) is a conditioning frame; others read the bank.
-        `remember`: whether a later frame will read this one; else its memory features are None.
-        `correct` is asked `corrections` times for more clicks; the mask so far goes into the next output as SAM2's mask prompt.
+        Returns SAM2's record of the frame (pred_masks, obj_ptr, memory features, all in the graph) and what
+        losses need of the heads: all_logits, ious, object_score, and `outputs`: the same three of every
+        correction, the first output included. These are not blanked. A prompted frame (by points, seg
+        embeddings or masks) is a conditioning frame; others read the bank. `remember`: whether a later frame
+        will read this one; else its memory features are None. `correct` is asked `corrections` times for more
+        clicks; the mask so far goes into the next output as SAM2's mask prompt.
         """
         here = [x[rows] for x in maps]
         flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
         sizes = [tuple(x.shape[-2:]) for x in here]
         given = prompt is not None or masks is not None
         places = self.places(here[-1]).flatten(2).permute(2, 0, 1)
-        out, heads, high_res, fused = self._track_step(index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None)
+        out, heads, high_res, fused = self._track_step(
+            index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None
+        )
         outputs = [(heads[0], heads[2], heads[6][:, 0])]
         for _ in range(corrections):
             assert correct is not None, "corrections are asked for, and nothing corrects"
             prompt = correct(prompt, heads[3])
-            heads = self._forward_sam_heads(fused, prompt, heads[3], high_res, self._use_multimask(given, prompt))
+            heads = self._forward_sam_heads(
+                fused, prompt, heads[3], high_res, self._use_multimask(given, prompt)
+            )
             outputs.append((heads[0], heads[2], heads[6][:, 0]))
         every, _, ious, low, _, pointer, score = heads
         out |= {"all_logits": every, "ious": ious, "object_score": score[:, 0], "outputs": outputs}
@@ -449,8 +523,11 @@ class Grounding(SAM2Base):
         out |= {"pred_masks": low, "obj_ptr": pointer}
         high = None
         if remember:  # a given mask, too, as it comes back from its low resolution
-            # All masks and then the best, as upstream: one alone differs in the last bit, which the memory's rounding to bf16 makes 2e-4.
-            whole = F.interpolate(every, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False)
+            # All masks and then the best, as upstream: one alone differs in the last bit, which the memory's
+            # rounding to bf16 makes 2e-4.
+            whole = F.interpolate(
+                every, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False
+            )
             high = whole[torch.arange(len(whole), device=whole.device), ious.argmax(dim=1)][:, None]
         self._encode_memory_in_output(flat, sizes, prompt, remember, high, score, out)
         return out

@@ -13,7 +13,14 @@ def upsample(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int
     return upsample_logits(logits, size=size, height=height, width=width) > 0
 
 
-def upsample_logits(logits: Float[Tensor, "h w"], *, size: int, height: int, width: int) -> Float[np.ndarray, "H W"]:
-    """Resize mask logits to the picture in upstream's two bilinear steps: to the model's square, then to the picture."""
-    square = F.interpolate(logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False)
-    return F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0].cpu().numpy()
+def upsample_logits(
+    logits: Float[Tensor, "h w"], *, size: int, height: int, width: int
+) -> Float[np.ndarray, "H W"]:
+    """Resize mask logits to the picture in upstream's two bilinear steps: to the model's square, then to the
+    picture."""
+    square = F.interpolate(
+        logits[None, None].float(), size=(size, size), mode="bilinear", align_corners=False
+    )
+    return (
+        F.interpolate(square, size=(height, width), mode="bilinear", align_corners=False)[0, 0].cpu().numpy()
+    )

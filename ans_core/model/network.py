@@ -1,7 +1,7 @@
 """The model: images, clips and text in; text logits, `[SEG]` embeddings and mask logits out.
 
-Built from kept libraries: transformers' own vision-language models (backbones/) and the `sam2` package's modules (grounding.py). Nothing
-here draws random numbers or reads files; checkpoint.py loads and saves.
+Built from kept libraries: transformers' own vision-language models (backbones/) and the `sam2` package's
+modules (grounding.py). Nothing here draws random numbers or reads files; checkpoint.py loads and saves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Network(nn.Module):
-    """A vision-language model joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts SAM2 for a mask."""
+    """A vision-language model joined with SAM2: the hidden state of each `[SEG]` token in an answer prompts
+    SAM2 for a mask."""
 
     def __init__(self, config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -45,7 +46,8 @@ class Network(nn.Module):
         self.add_module(kind.model_type, native)
         self.backbone = kind(native, config)
         self.checkpointing: int | None = 0
-        """How many layers training computes again in the backward pass, of the language model and of a trained vision tower; None: all."""
+        """How many layers training computes again in the backward pass, of the language model and of a
+        trained vision tower; None: all."""
         self.compiled = False
         """Whether `hidden_states` runs the language model's layers through torch.compile."""
         hidden = native.config.text_config.hidden_size
@@ -63,7 +65,8 @@ class Network(nn.Module):
         ids = self.tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1:
             raise ValueError(
-                f"the tokenizer splits {token!r} into {len(ids)} tokens: it is a base's, or was saved before Sa2VA's tokens were added;"
+                f"the tokenizer splits {token!r} into {len(ids)} tokens: it is a base's, or was saved "
+                "before Sa2VA's tokens were added;"
                 " copy the tokenizer's files (tokenizer.json, tokenizer_config.json, added_tokens.json ...)"
                 " from the checkpoint that was trained"
             )
@@ -89,7 +92,8 @@ class Network(nn.Module):
 
     @property
     def vlm(self) -> Any:
-        """transformers' vision-language model, of any kind: it has `lm_head`, `model.language_model`, `generate`."""
+        """transformers' vision-language model, of any kind: it has `lm_head`, `model.language_model`,
+        `generate`."""
         return self.backbone.native
 
     @property
@@ -103,7 +107,8 @@ class Network(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors are fp32 in any case."""
+        """Precision of inference: half precision if any weight is stored in it, else fp32. Trained tensors
+        are fp32 in any case."""
         return next((p.dtype for p in self.parameters() if p.dtype in HALF), torch.float32)
 
     @property
@@ -112,14 +117,15 @@ class Network(nn.Module):
         return MULTIPLE if self.compiled else 1
 
     def own_precision(self) -> torch.autocast:
-        """Return the context of inference: autocast if weights are in half precision, since pixels, positions and trained parts are
-        fp32."""
+        """Return the context of inference: autocast if weights are in half precision, since pixels, positions
+        and trained parts are fp32."""
         return autocast(self.device, self.dtype)
 
     def norms_in_fp32(self) -> None:
         """Cast SAM2's layer norms to fp32, and all layer norms if some other weight is in fp32.
 
-        On a CPU, autocast accepts half precision inputs with fp32 weights, but not fp32 inputs with half precision weights."""
+        On a CPU, autocast accepts half precision inputs with fp32 weights, but not fp32 inputs with half
+        precision weights."""
         norms = [m for m in self.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d))]
         of_norms = {id(p) for m in norms for p in m.parameters()}
         mixed = any(p.dtype == torch.float32 for p in self.parameters() if id(p) not in of_norms)
@@ -144,19 +150,27 @@ class Network(nn.Module):
         return asked
 
     def keep_original_decoder(self) -> None:
-        """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode `sa2va-i`."""
+        """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode
+        `sa2va-i`."""
         self.sam2.keep_original()
         self.config = replace(self.config, grounding=self.sam2.config)
 
     def use_seg_object_score(self) -> None:
-        """Let masks of `[SEG]` be blank where the object score is negative, because SFT trains (or trained) it for them."""
+        """Let masks of `[SEG]` be blank where the object score is negative, because SFT trains (or trained)
+        it for them."""
         self.sam2.seg_object_score = True
         self.config = replace(self.config, seg_object_score=True)
 
     def seen_frames(
-        self, frames: int, mode: VideoMode = "sa2va", *, count: int | None = None, choice: FrameChoice | None = None
+        self,
+        frames: int,
+        mode: VideoMode = "sa2va",
+        *,
+        count: int | None = None,
+        choice: FrameChoice | None = None,
     ) -> list[int]:
-        """Return the indices of the frames that the language model sees and that condition the masks. None = as the configuration says."""
+        """Return the indices of the frames that the language model sees and that condition the masks. None =
+        as the configuration says."""
         count = min(count or self.config.video_frames, frames)
         if count == 1 or (mode == "sa2va" and (choice or self.config.frame_choice) == "first"):
             return list(range(count))
@@ -165,8 +179,8 @@ class Network(nn.Module):
     # Pictures -> tokens
 
     def vision_features(self, rows: Sequence[Views]) -> ImageFeatures:
-        """Run the vision tower on the views of all rows in one batch, without the trained projector. It is frozen in SFT and RL, so compute
-        its features once per image."""
+        """Run the vision tower on the views of all rows in one batch, without the trained projector. It is
+        frozen in SFT and RL, so compute its features once per image."""
         grids = tuple(grid for row in rows for grid in row.grids)
         with checkpointed(self.backbone.vision_tower, layers=self.checkpointing):
             return self.backbone.features(torch.cat([row.pixels for row in rows]), grids)
@@ -175,7 +189,8 @@ class Network(nn.Module):
         return self.backbone.project(features)
 
     def embed_text(self, input_ids: Int[Tensor, "*L"]) -> Float[Tensor, "*L E"]:
-        """Embed tokens as the language model takes them: what a backbone adds to image tokens in inner layers is 0."""
+        """Embed tokens as the language model takes them: what a backbone adds to image tokens in inner layers
+        is 0."""
         embeds = self.vlm.get_input_embeddings()(input_ids)
         return F.pad(embeds, (0, self.backbone.token_width - embeds.shape[-1]))
 
@@ -187,31 +202,45 @@ class Network(nn.Module):
         observed: Sequence[Sequence[ImageFeatures]] = (),
         slots: Sequence[int] | None = None,
     ) -> Float[Tensor, "B L E"]:
-        """Embed tokens and fill every image slot: first a row's image tokens, then cells of its regions and tokens of the pictures that it
-        observes later, each in its place in the text. `images`: None for a row without a picture. `regions`: parts of `images`.
-        `regions`, `observed`: of every row, in the order of the text; empty = none. `slots`: how many each row has, if that is known.
+        """Embed tokens and fill every image slot: first a row's image tokens, then cells of its regions and
+        tokens of the pictures that it observes later, each in its place in the text. `images`: None for a row
+        without a picture. `regions`: parts of `images`. `regions`, `observed`: of every row, in the order of
+        the text; empty = none. `slots`: how many each row has, if that is known.
 
-        Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>` without a picture.
+        Raises ValueError when slots and image tokens do not agree: a picture without `<image>`, or `<image>`
+        without a picture.
         """
         embeds = self.embed_text(input_ids)
         filling = [embeds[:0].flatten(0, 1)]
         where = input_ids == self.image_token_id
         slots = where.sum(1).tolist() if slots is None else slots
         for row, (ids, image) in enumerate(zip(input_ids, images, strict=True)):
-            tokens = [] if image is None else [image.values, *(image.region(r) for r in (regions[row] if regions else []))]
+            tokens = (
+                []
+                if image is None
+                else [image.values, *(image.region(r) for r in (regions[row] if regions else []))]
+            )
             if observed and observed[row]:
                 tokens = self._by_text(ids, row, tokens, [later.values for later in observed[row]])
             given = sum(map(len, tokens))
             if slots[row] != given:
-                raise ValueError(f"row {row}: the text has {slots[row]} image slots, the pictures and regions give {given} tokens")
+                raise ValueError(
+                    f"row {row}: the text has {slots[row]} image slots, the pictures and regions give "
+                    f"{given} tokens"
+                )
             filling += tokens
         return embeds.masked_scatter(where.unsqueeze(-1), torch.cat(filling).to(embeds.dtype))
 
-    def _by_text(self, ids: Int[Tensor, " L"], row: int, asked: Sequence[Tensor], observed: Sequence[Tensor]) -> list[Tensor]:
-        """Sort a row's image tokens by the text. `asked`: those of its own picture, if it has one, then of that picture's regions."""
+    def _by_text(
+        self, ids: Int[Tensor, " L"], row: int, asked: Sequence[Tensor], observed: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Sort a row's image tokens by the text. `asked`: those of its own picture, if it has one, then of
+        that picture's regions."""
         first, *regions = asked or [observed[0][:0]]
         of_region = [is_region for _, is_region in self._later_runs(ids, len(first))]
-        if (in_text := (of_region.count(True), of_region.count(False))) != (given := (len(regions), len(observed))):
+        if (in_text := (of_region.count(True), of_region.count(False))) != (
+            given := (len(regions), len(observed))
+        ):
             raise ValueError(
                 f"row {row}: after its picture the text has {in_text[0]} regions and {in_text[1]} pictures,"
                 f" given are {given[0]} and {given[1]}"
@@ -220,7 +249,8 @@ class Network(nn.Module):
         return [first, *(next(region if is_region else picture) for is_region in of_region)]
 
     def _later_runs(self, ids: Int[Tensor, " L"], first: int) -> list[tuple[Int[Tensor, " n"], bool]]:
-        """Return the places of every run of image slots behind a row's `first` ones, and whether it is a region's: it follows `<vp>`."""
+        """Return the places of every run of image slots behind a row's `first` ones, and whether it is a
+        region's: it follows `<vp>`."""
         slots = (ids == self.image_token_id).nonzero()[first:, 0]
         begins = (ids[slots - 1] != self.image_token_id).nonzero()[:, 0].tolist()
         region = self.tokenizer.convert_tokens_to_ids(prompts.VP_START)
@@ -236,28 +266,41 @@ class Network(nn.Module):
         observed: Sequence[Sequence[ImageFeatures]] = (),
         branch: Int[Tensor, "B L"] | None = None,
     ) -> Int[Tensor, "*axes B L"]:
-        """Return rotary positions. `order`: a token's number in its conversation. `observed`, `branch`: as in `hidden_states`; without
-        branches a row is one conversation."""
+        """Return rotary positions. `order`: a token's number in its conversation. `observed`, `branch`: as in
+        `hidden_states`; without branches a row is one conversation."""
         pictures = input_ids == self.image_token_id
         grids = [() if image is None else image.grids for image in images]
         for row, later in enumerate(observed):
             if later:
                 image = images[row]
-                for run, is_region in self._later_runs(input_ids[row], 0 if image is None else len(image.values)):
+                for run, is_region in self._later_runs(
+                    input_ids[row], 0 if image is None else len(image.values)
+                ):
                     pictures[row, run] = not is_region
                 grids[row] += tuple(grid for seen in later for grid in seen.grids)
-        return self.backbone.positions(order, pictures, grids, torch.zeros_like(order) if branch is None else branch)
+        return self.backbone.positions(
+            order, pictures, grids, torch.zeros_like(order) if branch is None else branch
+        )
 
     def hidden_states(
-        self, packed: Packed, images: Sequence[ImageFeatures | None], observed: Sequence[Sequence[ImageFeatures]] = ()
+        self,
+        packed: Packed,
+        images: Sequence[ImageFeatures | None],
+        observed: Sequence[Sequence[ImageFeatures]] = (),
     ) -> Float[Tensor, "B L D"]:
-        """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's after the last norm, Qwen3-VL's
-        before it. `observed`: pictures in the branches of every row, in the order of the text; empty = none."""
+        """Return the states of a packed batch that `[SEG]` and `logits` take: InternVL's and Qwen2.5-VL's
+        after the last norm, Qwen3-VL's before it. `observed`: pictures in the branches of every row, in the
+        order of the text; empty = none."""
         language_model = self.vlm.model.language_model
-        with checkpointed(language_model, layers=self.checkpointing), compiled(language_model, on=self.compiled):
+        with (
+            checkpointed(language_model, layers=self.checkpointing),
+            compiled(language_model, on=self.compiled),
+        ):
             states, _ = self.backbone.language_model(
                 self.embed(packed.input_ids, images, packed.regions, observed, packed.slots),
-                position_ids=self.positions(packed.input_ids, packed.position_ids, images, observed, packed.branch),
+                position_ids=self.positions(
+                    packed.input_ids, packed.position_ids, images, observed, packed.branch
+                ),
                 use_cache=False,
                 **attention_of(
                     language_model,

@@ -14,10 +14,11 @@ from ans_core.data.tensor_batch import TensorBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(TensorBatch):
-    """Rows of one prefix (the image) and its branches (questions with answers). A branch attends to the prefix and to itself only.
+    """Rows of one prefix (the image) and its branches (questions with answers). A branch attends to the
+    prefix and to itself only.
 
-    This equals separate rows that repeat the prefix, with a fraction of the tokens. `branch` is 0 in the prefix, 1..k in branches, -1 in
-    padding.
+    This equals separate rows that repeat the prefix, with a fraction of the tokens. `branch` is 0 in the
+    prefix, 1..k in branches, -1 in padding.
     """
 
     ON_HOST = frozenset({"regions"})
@@ -37,7 +38,8 @@ class Packed(TensorBatch):
 
 
 def branch_attention(branch: Int[Tensor, "B L"]) -> Bool[Tensor, "B L L"]:
-    """Say whether query q may attend to key k: k is not after q and lies in the prefix or in q's branch. Padding attends to itself only."""
+    """Say whether query q may attend to key k: k is not after q and lies in the prefix or in q's branch.
+    Padding attends to itself only."""
     query, key = branch[:, :, None], branch[:, None, :]
     length = branch.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=branch.device).tril()

@@ -1,4 +1,5 @@
-"""Hashes of a model's parts before and after a stage -> a check that the trained parts changed and no other."""
+"""Hashes of a model's parts before and after a stage -> a check that the trained parts changed and no
+other."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from ans_core.model.network import Network
 from ans_core.train import sharding
 
 PARTS = {
-    **{f"{kind}.{prefix}": part for kind, backbone in BACKBONES.items() for part, prefix in backbone.parts.items()},
+    **{
+        f"{kind}.{prefix}": part
+        for kind, backbone in BACKBONES.items()
+        for part, prefix in backbone.parts.items()
+    },
     "text_hidden_fcs.": "text_hidden_fcs",
     "sam2.image_encoder.": "SAM2 image encoder",
     "sam2.sam_mask_decoder.": "SAM2 mask decoder",
@@ -28,8 +33,8 @@ def part_of(name: str) -> str:
 
 
 def hashes(model: Network) -> dict[str, str]:
-    """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a gradient now. All processes
-    must call it."""
+    """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a
+    gradient now. All processes must call it."""
     found: dict[str, hashlib._Hash] = {}
     for name, p in _named(model):
         role = "teacher" if ".teacher." in f"{name}." else "trained" if p.requires_grad else "frozen"
@@ -46,7 +51,8 @@ def check_moved(before: dict[str, str], model: Network) -> dict[str, bool]:
     wrong = [key for key, did in moved.items() if did == key.endswith("(frozen)")]
     if wrong or before.keys() != after.keys():
         raise RuntimeError(
-            f"after training these parts are not as they should be: {wrong}; frozen parts must stay, trained parts must move"
+            f"after training these parts are not as they should be: {wrong}; frozen parts must stay, "
+            "trained parts must move"
         )
     return moved
 

@@ -1,4 +1,5 @@
-"""The supervised objective: a Batch in, text cross-entropy + mask losses out. Pre-training and SFT differ only in what is trainable."""
+"""The supervised objective: a Batch in, text cross-entropy + mask losses out. Pre-training and SFT differ
+only in what is trainable."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ from ans_core.train import sharding
 
 
 class Supervised(nn.Module):
-    """text + mask_weight * BCE + dice_weight * dice + object_weight * BCE of the object score, which is 1 in frames that show the object.
-    Frozen encoders run once per image, without a graph.
+    """text + mask_weight * BCE + dice_weight * dice + object_weight * BCE of the object score, which is 1 in
+    frames that show the object. Frozen encoders run once per image, without a graph.
 
-    Text is a mean over learned tokens, the mask losses are means over masks: over those of the whole step, which `begin_step` counts: the
-    losses of its micro-batches on all processes add up to the loss of one process with all the rows.
+    Text is a mean over learned tokens, the mask losses are means over masks: over those of the whole step,
+    which `begin_step` counts: the losses of its micro-batches on all processes add up to the loss of one
+    process with all the rows.
     """
 
     def __init__(
@@ -48,13 +50,17 @@ class Supervised(nn.Module):
         self.object_weight = object_weight
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Tell this process's micro-batches of a step what the whole step holds. All processes must call it."""
-        counted = torch.tensor([[float(b.learned.shape[1]), float(len(b.pair_seg))] for b in batches], dtype=torch.float64).sum(0)
+        """Tell this process's micro-batches of a step what the whole step holds. All processes must call
+        it."""
+        counted = torch.tensor(
+            [[float(b.learned.shape[1]), float(len(b.pair_seg))] for b in batches], dtype=torch.float64
+        ).sum(0)
         tokens, masks = shared_sum(counted, self.model.device).tolist()
         return [replace(batch, totals={"tokens": tokens, "masks": masks}) for batch in batches]
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
-        """This batch's part of the step's loss. Metrics are means over this batch; whoever reads them waits for the device."""
+        """This batch's part of the step's loss. Metrics are means over this batch; whoever reads them waits
+        for the device."""
         hidden = self.states(batch)
         rows, places = batch.learned
         text = self.text_loss(hidden[rows, places - 1], batch.input_ids[rows, places])
@@ -68,7 +74,9 @@ class Supervised(nn.Module):
             unread = logits.sum() + (out.object_score.sum() if self.object_weight else 0.0)
             return loss + 0.0 * unread, metrics
         total = batch.totals.get("masks", float(count))
-        bce, dice = mask_losses(logits, batch.targets, points=self.points, seeds=batch.pair_seeds, total=total)
+        bce, dice = mask_losses(
+            logits, batch.targets, points=self.points, seeds=batch.pair_seeds, total=total
+        )
         share = total / count
         metrics |= {"bce": bce.detach() * share, "dice": dice.detach() * share}
         metrics["mask_iou"] = mean_iou(logits.detach(), batch.targets)
@@ -85,7 +93,8 @@ class Supervised(nn.Module):
         return self.model.hidden_states(packed(batch), images)
 
     def text_loss(self, hidden: Float[Tensor, "M D"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where they are many."""
+        """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where
+        they are many."""
 
         def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
             return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
@@ -95,17 +104,20 @@ class Supervised(nn.Module):
         return in_pieces(share, hidden, target, words=self.model.vocabulary)[0].sum()
 
     def decode_masks(self, batch: Batch, hidden: Float[Tensor, "B L D"]) -> MaskOutput:
-        """Masks of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the graph alone: processes
-        wait for each other's gradients of every trained part, in the same order."""
+        """Masks of every (seg, frame) pair of the batch. Without any, of one token on a blank frame, for the
+        graph alone: processes wait for each other's gradients of every trained part, in the same order."""
         encoder = self.model.sam2.image_encoder
         if not len(batch.pair_seg):
             embeddings = self.model.seg_embeddings(hidden[0, :1])
-            if any(sharding.is_divided(p) for p in encoder.parameters()):  # the others gather its weights, with all processes
+            # the others gather its weights, with all processes
+            if any(sharding.is_divided(p) for p in encoder.parameters()):
                 side = self.model.sam2.image_size
                 with torch.no_grad():
                     self.model.sam2.encode(torch.zeros(1, 3, side, side, device=hidden.device))
             blank = self.model.sam2.blank_features(hidden)
-            return self.model.sam2.decode(blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings)
+            return self.model.sam2.decode(
+                blank, torch.zeros(1, dtype=torch.long, device=hidden.device), embeddings
+            )
         rows, places = batch.segs
         embeddings = self.model.seg_embeddings(hidden[rows, places])
         with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
@@ -151,8 +163,13 @@ def _known_features(model: Network, rows: Sequence[Views], known: FeatureCache) 
         some = [rows[i] for i in lacking]
         return [(part.values,) for part in model.vision_features(some).split(some)]
 
-    found = known.features([row.pixels for row in rows], compute, names=[f"views {row.grids}" for row in rows])
-    return ImageFeatures(values=torch.cat([values for (values,) in found]), grids=tuple(grid for row in rows for grid in row.grids))
+    found = known.features(
+        [row.pixels for row in rows], compute, names=[f"views {row.grids}" for row in rows]
+    )
+    return ImageFeatures(
+        values=torch.cat([values for (values,) in found]),
+        grids=tuple(grid for row in rows for grid in row.grids),
+    )
 
 
 def encoded_frames(model: Network, batch: Batch, known: FeatureCache | None) -> FrameFeatures:

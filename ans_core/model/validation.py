@@ -1,4 +1,5 @@
-"""A small fixed slice of held-out rows -> losses and mask IoU during SFT, and pictures of the masks in them."""
+"""A small fixed slice of held-out rows -> losses and mask IoU during SFT, and pictures of the masks in
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SHOWN = 4
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Switch dropouts off in the context. Training has some modules in eval mode, so each gets its own mode back."""
+    """Switch dropouts off in the context. Training has some modules in eval mode, so each gets its own mode
+    back."""
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
@@ -37,19 +39,28 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 class ValidationSlice:
-    """The first `rows` rows of a mixture of held-out data, read anew every time (they would fill memory), `batch` of them at once over all
-    processes."""
+    """The first `rows` rows of a mixture of held-out data, read anew every time (they would fill memory),
+    `batch` of them at once over all processes."""
 
     def __init__(
-        self, module: Supervised, mixture: Mixture, layout: Layout, *, rows: int, batch: int, autocast: torch.autocast, pictures_to: Path
+        self,
+        module: Supervised,
+        mixture: Mixture,
+        layout: Layout,
+        *,
+        rows: int,
+        batch: int,
+        autocast: torch.autocast,
+        pictures_to: Path,
     ) -> None:
         self.module, self.mixture, self.layout, self.pictures_to = module, mixture, layout, pictures_to
         self.rows, self.batch, self.autocast = rows, batch, autocast
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """Return means over the slice's learned tokens (`text`) and masks (`bce`, `dice`, `mask_iou`), and their weighted sum `loss`. All
-        processes must call it. A row that can't be read is left out, as in training."""
+        """Return means over the slice's learned tokens (`text`) and masks (`bce`, `dice`, `mask_iou`), and
+        their weighted sum `loss`. All processes must call it. A row that can't be read is left out, as in
+        training."""
         sums = dict.fromkeys(("tokens", "masks", "text", "bce", "dice", "mask_iou"), 0.0)
         with in_eval_mode(self.module), self.autocast:
             for start in range(0, self.rows, self.batch):
@@ -59,13 +70,23 @@ class ValidationSlice:
                 counts = {"tokens": float(batch.learned.shape[1]), "masks": float(len(batch.pair_seg))}
                 for name, count in counts.items():
                     sums[name] += count
-                for name, of in (("text", "tokens"), ("bce", "masks"), ("dice", "masks"), ("mask_iou", "masks")):
+                for name, of in (
+                    ("text", "tokens"),
+                    ("bce", "masks"),
+                    ("dice", "masks"),
+                    ("mask_iou", "masks"),
+                ):
                     sums[name] += found.get(name, 0.0) * counts[of]
-        total = shared_sum(torch.tensor(list(sums.values()), dtype=torch.float64), self.module.model.device).tolist()
+        total = shared_sum(
+            torch.tensor(list(sums.values()), dtype=torch.float64), self.module.model.device
+        ).tolist()
         tokens, masks, text, *drawn = total
         bce, dice, iou = (value / max(masks, 1.0) for value in drawn)
         means = {"text": text / max(tokens, 1.0), "bce": bce, "dice": dice, "mask_iou": iou}
-        return {"loss": means["text"] + self.module.mask_weight * bce + self.module.dice_weight * dice, **means}
+        return {
+            "loss": means["text"] + self.module.mask_weight * bce + self.module.dice_weight * dice,
+            **means,
+        }
 
     def _read(self, rows: list[Row]) -> Batch:
         model = self.module.model
@@ -73,8 +94,8 @@ class ValidationSlice:
 
     @torch.no_grad()
     def draw(self, done: int) -> None:
-        """Write pictures of the first rows with masks, in their first frames: truth beside the masks that the true words draw. All
-        processes must call it; the first one writes `<step>-<row>.png`."""
+        """Write pictures of the first rows with masks, in their first frames: truth beside the masks that the
+        true words draw. All processes must call it; the first one writes `<step>-<row>.png`."""
         candidates = (self.mixture.row(number) for number in range(self.rows))
         shown = list(islice((row for row in candidates if any(turn.masks for turn in row.turns)), SHOWN))
         for place, row in enumerate(shown):
@@ -99,4 +120,11 @@ class ValidationSlice:
                 drawn[seg] = rle.encode(upsample(one, size=size, height=image.height, width=image.width))
         words = " ".join(turn.answer for turn in turns)
         question = " ".join(turn.question for turn in turns)
-        return overlay.side_by_side(image, truth=truth, prediction=drawn, question=question, truth_text=words, prediction_text=row.name)
+        return overlay.side_by_side(
+            image,
+            truth=truth,
+            prediction=drawn,
+            question=question,
+            truth_text=words,
+            prediction_text=row.name,
+        )

@@ -1,1 +1,2 @@
-"""Learning from answers that could be verified, while the agent answers: store, neighbours, votes, verification, worker, engine."""
+"""Learning from answers that could be verified, while the agent answers: store, neighbours, votes,
+verification, worker, engine."""

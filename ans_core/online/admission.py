@@ -1,4 +1,5 @@
-"""A decision -> whether it may be learned from. What labels are common, and which of them change from visit to visit, is kept."""
+"""A decision -> whether it may be learned from. What labels are common, and which of them change from visit
+to visit, is kept."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ WEIGHT_LIMITS = (0.2, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """share: of the votes, from which a label is trusted. verification: a label also needs a verified vote. review, canary: shares of what
-    is trusted that is kept for a person, or to measure on. flips: share of visits that may have changed the label."""
+    """share: of the votes, from which a label is trusted. verification: a label also needs a verified vote.
+    review, canary: shares of what is trusted that is kept for a person, or to measure on. flips: share of
+    visits that may have changed the label."""
 
     share: float = 0.7
     verification: bool = True
@@ -28,8 +30,9 @@ class Gate:
     seed: int = 0
 
     def verdict(self, task: Task, decision: Decision) -> Verdict:
-        """Decide about a task. What was once kept for a person or to measure on is never learned from; which tasks are kept, their words
-        and pictures decide, so that copies of a question are all kept or all learned from."""
+        """Decide about a task. What was once kept for a person or to measure on is never learned from; which
+        tasks are kept, their words and pictures decide, so that copies of a question are all kept or all
+        learned from."""
         if task.verdict in ("review", "canary"):
             return "review" if task.verdict == "review" else "canary"
         if decision.label is None:
@@ -56,13 +59,14 @@ class Marginal:
     """Form -> label -> how often it came; older ones count less."""
 
     def weight(self, form: str, label: str) -> float:
-        """Return clip(1 / (K m(label)), .2, 2) for the K labels of this form that came so far, m being their decayed shares: a label that
-        becomes the only one loses its weight.
+        """Return clip(1 / (K m(label)), .2, 2) for the K labels of this form that came so far, m being their
+        decayed shares: a label that becomes the only one loses its weight.
 
-        K counts labels that came, not answers that could: then the mean weight of what comes is sum m / (K m) = 1, however few labels are
-        known. With the number of possible answers, the first labels would lose weight because others have not come yet: the first of four
-        would weigh .25. A label keeps its place in K when it has become rare; else one that drives the others out would weigh 1 again.
-        A label alone weighs 1, for nothing tells yet whether it is common; so does a new one, which may be noise."""
+        K counts labels that came, not answers that could: then the mean weight of what comes is sum m / (K m)
+        = 1, however few labels are known. With the number of possible answers, the first labels would lose
+        weight because others have not come yet: the first of four would weigh .25. A label keeps its place in
+        K when it has become rare; else one that drives the others out would weigh 1 again. A label alone
+        weighs 1, for nothing tells yet whether it is common; so does a new one, which may be noise."""
         known = self.counts.get(form, {})
         if label not in known:
             return 1.0
@@ -77,7 +81,10 @@ class Marginal:
 
     def largest(self) -> float:
         """Return the share of the most common label of any form with several; 0 without any."""
-        return max((max(known.values()) / sum(known.values()) for known in self.counts.values() if len(known) > 1), default=0.0)
+        return max(
+            (max(known.values()) / sum(known.values()) for known in self.counts.values() if len(known) > 1),
+            default=0.0,
+        )
 
     def state(self) -> dict[str, Any]:
         return {form: dict(known) for form, known in self.counts.items()}

@@ -1,4 +1,5 @@
-"""What a worker knows of itself -> sentences for people, where something goes wrong that no exception tells."""
+"""What a worker knows of itself -> sentences for people, where something goes wrong that no exception
+tells."""
 
 from __future__ import annotations
 
@@ -7,17 +8,35 @@ from collections.abc import Mapping
 LEAST_ADMITTED, MOST_FLIPS, MOST_ONE_LABEL = 0.1, 0.2, 0.8
 
 
-def alerts(metrics: Mapping[str, float], counts: Mapping[str, int], before: Mapping[str, int]) -> dict[str, str]:
-    """Return kind -> sentence. metrics: of the practice; counts, before: of the store, now and at the last look."""
+def alerts(
+    metrics: Mapping[str, float], counts: Mapping[str, int], before: Mapping[str, int]
+) -> dict[str, str]:
+    """Return kind -> sentence. metrics: of the practice; counts, before: of the store, now and at the last
+    look."""
     found = {}
     if metrics["online/recently_admitted"] < LEAST_ADMITTED:
-        found["few_admitted"] = f"{metrics['online/recently_admitted']:.0%} of the last tasks pass the gate: nearly nothing is learned"
+        found["few_admitted"] = (
+            f"{metrics['online/recently_admitted']:.0%} of the last tasks pass the gate: nearly nothing is "
+            "learned"
+        )
     if metrics["online/flip_rate"] > MOST_FLIPS:
-        found["flips"] = f"{metrics['online/flip_rate']:.0%} of the labels change between visits: an early sign of collapse"
+        found["flips"] = (
+            f"{metrics['online/flip_rate']:.0%} of the labels change between visits: an early sign of "
+            "collapse"
+        )
     if metrics["online/largest_label"] > MOST_ONE_LABEL:
-        found["one_label"] = f"one label has {metrics['online/largest_label']:.0%} of what is learned: the policy may answer it always"
+        found["one_label"] = (
+            f"one label has {metrics['online/largest_label']:.0%} of what is learned: the policy may answer "
+            "it always"
+        )
     if metrics.get("online/pulled_back"):
-        found["far_away"] = f"KL {metrics['online/kl']:.3g} to the reference is above twice its target: updates only pull back"
+        found["far_away"] = (
+            f"KL {metrics['online/kl']:.3g} to the reference is above twice its target: updates only pull "
+            "back"
+        )
     if (more := counts.get("flooded", 0) - before.get("flooded", 0)) > 0:
-        found["flooded"] = f"{more} experiences were not kept, because the queue was full: more of them come than the worker learns from"
+        found["flooded"] = (
+            f"{more} experiences were not kept, because the queue was full: more of them come than the "
+            "worker learns from"
+        )
     return found

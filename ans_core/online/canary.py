@@ -1,5 +1,5 @@
-"""Questions with known answers -> whether new weights may be served: those the agent came with (source), and new ones whose label an
-independent path confirmed, which were kept apart (target)."""
+"""Questions with known answers -> whether new weights may be served: those the agent came with (source), and
+new ones whose label an independent path confirmed, which were kept apart (target)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,20 @@ class Canary:
                 features=self.features,
                 batch=self.batch,
             )
-        return [own.answer is not None and normal(own.answer) == normal(answer) for own, (_, answer) in zip(played, asked, strict=True)]
+        return [
+            own.answer is not None and normal(own.answer) == normal(answer)
+            for own, (_, answer) in zip(played, asked, strict=True)
+        ]
 
 
-def refused(new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool]], *, allowed: float) -> str | None:
-    """Say what new weights lost; None if they may be served: on neither canary more than `allowed`, and than chance takes (`costs`).
+def refused(
+    new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool]], *, allowed: float
+) -> str | None:
+    """Say what new weights lost; None if they may be served: on neither canary more than `allowed`, and than
+    chance takes (`costs`).
 
-    new, floor: what is right of the same questions; floor: by the first version on `source`, so that small losses can't add up, and by the
-    served one on `target`."""
+    new, floor: what is right of the same questions; floor: by the first version on `source`, so that small
+    losses can't add up, and by the served one on `target`."""
     for name, before in floor.items():
         if costs(before, new[name], allowed):
             now, was = fmean(new[name]), fmean(before)

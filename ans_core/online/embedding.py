@@ -1,4 +1,5 @@
-"""A question and its overview -> the hybrid vector by which experiences are neighbours, of the frozen base alone."""
+"""A question and its overview -> the hybrid vector by which experiences are neighbours, of the frozen base
+alone."""
 
 from __future__ import annotations
 
@@ -32,14 +33,18 @@ class Encoder:
 
     @torch.no_grad()
     def vector(self, question: str, overview: Crop) -> Float[np.ndarray, " K"]:
-        """Return [visual, text]. Visual: the vision tower's cells of the overview (of a tiled picture, of its thumbnail), pooled to
-        3 x 3, less those of a grey picture: what all pictures have in common would make any two alike. Text: the tokens' mean embedding."""
+        """Return [visual, text]. Visual: the vision tower's cells of the overview (of a tiled picture, of its
+        thumbnail), pooled to 3 x 3, less those of a grey picture: what all pictures have in common would make
+        any two alike. Text: the tokens' mean embedding."""
         (seen,) = self.features.of([overview])
         model = self.policy.model
         ids = model.tokenizer.encode(question, add_special_tokens=False)
         with self.policy.base():
             words = model.vlm.get_input_embeddings()(torch.tensor(ids, device=model.device, dtype=torch.long))
-        return hybrid(_projected((pooled(seen) - self._grey).flatten(), "visual"), _projected(words.float().mean(0).cpu(), "text"))
+        return hybrid(
+            _projected((pooled(seen) - self._grey).flatten(), "visual"),
+            _projected(words.float().mean(0).cpu(), "text"),
+        )
 
 
 def _projected(values: Float[Tensor, " C"], kind: str) -> Float[np.ndarray, " K"]:
@@ -48,6 +53,7 @@ def _projected(values: Float[Tensor, " C"], kind: str) -> Float[np.ndarray, " K"
 
 @lru_cache(maxsize=4)
 def _projection(size: int, kind: str) -> Float[np.ndarray, "C K"]:
-    """A fixed Gaussian map: cosines stay as they are, but for about 1 / sqrt(128) (Johnson and Lindenstrauss)."""
+    """A fixed Gaussian map: cosines stay as they are, but for about 1 / sqrt(128) (Johnson and
+    Lindenstrauss)."""
     rng = np.random.default_rng([size, len(kind)])
     return (rng.standard_normal((size, SIZE)) / np.sqrt(SIZE)).astype(np.float32)

@@ -72,8 +72,20 @@ class Engine:
         read_only: bool = False,
     ) -> None:
         """read_only: answers are given, nothing is kept."""
-        self.policy, self.toolbox, self.store, self.snapshots, self.features = policy, toolbox, store, snapshots, features
-        self.adapter, self.limits, self.ask, self.batch, self.read_only = adapter, limits, ask, batch, read_only
+        self.policy, self.toolbox, self.store, self.snapshots, self.features = (
+            policy,
+            toolbox,
+            store,
+            snapshots,
+            features,
+        )
+        self.adapter, self.limits, self.ask, self.batch, self.read_only = (
+            adapter,
+            limits,
+            ask,
+            batch,
+            read_only,
+        )
         self.encoder, self.neighbours = Encoder(policy, features), Neighbours()
         self.version = -1
         self.trouble = ""
@@ -82,7 +94,8 @@ class Engine:
         self.refresh()
 
     def refresh(self) -> None:
-        """Load what is served now. A store or snapshot that can't be read leaves the one before in place; the first must be readable."""
+        """Load what is served now. A store or snapshot that can't be read leaves the one before in place; the
+        first must be readable."""
         try:
             served = self.snapshots.served()
             if served == self.version:
@@ -104,7 +117,8 @@ class Engine:
         requests = [self.ask(one.question, one.frames, one.clip) for one in asked]
         with self.policy.adapters.using(self.adapter):
             played = play(
-                self.policy.model, self.toolbox, requests, limits=self.limits, features=self.features, batch=self.batch
+                self.policy.model, self.toolbox, requests, limits=self.limits, features=self.features,
+                batch=self.batch
             )  # fmt: skip
         return [self._kept(one, own) for one, own in zip(asked, played, strict=True)]
 
@@ -119,12 +133,16 @@ class Engine:
             if not self.read_only:
                 self._evict()
                 new = Experience(
-                    request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip, form=form_of(asked.question),
+                    request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip,
+                    form=form_of(asked.question),
                     answer=played.answer, policy=self.version,
                 )  # fmt: skip
                 experience = self.store.add(new, vector)
                 why = "" if experience is not None else "the queue is full"
-        except (OSError, NameTaken) as error:  # a full disk or a damaged store takes no experience, but the answer is there
+        except (
+            OSError,
+            NameTaken,
+        ) as error:  # a full disk or a damaged store takes no experience, but the answer is there
             why = str(error)
         return Reply(
             answer=played.answer,

@@ -18,7 +18,8 @@ LOOP = "agent"
 
 @dataclass(frozen=True, kw_only=True)
 class KlControl:
-    """beta rises by `factor` while the KL to the reference is above target + tolerance, and falls below target - tolerance."""
+    """beta rises by `factor` while the KL to the reference is above target + tolerance, and falls below
+    target - tolerance."""
 
     target: float = 0.05
     tolerance: float = 0.01
@@ -34,14 +35,18 @@ class KlControl:
         return beta
 
     def too_far(self, kl: float) -> bool:
-        """Tell whether an update may only pull back: at twice the target. (Skipping it whole would leave the policy there for ever.)"""
+        """Tell whether an update may only pull back: at twice the target. (Skipping it whole would leave the
+        policy there for ever.)"""
         return kl > 2 * self.target
 
 
 class OnlineLoop(DualLoop):
-    """`DualLoop` over adapters policy, teacher and reference. The KL is measured on what was sampled, before the policy learns from it."""
+    """`DualLoop` over adapters policy, teacher and reference. The KL is measured on what was sampled, before
+    the policy learns from it."""
 
-    def __init__(self, policies: Adapters, *, control: KlControl, practice: OnlinePractice, **given: Any) -> None:
+    def __init__(
+        self, policies: Adapters, *, control: KlControl, practice: OnlinePractice, **given: Any
+    ) -> None:
         super().__init__(policies, practice=practice, **given)
         self.control, self.online = control, practice
         self.kl, self.pulled_back = 0.0, False
@@ -50,7 +55,9 @@ class OnlineLoop(DualLoop):
         self.settings = self.settings.model_copy(update={"kl": self.online.progress.beta})
         moved = super().begin_step(batches)
         done = [self.waiting[batch.micro][LOOP] for batch in moved]
-        sampled = torch.tensor([p for experience in done for logps in experience.sampled_logps for p in logps])
+        sampled = torch.tensor(
+            [p for experience in done for logps in experience.sampled_logps for p in logps]
+        )
         reference = torch.cat([experience.known["reference"].cpu() for experience in done])
         self.kl = grpo.token_kl(sampled, reference)[1]
         self.pulled_back = self.control.too_far(self.kl)
@@ -62,4 +69,7 @@ class OnlineLoop(DualLoop):
         return moved
 
     def after_step(self, step: int) -> dict[str, float]:
-        return super().after_step(step) | {"online/kl": self.kl, "online/pulled_back": float(self.pulled_back)}
+        return super().after_step(step) | {
+            "online/kl": self.kl,
+            "online/pulled_back": float(self.pulled_back),
+        }

@@ -1,4 +1,5 @@
-"""Vectors of experiences -> the most similar ones: an exact search over hybrid vectors, .7 of what is seen and .3 of what is asked."""
+"""Vectors of experiences -> the most similar ones: an exact search over hybrid vectors, .7 of what is seen
+and .3 of what is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ VISUAL, TEXT = 0.7, 0.3
 
 
 def hybrid(visual: Float[np.ndarray, " D"], text: Float[np.ndarray, " E"]) -> Float[np.ndarray, " K"]:
-    """Concatenate [sqrt(.7) v / |v|, sqrt(.3) t / |t|]: two have the inner product .7 cos(v, v') + .3 cos(t, t')."""
+    """Concatenate [sqrt(.7) v / |v|, sqrt(.3) t / |t|]: two have the inner product .7 cos(v, v') + .3 cos(t,
+    t')."""
 
     def unit(values: Float[np.ndarray, " D"]) -> Float[np.ndarray, " D"]:
         return np.asarray(values, np.float32) / max(float(np.linalg.norm(values)), 1e-12)
@@ -41,7 +43,10 @@ class Neighbours:
             room = max(need, 2 * len(self._matrix), 64)
             matrix, numbers = np.zeros((room, vectors.shape[1]), np.float32), np.zeros(room, np.int64)
             if self._used:
-                matrix[: self._used], numbers[: self._used] = self._matrix[: self._used], self._ids[: self._used]
+                matrix[: self._used], numbers[: self._used] = (
+                    self._matrix[: self._used],
+                    self._ids[: self._used],
+                )
             self._matrix, self._ids = matrix, numbers
         self._matrix[self._used : need], self._ids[self._used : need] = vectors, ids
         self._used = need
@@ -51,12 +56,16 @@ class Neighbours:
         kept = np.isin(self._ids[: self._used], np.fromiter(ids, np.int64, len(ids)))
         count = int(kept.sum())
         if count < self._used:
-            self._matrix[:count], self._ids[:count] = self._matrix[: self._used][kept], self._ids[: self._used][kept]
+            self._matrix[:count], self._ids[:count] = (
+                self._matrix[: self._used][kept],
+                self._ids[: self._used][kept],
+            )
             self._matrix[count:], self._ids[count:] = 0, 0
             self._used = count
 
     def follow(self, store: Store) -> None:
-        """Take new experiences of the store in, and drop what it has no more. Ids only rise, so the newest one tells what is new."""
+        """Take new experiences of the store in, and drop what it has no more. Ids only rise, so the newest
+        one tells what is new."""
         newest = int(self._ids[: self._used].max(initial=0))
         self.add(*store.vectors(newest))
         if store.size() != len(self):

@@ -1,4 +1,5 @@
-"""A store -> what people want to know of it: counts, every experience with what was found out, the audit chain."""
+"""A store -> what people want to know of it: counts, every experience with what was found out, the audit
+chain."""
 
 from __future__ import annotations
 
@@ -9,7 +10,21 @@ from typing import Any
 from ans_core.online import audit
 from ans_core.online.store import Store
 
-FIELDS = ("id", "time_s", "question", "form", "answer", "policy", "label", "share", "verified", "verdict", "provenance", "visits", "flips")
+FIELDS = (
+    "id",
+    "time_s",
+    "question",
+    "form",
+    "answer",
+    "policy",
+    "label",
+    "share",
+    "verified",
+    "verdict",
+    "provenance",
+    "visits",
+    "flips",
+)
 
 
 def counts(store: Store) -> dict[str, int]:
@@ -23,8 +38,14 @@ def counts(store: Store) -> dict[str, int]:
         "audit rows": "SELECT COUNT(*) FROM audit",
     }
     found = {name: int(store.rows(question)[0][0]) for name, question in asked.items()}
-    verdicts = store.rows("SELECT verdict, COUNT(*) FROM experiences WHERE verdict IS NOT NULL GROUP BY verdict ORDER BY verdict")
-    return found | {str(name): int(n) for name, n in (*verdicts, *store.rows("SELECT name, value FROM counters ORDER BY name"))}
+    verdicts = store.rows(
+        "SELECT verdict, COUNT(*) FROM experiences WHERE verdict IS NOT NULL GROUP BY verdict ORDER BY "
+        "verdict"
+    )
+    return found | {
+        str(name): int(n)
+        for name, n in (*verdicts, *store.rows("SELECT name, value FROM counters ORDER BY name"))
+    }
 
 
 def records(store: Store) -> Iterator[dict[str, Any]]:
@@ -38,7 +59,9 @@ def records(store: Store) -> Iterator[dict[str, Any]]:
 def audit_rows(store: Store, last: int | None = None) -> list[audit.AuditRow]:
     """Return the chain, or its `last` rows."""
     names = ("number", "time_s", "event", "body", "previous", "hash")
-    rows = store.rows(f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", -1 if last is None else last)
+    rows = store.rows(
+        f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", -1 if last is None else last
+    )
     return [audit.AuditRow(**dict(zip(names, row, strict=True))) for row in reversed(rows)]
 
 

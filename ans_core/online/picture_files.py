@@ -1,4 +1,5 @@
-"""Encoded pictures -> PNG files named by their content, written whole or not at all. What the pixels don't need is left behind."""
+"""Encoded pictures -> PNG files named by their content, written whole or not at all. What the pixels don't
+need is left behind."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ans_core.pictures import transforms
 
 
 def scrubbed(encoded: bytes) -> bytes:
-    """Return the pixels as PNG: EXIF (places, names, thumbnails), colour profiles and comments are gone. Raises ValueError for what is no
-    picture."""
+    """Return the pixels as PNG: EXIF (places, names, thumbnails), colour profiles and comments are gone.
+    Raises ValueError for what is no picture."""
     file = io.BytesIO()
     transforms.open_image(encoded).save(file, "PNG", compress_level=1, icc_profile=None)
     return file.getvalue()
@@ -42,8 +43,8 @@ def read(path: Path) -> bytes:
 
 
 def put(folder: Path, encoded: bytes) -> str:
-    """Write a picture unless it is there; return its digest once file and name are on disk. A `sweep` at the same time may take it away
-    again: who counts on it looks (`are_there`) while no sweep can run."""
+    """Write a picture unless it is there; return its digest once file and name are on disk. A `sweep` at the
+    same time may take it away again: who counts on it looks (`are_there`) while no sweep can run."""
     digest = digest_of(encoded)
     path = path_of(folder, digest)
     while not path.exists():
@@ -58,8 +59,11 @@ def put(folder: Path, encoded: bytes) -> str:
                 partial.replace(path)
         except OSError as error:
             partial.unlink(missing_ok=True)
-            raise OSError(f"{path} can't be written ({error.strerror}); free space on its disk, or mend its rights") from None
-    for entry in (path, path.parent, folder):  # also where it is there: another process may not have come so far yet
+            raise OSError(
+                f"{path} can't be written ({error.strerror}); free space on its disk, or mend its rights"
+            ) from None
+    # also where it is there: another process may not have come so far yet
+    for entry in (path, path.parent, folder):
         _keep_entry(entry)
     return digest
 
@@ -83,7 +87,8 @@ def remove(folder: Path, digests: Collection[str]) -> None:
 
 
 def sweep(folder: Path, keep: Collection[str]) -> int:
-    """Remove files that no experience has: a process was killed between writing them and its transaction. Return how many."""
+    """Remove files that no experience has: a process was killed between writing them and its transaction.
+    Return how many."""
     kept = {path_of(folder, digest) for digest in keep}
     lost = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
     for path in lost:

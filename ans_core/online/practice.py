@@ -1,7 +1,8 @@
-"""Tasks of the store as an RL loop's practice: episodes on the real operations, scored against a label that votes and verification gave.
+"""Tasks of the store as an RL loop's practice: episodes on the real operations, scored against a label that
+votes and verification gave.
 
-Each of G rollouts is scored against the vote, never the vote against itself. A task that the gate does not admit gives no reward at all:
-its group has advantage 0, and only the KL term sees it.
+Each of G rollouts is scored against the vote, never the vote against itself. A task that the gate does not
+admit gives no reward at all: its group has advantage 0, and only the KL term sees it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from ans_core.rl.step import Box, RolloutStep
 from ans_core.types import ImageRef, Request
 
 NEAR = 0.98
-"""Similarity from which an experience with the same words counts as the same question. Others' answers are no votes on this one."""
+"""Similarity from which an experience with the same words counts as the same question. Others' answers are no
+votes on this one."""
 MOST_NEAR = 2
 """Votes of near-duplicates: never as many as a group has rollouts."""
 RECENT = 100
@@ -40,7 +42,8 @@ RECENT = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """What one group of episodes is about: a task of the store, or a question with a known answer (replay)."""
+    """What one group of episodes is about: a task of the store, or a question with a known answer
+    (replay)."""
 
     name: str
     """Sample id."""
@@ -48,7 +51,8 @@ class Lesson:
     form: str
     task: Task | None = None
     truth: str | None = None
-    """Of a replayed question, its label. Of a simulated task, what the label is held against in the metrics, and nothing else."""
+    """Of a replayed question, its label. Of a simulated task, what the label is held against in the metrics,
+    and nothing else."""
 
 
 @dataclass(kw_only=True)
@@ -64,8 +68,8 @@ class Progress:
     at_once: int = 0
     """Most new tasks of the next update, after one that was not finite; 0: as many as ever."""
     suspects: list[int] = field(default_factory=list)
-    """Tasks whose own updates were not finite. They are left out, and given up once an update without them is finite: else the weights are
-    at fault, and nothing is given up."""
+    """Tasks whose own updates were not finite. They are left out, and given up once an update without them is
+    finite: else the weights are at fault, and nothing is given up."""
     beta: float = 0.01
     marginal: Marginal = field(default_factory=Marginal)
     recent: deque[tuple[str, bool, bool]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -82,7 +86,9 @@ class Progress:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
-        rows: list[tuple[str, bool, bool]] = [(str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]]
+        rows: list[tuple[str, bool, bool]] = [
+            (str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]
+        ]
         own = {
             "marginal": Marginal.of(state["marginal"]),
             "recent": deque(rows, maxlen=RECENT),
@@ -93,8 +99,8 @@ class Progress:
 
 
 Confirm = Callable[[Lesson, Workspace | None], str | None]
-"""The answer of an independent operation path, which finds things by words, or where an episode's workspace says that it looked; None if
-there is none."""
+"""The answer of an independent operation path, which finds things by words, or where an episode's workspace
+says that it looked; None if there is none."""
 Relabel = Callable[[Task, Decision], Decision]
 
 
@@ -116,10 +122,17 @@ class OnlinePractice:
         confirm: Confirm | None,
         relabel: Relabel | None = None,
     ) -> None:
-        """batch: episodes that are played at a time. weigh_labels: common labels weigh less (`Marginal.weight`); else each weighs 1.
-        confirm: None = no vote is verified. relabel: changes decisions, for trials with wrong labels."""
+        """batch: episodes that are played at a time. weigh_labels: common labels weigh less
+        (`Marginal.weight`); else each weighs 1. confirm: None = no vote is verified. relabel: changes
+        decisions, for trials with wrong labels."""
         self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
-        self.limits, self.batch, self.gate, self.strategy, self.weigh_labels = limits, batch, gate, strategy, weigh_labels
+        self.limits, self.batch, self.gate, self.strategy, self.weigh_labels = (
+            limits,
+            batch,
+            gate,
+            strategy,
+            weigh_labels,
+        )
         self.confirm, self.relabel = confirm, relabel
         self.lessons: dict[str, Lesson] = {}
         """Those of the step that comes, by sample id."""
@@ -156,14 +169,21 @@ class OnlinePractice:
     def _scored(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[PlayedRollout]:
         if lesson.task is None:
             assert lesson.truth is not None, "a replayed question has its answer"
-            return [_rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group]
+            return [
+                _rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group
+            ]
         decision, verdict = self._judged(lesson, lesson.task, group)
         admitted = verdict == "admitted" and decision.label is not None
         weight = 1.0
         if admitted and decision.label is not None and self.weigh_labels:
             weight = self.progress.marginal.weight(lesson.form, decision.label)
-        measured = {"admitted": float(admitted), "share": decision.share, "verified": float(decision.verified)}
-        if (differ := entropy(decision.votes[: len(group)])) is not None:  # after them come near-duplicates' votes
+        measured = {
+            "admitted": float(admitted),
+            "share": decision.share,
+            "verified": float(decision.verified),
+        }
+        # after them come near-duplicates' votes
+        if (differ := entropy(decision.votes[: len(group)])) is not None:
             measured["answer_entropy"] = differ
         if lesson.truth is not None and admitted:
             measured["label_right"] = float(decision.label == normal(lesson.truth))
@@ -173,9 +193,14 @@ class OnlinePractice:
         for episode in group:
             own = dict(measured)
             if lesson.truth is not None and admitted and episode.answer is not None:
-                rewarded, right = normal(episode.answer) == decision.label, normal(episode.answer) == normal(lesson.truth)
+                rewarded, right = (
+                    normal(episode.answer) == decision.label,
+                    normal(episode.answer) == normal(lesson.truth),
+                )
                 own["reward_right"] = float(rewarded == right)
-            found.append(_rollout(episode, label=decision.label if admitted else None, weight=weight, measured=own))
+            found.append(
+                _rollout(episode, label=decision.label if admitted else None, weight=weight, measured=own)
+            )
         return found
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
@@ -188,14 +213,16 @@ class OnlinePractice:
         self.progress.recent.append((verdict, bool(task.visits), flipped))
         self.outcomes.append(
             Outcome(
-                experience=task.experience, label=decision.label, share=decision.share, verified=decision.verified, verdict=verdict,
+                experience=task.experience, label=decision.label, share=decision.share,
+                verified=decision.verified, verdict=verdict,
                 flipped=flipped, provenance=decision.provenance(),
             )
         )  # fmt: skip
         return decision, verdict
 
     def _own_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
-        """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it looked."""
+        """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it
+        looked."""
         confirmed = None if self.confirm is None else self.confirm(lesson, None)
         by = "words" if confirmed is not None else "place"
         votes = []
@@ -213,9 +240,10 @@ class OnlinePractice:
         return votes
 
     def _near_votes(self, task: Task) -> list[Vote]:
-        """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted labels vote: what is kept to
-        measure on, or for a person, must not leak into what is learned, and what the gate holds back is not trusted. That they were
-        verified says nothing of this picture: coarse features call pictures equal that differ in what is asked."""
+        """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted
+        labels vote: what is kept to measure on, or for a person, must not leak into what is learned, and what
+        the gate holds back is not trusted. That they were verified says nothing of this picture: coarse
+        features call pictures equal that differ in what is asked."""
         vector = self.neighbours.vector(task.experience)
         if vector is None:
             return []
@@ -236,7 +264,10 @@ class OnlinePractice:
 
     def finish(self) -> list[Outcome]:
         """End the step; return what became of its tasks, and of those that were left out of it."""
-        given_up = [Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite") for n in self.progress.suspects]
+        given_up = [
+            Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite")
+            for n in self.progress.suspects
+        ]
         done, self.outcomes, self._before = [*self.outcomes, *given_up], [], None
         self.progress.at_once, self.progress.suspects = 0, []
         return done
@@ -247,9 +278,13 @@ class OnlinePractice:
             self.load(self.state())
 
     def _after_skipped(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the progress before a step, with what the next one does otherwise because it was skipped: half as many new tasks, down to
-        one alone, which is a suspect if its step is skipped, too."""
-        new = [lesson.task.experience for lesson in self.lessons.values() if lesson.task is not None and lesson.task.verdict is None]
+        """Return the progress before a step, with what the next one does otherwise because it was skipped:
+        half as many new tasks, down to one alone, which is a suspect if its step is skipped, too."""
+        new = [
+            lesson.task.experience
+            for lesson in self.lessons.values()
+            if lesson.task is not None and lesson.task.verdict is None
+        ]
         if len(self.lessons) == len(new) == 1:
             return {**before, "at_once": 0, "suspects": [*before["suspects"], *new]}
         return {**before, "at_once": max(1, len(new) // 2)}
@@ -264,25 +299,34 @@ class OnlinePractice:
             "online/version": float(self.progress.version),
             "online/roll_backs": float(self.progress.roll_backs),
             "online/beta": self.progress.beta,
-            "online/recently_admitted": fmean(verdict == "admitted" for verdict, _, _ in recent) if recent else 0.0,
+            "online/recently_admitted": fmean(verdict == "admitted" for verdict, _, _ in recent)
+            if recent
+            else 0.0,
             "online/flip_rate": fmean(visited) if visited else 0.0,
             "online/largest_label": self.progress.marginal.largest(),
         }
 
     def state(self) -> dict[str, Any]:
-        """Return the progress of all finished steps, and what follows from a skipped one: a training state that is written after that has
-        nothing else of it."""
+        """Return the progress of all finished steps, and what follows from a skipped one: a training state
+        that is written after that has nothing else of it."""
         return self.progress.state() if self._before is None else self._after_skipped(self._before)
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None
 
 
-def _rollout(episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]) -> PlayedRollout:
-    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it is no lesson."""
+def _rollout(
+    episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]
+) -> PlayedRollout:
+    """Score an episode: `weight` for the label, 0 for another answer; NaN without a label, and where it is no
+    lesson."""
     lost = label is None or _is_lost(episode)
-    reward = math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
-    return rollout_of(episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured)
+    reward = (
+        math.nan if lost else weight * float(episode.answer is not None and normal(episode.answer) == label)
+    )
+    return rollout_of(
+        episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured
+    )
 
 
 def _is_lost(episode: PlayedEpisode) -> bool:

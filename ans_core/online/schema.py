@@ -54,8 +54,8 @@ CREATE TABLE audit (
     hash TEXT NOT NULL
 );
 """
-"""label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the update that used a task; its
-row goes when that update's weights are safe."""
+"""label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the
+update that used a task; its row goes when that update's weights are safe."""
 BEFORE = """
 CREATE TABLE IF NOT EXISTS before (
     learned INTEGER NOT NULL,
@@ -70,17 +70,22 @@ CREATE TABLE IF NOT EXISTS before (
     PRIMARY KEY (learned, experience)
 );
 """
-"""What an experience's row was before update `learned` changed it, until that update's weights are safe. A file without it gets it."""
+"""What an experience's row was before update `learned` changed it, until that update's weights are safe. A
+file without it gets it."""
 FOUND = ("label", "share", "verified", "verdict", "provenance", "visits", "flips")
 """The columns that an update changes."""
 
 
 def create(file: Path, meta: dict[str, str]) -> None:
-    """Make a new file, whole or not at all; of two processes that do, one wins and both go on with its file."""
+    """Make a new file, whole or not at all; of two processes that do, one wins and both go on with its
+    file."""
     partial = file.with_suffix(f".{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     with closing(sqlite3.connect(partial)) as db:
-        db.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} {BEFORE} COMMIT;")
+        db.executescript(
+            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} "
+            f"{BEFORE} COMMIT;"
+        )
         with db:
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     try:
@@ -92,19 +97,26 @@ def create(file: Path, meta: dict[str, str]) -> None:
 
 
 def check(db: sqlite3.Connection, file: Path) -> None:
-    """Raise ValueError for a file of somebody else's, of another version, or a damaged one; sqlite3.OperationalError for one that can't be
-    read at present (its rights, a full disk), whatever it holds."""
+    """Raise ValueError for a file of somebody else's, of another version, or a damaged one;
+    sqlite3.OperationalError for one that can't be read at present (its rights, a full disk), whatever it
+    holds."""
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
             raise ValueError(f"{file} is no store of the agent's experiences; name another folder (--store)")
         if version != VERSION:
-            raise ValueError(f"{file} has layout {version}, this program reads {VERSION}; use the program that wrote it, or another folder")
+            raise ValueError(
+                f"{file} has layout {version}, this program reads {VERSION}; use the program that wrote it, "
+                "or another folder"
+            )
         (told, *_) = db.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
         told = str(error)
     if told != "ok":
-        raise ValueError(f"{file} is damaged or cut short ({told}); put a backup in its place, or name another folder (--store)")
+        raise ValueError(
+            f"{file} is damaged or cut short ({told}); put a backup in its place, or name another folder "
+            "(--store)"
+        )

@@ -3,9 +3,9 @@
     POST /ask     {"question": "...", "image": "<base64>"}  (or "frames": ["<base64>", ...] of a clip; "request": a name of your own)
     GET  /status
 
-Pictures come in the request, never as paths of this machine. A request must name one of the server's own addresses as its host, and no
-other site's page as its origin: a page of another site can neither send one nor have its own name point here. A question must say that it
-is JSON.
+Pictures come in the request, never as paths of this machine. A request must name one of the server's own
+addresses as its host, and no other site's page as its origin: a page of another site can neither send one nor
+have its own name point here. A question must say that it is JSON.
 """
 
 from __future__ import annotations
@@ -78,11 +78,14 @@ def asked_of(body: bytes) -> Asked:
         raise BadRequest(str(error)) from None
     if pixels > MOST_PIXELS:
         raise BadRequest(
-            f"the pictures have {pixels / 1e6:.0f} million pixels, at most {MOST_PIXELS / 1e6:.0f} are taken; make them smaller"
+            f"the pictures have {pixels / 1e6:.0f} million pixels, at most {MOST_PIXELS / 1e6:.0f} are "
+            "taken; make them smaller"
         )
     request = values.get("request", str(uuid.uuid4()))
     if not isinstance(request, str) or not REQUEST.fullmatch(request):
-        raise BadRequest('"request" is a name of 1 to 128 letters, digits and . _ : -, since it is kept as it comes')
+        raise BadRequest(
+            '"request" is a name of 1 to 128 letters, digits and . _ : -, since it is kept as it comes'
+        )
     return Asked(request=request, question=question, frames=frames, clip="frames" in values)
 
 
@@ -92,7 +95,9 @@ def check_address(host: str, port: int) -> None:
         with socket.create_server((host, port), family=_family(host)):
             pass
     except (OSError, OverflowError) as error:
-        raise ValueError(f"nobody can listen on {host}, port {port} ({error}); give another --port or --host") from None
+        raise ValueError(
+            f"nobody can listen on {host}, port {port} ({error}); give another --port or --host"
+        ) from None
 
 
 def _family(host: str) -> socket.AddressFamily:
@@ -112,15 +117,22 @@ class Server(ThreadingHTTPServer):
         self.room = threading.Semaphore(MOST_WAITING)
 
     def hosts(self, reached: str) -> set[str]:
-        """Return what a request may name as its host, if it reached the server at this address of the machine."""
+        """Return what a request may name as its host, if it reached the server at this address of the
+        machine."""
         names = {*LOOPBACK, self.host, reached.removeprefix("::ffff:")}
         bare = {f"[{name}]" if ":" in name else name for name in names}
-        return {f"{name}:{self.server_port}" for name in bare} | (bare if self.server_port == 80 else set())  # browsers leave :80 out
+        # browsers leave :80 out
+        return {f"{name}:{self.server_port}" for name in bare} | (bare if self.server_port == 80 else set())
 
     def status(self) -> dict[str, Any]:
         engine = self.engine
         counts = overview.counts(engine.store)
-        return {"version": engine.version, "trouble": engine.trouble, "read_only": engine.read_only, "store": counts}
+        return {
+            "version": engine.version,
+            "trouble": engine.trouble,
+            "read_only": engine.read_only,
+            "store": counts,
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -140,7 +152,8 @@ class Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def _end_reading(self) -> None:
-        """End what the request sends, as if it had hung up: each of its parts may come in time, and all of them never."""
+        """End what the request sends, as if it had hung up: each of its parts may come in time, and all of
+        them never."""
         self.late = True
         with suppress(OSError):  # it has
             self.connection.shutdown(socket.SHUT_RD)
@@ -174,7 +187,8 @@ class Handler(BaseHTTPRequestHandler):
 
     @contextmanager
     def _admitted(self) -> Iterator[bool]:
-        """Count a request while it is read and answered. One that may not be made, or finds no room, is told so; its body is not kept."""
+        """Count a request while it is read and answered. One that may not be made, or finds no room, is told
+        so; its body is not kept."""
         if error := self._foreign():
             self._turn_away(HTTPStatus.FORBIDDEN, error)
             yield False
@@ -188,14 +202,18 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.room.release()
 
     def _foreign(self) -> str:
-        """Say why a request is not for this server; empty if it is. A site's name may point here (DNS rebinding), its page may send."""
+        """Say why a request is not for this server; empty if it is. A site's name may point here (DNS
+        rebinding), its page may send."""
         hosts = self.server.hosts(str(self.connection.getsockname()[0]))
         named = [name.lower() for name in self.headers.get_all("Host", [])]
         if len(named) != 1 or named[0] not in hosts:
             return f"the request's Host is none of this server's addresses; ask {' or '.join(sorted(hosts))}"
         origins = [origin.lower() for origin in self.headers.get_all("Origin", [])]
         if any(origin not in {f"http://{host}" for host in hosts} for origin in origins):
-            return "the request's Origin is a page of another site; this server answers its own address and programs alone"
+            return (
+                "the request's Origin is a page of another site; this server answers its own address and "
+                "programs alone"
+            )
         return ""
 
     def _length(self) -> int | None:
@@ -204,7 +222,8 @@ class Handler(BaseHTTPRequestHandler):
         return int(told) if re.fullmatch(r"[0-9]{1,12}", told) and int(told) <= LARGEST else None
 
     def _turn_away(self, status: HTTPStatus, error: str) -> None:
-        """Tell an error, and read past the body: who is still sending when the connection closes never reads the reply."""
+        """Tell an error, and read past the body: who is still sending when the connection closes never reads
+        the reply."""
         self._tell(status, {"error": error})
         left = self._length() or 0
         while left > 0 and (read := self.rfile.read(min(left, CHUNK))):
@@ -223,7 +242,9 @@ class Handler(BaseHTTPRequestHandler):
         length = self._length() or 0
         read = self.rfile.read(length)
         if len(read) < length:
-            raise BadRequest(f"{len(read)} of {length} bytes came{f' in {self.timeout:g} s' if self.late else ''}")
+            raise BadRequest(
+                f"{len(read)} of {length} bytes came{f' in {self.timeout:g} s' if self.late else ''}"
+            )
         self.clock.cancel()
         return read
 

@@ -1,4 +1,5 @@
-"""Drawn questions -> a stream of experiences whose pictures are shifted on purpose, and questions to measure on, shifted and not."""
+"""Drawn questions -> a stream of experiences whose pictures are shifted on purpose, and questions to measure
+on, shifted and not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ STREAM_FROM, CANARY_FROM, REPLAY_FROM = 2_000_000, 3_000_000, 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """contrast: factor on the distance from the middle grey. noise: standard deviation in grey levels. blur: radius in pixels."""
+    """contrast: factor on the distance from the middle grey. noise: standard deviation in grey levels. blur:
+    radius in pixels."""
 
     contrast: float
     noise: float
@@ -44,14 +46,33 @@ class Shift:
 
     def question(self, question: Question) -> Question:
         name = question.question_id
-        return replace(question, frames=tuple(self.of(f, seed=seed_of("shift", name, i)) for i, f in enumerate(question.frames)))
+        return replace(
+            question,
+            frames=tuple(self.of(f, seed=seed_of("shift", name, i)) for i, f in enumerate(question.frames)),
+        )
 
 
 class Drawn:
     """Questions of some families in turn, from an index of a split on; decided by (seed, number) alone."""
 
-    def __init__(self, families: Sequence[str], *, split: str, seed: int, tile: int, first: int, shift: Shift | None = None) -> None:
-        self.families, self.split, self.seed, self.tile, self.first, self.shift = families, split, seed, tile, first, shift
+    def __init__(
+        self,
+        families: Sequence[str],
+        *,
+        split: str,
+        seed: int,
+        tile: int,
+        first: int,
+        shift: Shift | None = None,
+    ) -> None:
+        self.families, self.split, self.seed, self.tile, self.first, self.shift = (
+            families,
+            split,
+            seed,
+            tile,
+            first,
+            shift,
+        )
         self.named = lru_cache(maxsize=512)(self._named)
 
     def number(self, number: int) -> Question:

@@ -1,7 +1,9 @@
-"""Versions of the served adapter as folders of safetensors, published whole; a row of the store says which one is served.
+"""Versions of the served adapter as folders of safetensors, published whole; a row of the store says which
+one is served.
 
-A version's folder is complete before the row names it (written beside, synced, renamed), so whoever is killed leaves the last whole one.
-Version numbers only rise; rolling back names an earlier one again, whose bits never changed.
+A version's folder is complete before the row names it (written beside, synced, renamed), so whoever is killed
+leaves the last whole one. Version numbers only rise; rolling back names an earlier one again, whose bits
+never changed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Snapshot:
     version: int
     tensors: dict[str, Tensor]
     about: dict[str, Any]
-    """What the adapter is (lora, rows) and how it came about: update, audit (number and hash of the newest row), canary."""
+    """What the adapter is (lora, rows) and how it came about: update, audit (number and hash of the newest
+    row), canary."""
 
 
 class Snapshots:
@@ -55,14 +58,23 @@ class Snapshots:
         """Return the version that is served. Raises ValueError before there is any."""
         found = self.store.meta(SERVED)
         if found is None:
-            raise ValueError(f"{self.store.folder} has no snapshot; start `ans agent serve`, which makes the first one")
+            raise ValueError(
+                f"{self.store.folder} has no snapshot; start `ans agent serve`, which makes the first one"
+            )
         return int(found)
 
     def publish(
-        self, tensors: Mapping[str, Tensor], *, after: int | None, update: int, about: Mapping[str, Any], told: Mapping[str, Any]
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        after: int | None,
+        update: int,
+        about: Mapping[str, Any],
+        told: Mapping[str, Any],
     ) -> int | None:
-        """Write a new version and serve it in the place of version `after` (None: the first one); return its number. None if another one is
-        served by now: somebody rolled back meanwhile. about: what the adapter is; told: what was measured, for the audit chain too."""
+        """Write a new version and serve it in the place of version `after` (None: the first one); return its
+        number. None if another one is served by now: somebody rolled back meanwhile. about: what the adapter
+        is; told: what was measured, for the audit chain too."""
         version = self._next()
         number, digest = overview.audit_head(self.store)
         config = {**about, "version": version, "update": update, "audit": [number, digest], **told}
@@ -70,7 +82,12 @@ class Snapshots:
         sync(self.folder)
         before = None if after is None else str(after)
         if not self.store.set_meta(
-            {SERVED: str(version)}, event="published", only_if={SERVED: before}, version=version, update=update, **told
+            {SERVED: str(version)},
+            event="published",
+            only_if={SERVED: before},
+            version=version,
+            update=update,
+            **told,
         ):
             if self.served() != version:  # two that begin a store at once write the same first version
                 shutil.rmtree(self.path(version))
@@ -92,18 +109,26 @@ class Snapshots:
         tensors, about = checkpoint.load_delta(path, base_hash=self.base_hash)
         return Snapshot(version=version, tensors=tensors, about=about)
 
-    def roll_back(self, version: int, *, why: str, frozen: str | None = None, instead_of: int | None = None) -> bool:
-        """Serve an earlier version again. frozen: why nothing is to be learned from now on; None: learning may go on. Changes nothing and
-        returns False if `instead_of` is given and another version is served by now: somebody rolled back meanwhile."""
+    def roll_back(
+        self, version: int, *, why: str, frozen: str | None = None, instead_of: int | None = None
+    ) -> bool:
+        """Serve an earlier version again. frozen: why nothing is to be learned from now on; None: learning
+        may go on. Changes nothing and returns False if `instead_of` is given and another version is served by
+        now: somebody rolled back meanwhile."""
         self.load(version)  # before anything changes
         only_if = None if instead_of is None else {SERVED: str(instead_of)}
         return self.store.set_meta(
-            {SERVED: str(version), FROZEN: frozen}, event="rolled_back", only_if=only_if, version=version, why=why, frozen=frozen
+            {SERVED: str(version), FROZEN: frozen},
+            event="rolled_back",
+            only_if=only_if,
+            version=version,
+            why=why,
+            frozen=frozen,
         )
 
     def recently_served(self, most: int) -> set[int]:
-        """Return what was served last, the present version and up to `most` - 1 changes back. Numbers alone don't tell: after a roll-back
-        by hand the next one is far from what it follows."""
+        """Return what was served last, the present version and up to `most` - 1 changes back. Numbers alone
+        don't tell: after a roll-back by hand the next one is far from what it follows."""
         changes: list[int] = []
         for _, body in self._last_changes(most * (RELEASES + 1)):  # so many refusals in a row end learning
             version = int(json.loads(body)["version"])
@@ -114,8 +139,9 @@ class Snapshots:
         return set(changes)
 
     def before(self, version: int) -> int | None:
-        """Return the newest version still here that a version came after: what was served when it was published, or what came before that.
-        None for the first. Numbers alone don't tell: what somebody took back by hand has a lower number than what follows it."""
+        """Return the newest version still here that a version came after: what was served when it was
+        published, or what came before that. None for the first. Numbers alone don't tell: what somebody took
+        back by hand has a lower number than what follows it."""
         came_after: dict[int, int | None] = {}
         serving = None
         for event, body in reversed(self._last_changes(-1)):
@@ -133,8 +159,12 @@ class Snapshots:
         return [event for event, _ in self._last_changes(1)] == ["rolled_back"]
 
     def _last_changes(self, most: int) -> list[tuple[str, str]]:
-        """Return (event, body) of the newest audit rows that name what is served, the newest first; all of them for -1."""
-        asked = "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC LIMIT ?"
+        """Return (event, body) of the newest audit rows that name what is served, the newest first; all of
+        them for -1."""
+        asked = (
+            "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC "
+            "LIMIT ?"
+        )
         return [(str(event), str(body)) for event, body in self.store.rows(asked, most)]
 
     def frozen(self) -> str | None:
@@ -142,19 +172,24 @@ class Snapshots:
         return self.store.meta(FROZEN)
 
     def audit_fault(self) -> str | None:
-        """Say what is wrong with the store's audit chain, or with a version whose mark in it can't be read; None if it holds."""
+        """Say what is wrong with the store's audit chain, or with a version whose mark in it can't be read;
+        None if it holds."""
         marks, unread = [], None
         for version in self.versions():
             try:
                 number, digest = self.load(version).about["audit"]
             except ValueError as error:
-                unread = f"version {version}: {str(error).partition(';')[0]}; serve another one (`ans agent rollback VERSION`)"
+                unread = (
+                    f"version {version}: {str(error).partition(';')[0]}; serve another one (`ans agent "
+                    "rollback VERSION`)"
+                )
             else:
                 marks.append((int(number), str(digest)))
         return audit.fault(overview.audit_rows(self.store), marks=marks) or unread
 
     def _drop_old(self, served: int) -> None:
-        kept = {0, served, self.served(), *self.versions()[-self.keep :]}  # served by now: somebody may have rolled back
+        # served by now: somebody may have rolled back
+        kept = {0, served, self.served(), *self.versions()[-self.keep :]}
         for version in self.versions():
             if version not in kept:
                 shutil.rmtree(self.path(version))

@@ -1,6 +1,8 @@
-"""Experiences -> one SQLite file (WAL) with queue, vectors and audit chain, and a folder of pictures. Every change is one transaction.
+"""Experiences -> one SQLite file (WAL) with queue, vectors and audit chain, and a folder of pictures. Every
+change is one transaction.
 
-What `add` returned is on disk. Ids are never used again. One worker at a time takes tasks (`worker_lock`); any number of engines add some.
+What `add` returned is on disk. Ids are never used again. One worker at a time takes tasks (`worker_lock`);
+any number of engines add some.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
 Verdict = Literal[
-    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary", "stale", "unreadable", "not_finite"
+    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary",
+    "stale", "unreadable", "not_finite"
 ]  # fmt: skip
-"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a person. unreadable: the file of a
-picture is missing or damaged. not_finite: its loss or gradient is no number."""
+"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a
+person. unreadable: the file of a picture is missing or damaged. not_finite: its loss or gradient is no
+number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,8 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Experience:
-    """A question that was answered. `frames`: encoded pictures; `answer`: the engine's, of policy version `policy`."""
+    """A question that was answered. `frames`: encoded pictures; `answer`: the engine's, of policy version
+    `policy`."""
 
     request: str
     """Given by whoever asks: the same one is kept once."""
@@ -78,7 +83,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the worker found out about a task. share: of the votes, that the label has; provenance: whose votes these were."""
+    """What the worker found out about a task. share: of the votes, that the label has; provenance: whose
+    votes these were."""
 
     experience: int
     label: str | None
@@ -97,7 +103,8 @@ class Store:
     """An open store. Methods may be called from several threads."""
 
     def __init__(self, folder: Path, *, encoder: str | None = None, limits: Limits | None = None) -> None:
-        """Open the store of a folder; make one if there is none and `encoder` (which makes the vectors) is named.
+        """Open the store of a folder; make one if there is none and `encoder` (which makes the vectors) is
+        named.
 
         Raises ValueError for a file that is foreign, damaged or of another encoder."""
         self.folder, self.limits = folder, limits or Limits()
@@ -108,14 +115,23 @@ class Store:
             raise ValueError(f"{self.file} is no file; name another folder (--store)")
         if not self.file.exists():
             if encoder is None:
-                raise ValueError(f"{folder} holds no {FILE}; start `ans agent serve` first, or name its folder (--store)")
+                raise ValueError(
+                    f"{folder} holds no {FILE}; start `ans agent serve` first, or name its folder (--store)"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             schema.create(self.file, {"encoder": encoder})
         self._lock = threading.RLock()
         try:
-            self._db = sqlite3.connect(self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
             schema.check(self._db, self.file)
-            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
+            for pragma in (
+                "journal_mode = WAL",
+                "synchronous = FULL",
+                "foreign_keys = ON",
+                "secure_delete = ON",
+            ):
                 self._db.execute(f"PRAGMA {pragma}")
         except sqlite3.OperationalError as error:
             raise self._damaged(error) from error
@@ -125,7 +141,8 @@ class Store:
         known = self.meta("encoder")
         if encoder is not None and encoder != known:
             raise ValueError(
-                f"{self.file} holds vectors of the encoder {str(known)[:12]}, this base's is {encoder[:12]}; use the base that it was begun"
+                f"{self.file} holds vectors of the encoder {str(known)[:12]}, this base's is "
+                f"{encoder[:12]}; use the base that it was begun"
                 " with, or another folder (--store)"
             )
 
@@ -142,8 +159,8 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction, which is written as a whole when the context ends, or not at all. Raises OSError for a file that can't be
-        written, or is damaged."""
+        """Open a transaction, which is written as a whole when the context ends, or not at all. Raises
+        OSError for a file that can't be written, or is damaged."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -156,7 +173,8 @@ class Store:
                     raise
             except sqlite3.OperationalError as error:
                 raise OSError(
-                    f"{self.file} can't be written ({error}); free space on its disk, or end the process that holds it"
+                    f"{self.file} can't be written ({error}); free space on its disk, or end the process "
+                    "that holds it"
                 ) from error
             except sqlite3.DatabaseError as error:
                 raise self._damaged(error) from error
@@ -173,12 +191,15 @@ class Store:
         """Return what to raise: a sentence about the file, or what only a bug can cause as it is."""
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
             return error
-        if isinstance(error, sqlite3.OperationalError):  # its rights, its disk, another process: what it holds is as good as before
+        # its rights, its disk, another process: what it holds is as good as before
+        if isinstance(error, sqlite3.OperationalError):
             return OSError(
-                f"{self.file} can't be read or written ({error}); free space on its disk, mend its rights, or end the process that holds it"
+                f"{self.file} can't be read or written ({error}); free space on its disk, mend its rights, "
+                "or end the process that holds it"
             )
         return OSError(
-            f"{self.file} can't be read ({error}); end engine and worker and put a backup in its place, or name another folder (--store)"
+            f"{self.file} can't be read ({error}); end engine and worker and put a backup in its place, or "
+            "name another folder (--store)"
         )
 
     def note(self, event: str, **body: Any) -> None:
@@ -187,8 +208,8 @@ class Store:
             note(db, event, body)
 
     def empty_wal(self, wait_s: float) -> bool:
-        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if somebody still reads an earlier
-        state of the store after `wait_s`."""
+        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if
+        somebody still reads an earlier state of the store after `wait_s`."""
         with self._lock:
             self.rows(f"PRAGMA busy_timeout = {round(1000 * wait_s)}")
             try:
@@ -202,10 +223,15 @@ class Store:
         return str(found[0][0]) if found else None
 
     def set_meta(
-        self, values: Mapping[str, str | None], *, event: str, only_if: Mapping[str, str | None] | None = None, **body: Any
+        self,
+        values: Mapping[str, str | None],
+        *,
+        event: str,
+        only_if: Mapping[str, str | None] | None = None,
+        **body: Any,
     ) -> bool:
-        """Set keys (None removes one) together with an audit row. Changes nothing and returns False unless the keys of `only_if` have these
-        values."""
+        """Set keys (None removes one) together with an audit row. Changes nothing and returns False unless
+        the keys of `only_if` have these values."""
         with self.writing() as db:
             if any(self.meta(key) != value for key, value in (only_if or {}).items()):
                 return False
@@ -219,12 +245,14 @@ class Store:
     # Experiences
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
-        """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is on disk. None if the queue is
-        full. A request that is known already gets its id. Raises NameTaken if it was another question.
+        """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is
+        on disk. None if the queue is full. A request that is known already gets its id. Raises NameTaken if
+        it was another question.
 
-        Pictures are written between two transactions, so that a slow disk keeps nobody from writing: the first one tells whether they are
-        needed, the second one finds them there. What is removed (`sweep`, `forget`, `evict`) is removed in a transaction, so a picture that
-        is there in this one stays; one that was removed before it is written again."""
+        Pictures are written between two transactions, so that a slow disk keeps nobody from writing: the
+        first one tells whether they are needed, the second one finds them there. What is removed (`sweep`,
+        `forget`, `evict`) is removed in a transaction, so a picture that is there in this one stays; one that
+        was removed before it is written again."""
         frames = [picture_files.scrubbed(frame) for frame in experience.frames]
         digests = [picture_files.digest_of(frame) for frame in frames]
         settled, number = self._entered(experience, vector, digests, written=False)
@@ -244,14 +272,25 @@ class Store:
         return number
 
     def _entered(
-        self, experience: Experience, vector: Float[np.ndarray, " D"], digests: Sequence[str], *, written: bool
+        self,
+        experience: Experience,
+        vector: Float[np.ndarray, " D"],
+        digests: Sequence[str],
+        *,
+        written: bool,
     ) -> tuple[bool, int | None]:
-        """Return (whether it is settled, its id). It is not while a new experience lacks pictures; without an id the queue is full."""
+        """Return (whether it is settled, its id). It is not while a new experience lacks pictures; without an
+        id the queue is full."""
         with self.writing() as db:
-            known = db.execute("SELECT id FROM experiences WHERE request = ?", (experience.request,)).fetchone()
+            known = db.execute(
+                "SELECT id FROM experiences WHERE request = ?", (experience.request,)
+            ).fetchone()
             if known:
                 if not _is_same(db, int(known[0]), experience, digests):
-                    raise NameTaken(f"the request {experience.request!r} is another question of the store; give this one a name of its own")
+                    raise NameTaken(
+                        f"the request {experience.request!r} is another question of the store; give this "
+                        "one a name of its own"
+                    )
                 return True, int(known[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
@@ -264,7 +303,11 @@ class Store:
     def remove_unused(self, digests: Iterable[str]) -> None:
         """Remove pictures that no experience has. In a transaction, so that nobody adds one meanwhile."""
         with self.writing() as db:
-            left = [one for one in digests if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()]
+            left = [
+                one
+                for one in digests
+                if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()
+            ]
             picture_files.remove(self.pictures, left)
 
     def size(self) -> int:
@@ -276,7 +319,9 @@ class Store:
 
     def vectors(self, after: int = 0) -> tuple[Int[np.ndarray, " N"], Float[np.ndarray, "N D"]]:
         """Return the vectors of experiences with ids above `after`."""
-        rows = self.rows("SELECT experience, vector FROM vectors WHERE experience > ? ORDER BY experience", after)
+        rows = self.rows(
+            "SELECT experience, vector FROM vectors WHERE experience > ? ORDER BY experience", after
+        )
         numbers = np.array([number for number, _ in rows], np.int64)
         vectors = [np.frombuffer(vector, "<f4") for _, vector in rows]
         return numbers, np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
@@ -285,15 +330,19 @@ class Store:
         """Return these experiences as tasks, in this order; those that are gone are left out."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            f"SELECT id, request, question, clip, form, policy, label, verdict, visits, flips FROM experiences WHERE id IN ({marks})",
+            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips FROM "
+            f"experiences WHERE id IN ({marks})",
             *numbers,
         )
         pictures: dict[int, list[Path]] = {}
-        for number, digest in self.rows(f"SELECT experience, digest FROM pictures WHERE experience IN ({marks}) ORDER BY place", *numbers):
+        for number, digest in self.rows(
+            f"SELECT experience, digest FROM pictures WHERE experience IN ({marks}) ORDER BY place", *numbers
+        ):
             pictures.setdefault(number, []).append(picture_files.path_of(self.pictures, digest))
         found = {
             row[0]: Task(
-                experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]), clip=bool(row[3]), form=row[4],
+                experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
+                clip=bool(row[3]), form=row[4],
                 policy=row[5], label=row[6], verdict=row[7], visits=row[8], flips=row[9],
             )
             for row in rows
@@ -306,16 +355,23 @@ class Store:
         asked = "SELECT id FROM experiences WHERE verdict = ? ORDER BY id DESC LIMIT ?"
         return [number for (number,) in self.rows(asked, verdict, most)]
 
-    def votes(self, numbers: Sequence[int], *, verdict: Verdict | None = None) -> dict[int, tuple[str, float, str, bool]]:
-        """Return (label, share, question, verified) of those of these experiences that have a label, and this verdict if one is named."""
+    def votes(
+        self, numbers: Sequence[int], *, verdict: Verdict | None = None
+    ) -> dict[int, tuple[str, float, str, bool]]:
+        """Return (label, share, question, verified) of those of these experiences that have a label, and this
+        verdict if one is named."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            f"SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id IN ({marks})"
+            "SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id "
+            f"IN ({marks})"
             " AND verdict = COALESCE(?, verdict)",
             *numbers,
             verdict,
         )
-        return {number: (label, share, question, bool(verified)) for number, label, share, question, verified in rows}
+        return {
+            number: (label, share, question, bool(verified))
+            for number, label, share, question, verified in rows
+        }
 
     # The queue
 
@@ -329,7 +385,8 @@ class Store:
         with self.writing() as db:
             for outcome in outcomes:
                 db.execute(
-                    f"INSERT OR IGNORE INTO before SELECT ?, id, {', '.join(schema.FOUND)} FROM experiences WHERE id = ?",
+                    f"INSERT OR IGNORE INTO before SELECT ?, id, {', '.join(schema.FOUND)} FROM "
+                    "experiences WHERE id = ?",
                     (update, outcome.experience),
                 )
                 _write_outcome(db, outcome)
@@ -352,28 +409,37 @@ class Store:
             db.execute("DELETE FROM before WHERE learned <= ?", (update,))
 
     def reopen(self, after: int) -> None:
-        """Put the tasks of later updates back, and what these updates found out as it was before: a killed worker goes on from the weights
-        of update `after`."""
+        """Put the tasks of later updates back, and what these updates found out as it was before: a killed
+        worker goes on from the weights of update `after`."""
         columns = ", ".join(schema.FOUND)
         with self.writing() as db:
-            rows = db.execute(f"SELECT {columns}, experience FROM before WHERE learned > ? ORDER BY learned DESC", (after,)).fetchall()
+            rows = db.execute(
+                f"SELECT {columns}, experience FROM before WHERE learned > ? ORDER BY learned DESC", (after,)
+            ).fetchall()
             marks = ", ".join("?" * len(schema.FOUND))
             db.executemany(f"UPDATE experiences SET ({columns}) = ({marks}) WHERE id = ?", rows)
             db.execute("DELETE FROM before WHERE learned > ?", (after,))
             db.execute("UPDATE queue SET learned = NULL WHERE learned > ?", (after,))
 
 
-def _insert(db: sqlite3.Connection, experience: Experience, vector: Float[np.ndarray, " D"], digests: Sequence[str]) -> int:
+def _insert(
+    db: sqlite3.Connection, experience: Experience, vector: Float[np.ndarray, " D"], digests: Sequence[str]
+) -> int:
     """Insert an experience with all that hangs on it; return its id."""
     cursor = db.execute(
-        "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, "
+        "?, ?, ?, ?)",
         (
-            experience.request, time.time(), scrub(experience.question), experience.clip, experience.form, experience.answer,
+            experience.request, time.time(), scrub(experience.question), experience.clip, experience.form,
+            experience.answer,
             experience.policy,
         ),
     )  # fmt: skip
     number = int(cursor.lastrowid or 0)
-    db.executemany("INSERT INTO pictures VALUES (?, ?, ?)", [(number, place, digest) for place, digest in enumerate(digests)])
+    db.executemany(
+        "INSERT INTO pictures VALUES (?, ?, ?)",
+        [(number, place, digest) for place, digest in enumerate(digests)],
+    )
     db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
     db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
     note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
@@ -383,26 +449,41 @@ def _insert(db: sqlite3.Connection, experience: Experience, vector: Float[np.nda
 def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digests: Sequence[str]) -> bool:
     """Tell whether an experience has this question and these pictures, both scrubbed."""
     (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
-    known = [digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,))]
+    known = [
+        digest
+        for (digest,) in db.execute(
+            "SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,)
+        )
+    ]
     return (question, bool(clip), known) == (scrub(experience.question), experience.clip, list(digests))
 
 
 def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
-    number, previous = db.execute("SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1").fetchone() or (0, audit.GENESIS)
+    number, previous = db.execute(
+        "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
+    ).fetchone() or (0, audit.GENESIS)
     row = audit.made(number=number + 1, time_s=time.time(), event=event, body=dict(body), previous=previous)
-    db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", (row.number, row.time_s, row.event, row.body, row.previous, row.hash))
+    db.execute(
+        "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)",
+        (row.number, row.time_s, row.event, row.body, row.previous, row.hash),
+    )
 
 
 def count(db: sqlite3.Connection, name: str, more: int = 1) -> None:
-    db.execute("INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value", (name, more))
+    db.execute(
+        "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+        (name, more),
+    )
 
 
 def _write_outcome(db: sqlite3.Connection, outcome: Outcome) -> None:
     db.execute(
-        "UPDATE experiences SET label = ?, share = ?, verified = ?, verdict = ?, provenance = ?, visits = visits + 1, flips = flips + ?"
+        "UPDATE experiences SET label = ?, share = ?, verified = ?, verdict = ?, provenance = ?, visits = "
+        "visits + 1, flips = flips + ?"
         " WHERE id = ?",
         (
-            outcome.label, outcome.share, outcome.verified, outcome.verdict, json.dumps([dict(v) for v in outcome.provenance]),
+            outcome.label, outcome.share, outcome.verified, outcome.verdict,
+            json.dumps([dict(v) for v in outcome.provenance]),
             int(outcome.flipped), outcome.experience,
         ),
     )  # fmt: skip
@@ -410,7 +491,8 @@ def _write_outcome(db: sqlite3.Connection, outcome: Outcome) -> None:
 
 @contextmanager
 def worker_lock(folder: Path) -> Iterator[None]:
-    """Be the one worker of a store; the kernel drops the lock when this process dies. Raises ValueError if another one is at work."""
+    """Be the one worker of a store; the kernel drops the lock when this process dies. Raises ValueError if
+    another one is at work."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
         try:
@@ -418,7 +500,8 @@ def worker_lock(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(
-                f"{folder} has a worker already (process {file.read().strip() or '?'}); end it first, or name another folder"
+                f"{folder} has a worker already (process {file.read().strip() or '?'}); end it first, or "
+                "name another folder"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

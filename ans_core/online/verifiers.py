@@ -1,8 +1,9 @@
-"""A question's words -> its answer by another path of operations than the shortest plan's, on the frozen base: what votes are held against.
+"""A question's words -> its answer by another path of operations than the shortest plan's, on the frozen
+base: what votes are held against.
 
-A verifier never sees an answer. It finds things by words (`[SEG]`); where the base finds none by words, it measures where the episode
-looked, so that it tells wrong reading, but not looking at the wrong thing. What it shares with the drawn world (READ_TEXT's templates know
-its font) makes it an upper bound there.
+A verifier never sees an answer. It finds things by words (`[SEG]`); where the base finds none by words, it
+measures where the episode looked, so that it tells wrong reading, but not looking at the wrong thing. What it
+shares with the drawn world (READ_TEXT's templates know its font) makes it an upper bound there.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class _Path:
         return observation.values if observation.ok else None
 
     def mask(self, words: str) -> dict[str, Any] | None:
-        """Draw the mask of a thing in the first frame: of what words mean, or in the box of the episode's last look (an earlier one may
-        have been a mistake)."""
+        """Draw the mask of a thing in the first frame: of what words mean, or in the box of the episode's
+        last look (an earlier one may have been a mistake)."""
         if self.looked is None:
             return self("segment_object_at", text=words)
         boxes = _boxes(self.looked)
@@ -41,9 +42,14 @@ class _Path:
 
 
 def _boxes(looked: Workspace) -> list[Box]:
-    """Return the boxes of the masks that an episode made in the first frame; without masks, of the crops that it saw there."""
+    """Return the boxes of the masks that an episode made in the first frame; without masks, of the crops that
+    it saw there."""
     masks = [box_of(looked.pixels(name)) for name in looked.names("mask") if looked.mask(name).frame == 0]
-    crops = [handle.box for name in looked.names("image") if name != FIRST and (handle := looked.image(name)).frame == 0]
+    crops = [
+        handle.box
+        for name in looked.names("image")
+        if name != FIRST and (handle := looked.image(name)).frame == 0
+    ]
     return masks or crops
 
 
@@ -81,15 +87,16 @@ def _colour(path: _Path, asked: re.Match[str]) -> str | None:
 
 
 def _text(path: _Path, asked: re.Match[str]) -> str | None:
-    """In another crop, at another scale: around the mask, where the plan reads the image that it zoomed to."""
+    """In another crop, at another scale: around the mask, where the plan reads the image that it zoomed
+    to."""
     found = path.mask(asked["thing"])
     read = path("read_text", mask=found["mask"]) if found else None
     return str(max(read["lines"], key=lambda line: line["confidence"])["text"]) if read else None
 
 
 def _larger(path: _Path, asked: re.Match[str]) -> str | None:
-    """By masks of words, and the areas told with them; the plan measures masks at points. Of two looks nobody knows which thing is which,
-    so where words find nothing there is no answer."""
+    """By masks of words, and the areas told with them; the plan measures masks at points. Of two looks nobody
+    knows which thing is which, so where words find nothing there is no answer."""
     sizes = {}
     for words in (asked["thing"], asked["other"]):
         found = path.mask(words) if path.looked is None else None
@@ -111,7 +118,9 @@ def _moves(path: _Path, asked: re.Match[str]) -> str | None:
 
 
 def _verifier(name: str, asks: str, confirm: Confirm, *operations: str) -> Verifier:
-    return Verifier(name=name, asks=re.compile(asks), confirm=confirm, operations=("segment_object_at", *operations))
+    return Verifier(
+        name=name, asks=re.compile(asks), confirm=confirm, operations=("segment_object_at", *operations)
+    )
 
 
 VERIFIERS: Mapping[str, Verifier] = {
@@ -131,11 +140,14 @@ def form_of(question: str) -> str:
     return next((name for name, verifier in VERIFIERS.items() if verifier.asks.fullmatch(question)), "")
 
 
-def confirmed_answer(question: str, workspace: Workspace, toolbox: Toolbox, *, looked: Workspace | None = None) -> str | None:
-    """Return the answer of the verifier of this form; None without one, without its operations, and where its path leads to none.
+def confirmed_answer(
+    question: str, workspace: Workspace, toolbox: Toolbox, *, looked: Workspace | None = None
+) -> str | None:
+    """Return the answer of the verifier of this form; None without one, without its operations, and where its
+    path leads to none.
 
-    workspace: the picture alone. looked: an episode's workspace, where things are taken to be where it looked; None = found by words, which
-    also tells an episode that looked elsewhere.
+    workspace: the picture alone. looked: an episode's workspace, where things are taken to be where it
+    looked; None = found by words, which also tells an episode that looked elsewhere.
     """
     verifier = VERIFIERS.get(form_of(question))
     if verifier is None or not set(verifier.operations) <= toolbox.operations.keys():

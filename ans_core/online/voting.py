@@ -1,4 +1,5 @@
-"""Votes on one question -> a label, its share, and who voted how. Voters: the question's own rollouts, its near-duplicates' labels."""
+"""Votes on one question -> a label, its share, and who voted how. Voters: the question's own rollouts, its
+near-duplicates' labels."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ OMEGA = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """One voice. None = no answer: it counts for nobody, but against every share, as one unverified voice without doubt."""
+    """One voice. None = no answer: it counts for nobody, but against every share, as one unverified voice
+    without doubt."""
 
     source: str
     """`rollout 3` or `experience 17`."""
@@ -49,16 +51,26 @@ def normal(answer: str) -> str:
 
 
 def decide(votes: Sequence[Vote], strategy: Strategy) -> Decision:
-    """Choose the label with the largest share; of equal ones the first in the alphabet, so that the order of the votes does not count."""
+    """Choose the label with the largest share; of equal ones the first in the alphabet, so that the order of
+    the votes does not count."""
     found = shares(votes, strategy)
     label = min(found, key=lambda answer: (-found[answer], answer)) if found else None
-    verified = any(vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes)
-    return Decision(label=label, share=found[label] if label is not None else 0.0, verified=verified, strategy=strategy, votes=tuple(votes))
+    verified = any(
+        vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes
+    )
+    return Decision(
+        label=label,
+        share=found[label] if label is not None else 0.0,
+        verified=verified,
+        strategy=strategy,
+        votes=tuple(votes),
+    )
 
 
 def entropy(votes: Sequence[Vote]) -> float | None:
-    """Return the entropy of the answers, each vote counted once, as a share of the largest that so many votes can have: 0 if all are equal,
-    1 if no two are. Abstentions are left out; None with fewer than two answers."""
+    """Return the entropy of the answers, each vote counted once, as a share of the largest that so many votes
+    can have: 0 if all are equal, 1 if no two are. Abstentions are left out; None with fewer than two
+    answers."""
     counts = Counter(normal(vote.answer) for vote in votes if vote.answer is not None)
     total = counts.total()
     if total < 2:

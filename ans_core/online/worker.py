@@ -1,7 +1,8 @@
-"""Tasks of a store in, published snapshots out: the one process that learns. Rollouts, GRPO and training states are those of `ans_core.rl`
-and `ans_core.train.loop`.
+"""Tasks of a store in, published snapshots out: the one process that learns. Rollouts, GRPO and training
+states are those of `ans_core.rl` and `ans_core.train.loop`.
 
-A killed worker goes on from its last training state: tasks that later updates had used are put back into the queue.
+A killed worker goes on from its last training state: tasks that later updates had used are put back into the
+queue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request, Sample
 
 ADAPTERS = ("policy", "teacher", "reference", "served")
-"""The first is trained, the second its moving average (what is published), the third the start (the KL's), the fourth what is served."""
+"""The first is trained, the second its moving average (what is published), the third the start (the KL's),
+the fourth what is served."""
 POLL_S = 0.2
 ALERT_EVERY_S = 3600.0
 SEGMENT = "segment"
@@ -99,9 +101,16 @@ class Worker:
         truth: Callable[[Task], str | None] = lambda task: None,
         before_batch: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """ask: (question, frames, clip) -> request. replayed: number -> a question, its answer and form. source: the canary's labelled
-        questions. truth, before_batch: of a simulation: what metrics hold labels against, and what fills the queue before each update."""
-        self.policy, self.store, self.snapshots, self.practice, self.canary = policy, store, snapshots, practice, canary
+        """ask: (question, frames, clip) -> request. replayed: number -> a question, its answer and form.
+        source: the canary's labelled questions. truth, before_batch: of a simulation: what metrics hold
+        labels against, and what fills the queue before each update."""
+        self.policy, self.store, self.snapshots, self.practice, self.canary = (
+            policy,
+            store,
+            snapshots,
+            practice,
+            canary,
+        )
         self.pace, self.ask, self.replayed, self.source, self.seed = pace, ask, replayed, list(source), seed
         self.truth, self.before_batch = truth, before_batch
         self.module: OnlineLoop | None = None
@@ -116,16 +125,21 @@ class Worker:
         self._start: list[bool] | None = None
         """What the start has right of the source canary, once it is known."""
 
-    def run(self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> bool:
+    def run(
+        self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log
+    ) -> bool:
         """Learn until the schedule's steps are done; False if there was nothing more to do before."""
         self.module, self._begun = module, False
         self.practice.take_back()
-        dtype = "bf16" if self.policy.model.dtype == torch.bfloat16 else machine.dtype  # the base's weights are as they are served
+        # the base's weights are as they are served
+        dtype = "bf16" if self.policy.model.dtype == torch.bfloat16 else machine.dtype
         # Batches come from the open store and the lessons of this one process.
-        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype, ends_at_once=True)  # `batch` waits for tasks
+        # `batch` waits for tasks
+        machine = replace(machine, workers=0, deepspeed_stage=0, dtype=dtype, ends_at_once=True)
         try:
             loop.train(
-                module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed, scratch=scratch, log=log,
+                module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed,
+                scratch=scratch, log=log,
                 after_step=self.after_step,
             )  # fmt: skip
         except Stopped:
@@ -135,9 +149,12 @@ class Worker:
         self._settle(self.base + schedule.steps)
         return True
 
-    def run_for_ever(self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log) -> None:
-        """Learn in segments of the schedule's steps, so that curves and training states stay small. A segment begins with the served
-        weights, new moments of the optimizer and the progress of the one before. Returns where there is nothing more to do."""
+    def run_for_ever(
+        self, make: Callable[[], OnlineLoop], *, schedule: Schedule, machine: Machine, scratch: Path, log: Log
+    ) -> None:
+        """Learn in segments of the schedule's steps, so that curves and training states stay small. A segment
+        begins with the served weights, new moments of the optimizer and the progress of the one before.
+        Returns where there is nothing more to do."""
         while True:
             self.base = int(self.store.meta(SEGMENT) or 0)
             folder = scratch / f"{self.base:09d}"
@@ -150,8 +167,11 @@ class Worker:
             if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
             self._settle(self.update)
-            progress = json.dumps(self.practice.state())  # the training state, which has it too, goes with its folder
-            self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update)
+            # the training state, which has it too, goes with its folder
+            progress = json.dumps(self.practice.state())
+            self.store.set_meta(
+                {SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update
+            )
             shutil.rmtree(folder, ignore_errors=True)
             if not done:
                 return
@@ -159,7 +179,8 @@ class Worker:
     # Before an update
 
     def batch(self, step: int, micro: int) -> Batches:
-        """Return the samples of an update, as soon as there are some and the pace allows it. Raises Stopped."""
+        """Return the samples of an update, as soon as there are some and the pace allows it. Raises
+        Stopped."""
         if not self._begun:
             self._begin(step)
         elif step % self.pace.publish_every == 0:
@@ -168,7 +189,8 @@ class Worker:
         self.before_batch(step)
         self._adopt()
         lessons = self._lessons(step)
-        replay = 0 if self.practice.progress.at_once == 1 else self.pace.replay  # one task alone: is it at fault?
+        # one task alone: is it at fault?
+        replay = 0 if self.practice.progress.at_once == 1 else self.pace.replay
         first = (self.base + step) * self.pace.replay
         for number in range(first, first + replay):
             request, answer, form = self.replayed(number)
@@ -177,10 +199,19 @@ class Worker:
         self.practice.begin(lessons)
         samples = [_sample(lesson) for lesson in lessons]
         made = rl_batch(samples, [s.question or "" for s in samples], self.policy.model, mask_size=1)
-        return Batches(batches=[made], of={LOOP: 0}, learned=len(samples), rollout=self.base + step, micro=micro, inner=0, step=step)
+        return Batches(
+            batches=[made],
+            of={LOOP: 0},
+            learned=len(samples),
+            rollout=self.base + step,
+            micro=micro,
+            inner=0,
+            step=step,
+        )
 
     def _begin(self, step: int) -> None:
-        """Bring store and weights together: the training state is of update `step`, or there is none and the served version counts."""
+        """Bring store and weights together: the training state is of update `step`, or there is none and the
+        served version counts."""
         self._begun, self.update = True, self.base + step
         sweep(self.store)
         self.store.reopen(self.base + step)
@@ -190,7 +221,11 @@ class Worker:
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
             self._take(self._served_at_begin(served))
-        elif served > progress.version and not self.snapshots.rolled_back() and progress.version in self.snapshots.versions():
+        elif (
+            served > progress.version
+            and not self.snapshots.rolled_back()
+            and progress.version in self.snapshots.versions()
+        ):
             self.snapshots.roll_back(
                 progress.version,
                 why="the worker goes on from an earlier training state",
@@ -202,18 +237,26 @@ class Worker:
     def _settle(self, update: int) -> None:
         """Take tasks of updates whose weights are on disk out of the queue."""
         self.store.settle(update)
-        if update > self.base and self.store.meta(BEGUN) is not None:  # from here on, the training state says how to go on
+        # from here on, the training state says how to go on
+        if update > self.base and self.store.meta(BEGUN) is not None:
             self.store.set_meta({BEGUN: None}, event="state", update=update)
 
     def _served_at_begin(self, served: int) -> int:
-        """Return the version with which this segment begins. One that a killed worker has published since is taken back: the tasks that it
-        learned from wait again. What somebody rolled back to by hand stands."""
+        """Return the version with which this segment begins. One that a killed worker has published since is
+        taken back: the tasks that it learned from wait again. What somebody rolled back to by hand stands."""
         base, version = json.loads(self.store.meta(BEGUN) or "[-1, -1]")
-        if base == self.base and version != served and not self.snapshots.rolled_back() and version in self.snapshots.versions():
+        if (
+            base == self.base
+            and version != served
+            and not self.snapshots.rolled_back()
+            and version in self.snapshots.versions()
+        ):
             why = "the worker begins its segment again"
             self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
             return int(version)
-        self.store.set_meta({BEGUN: json.dumps([self.base, served])}, event="begun", update=self.base, version=served)
+        self.store.set_meta(
+            {BEGUN: json.dumps([self.base, served])}, event="begun", update=self.base, version=served
+        )
         return served
 
     def _adopt(self) -> None:
@@ -238,11 +281,15 @@ class Worker:
         self._drop_stale()  # the update before may have been a release
         while True:
             frozen, suspects = self.snapshots.frozen(), progress.suspects
-            waiting = [number for number in self.store.waiting(most + len(suspects)) if number not in suspects][:most]
+            waiting = [
+                number for number in self.store.waiting(most + len(suspects)) if number not in suspects
+            ][:most]
             if frozen is None and sum(progress.refusals) >= self.pace.roll_backs:
                 progress.refusals.clear()  # somebody let it go on
             enough = len(waiting) == most or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
-            early = self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
+            early = (
+                self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
+            )
             warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
             if enough and warm and not early and frozen is None:
                 if self._drop_stale():  # of those that came meanwhile, or since somebody rolled back
@@ -270,8 +317,14 @@ class Worker:
     def _revisited(self, step: int, without: set[int]) -> list[int]:
         if self.practice.progress.at_once:
             return []
-        known = [number for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit)) if number not in without]
-        return rng_of(self.seed, "revisit", self.base + step).sample(known, min(self.pace.revisit, len(known)))
+        known = [
+            number
+            for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit))
+            if number not in without
+        ]
+        return rng_of(self.seed, "revisit", self.base + step).sample(
+            known, min(self.pace.revisit, len(known))
+        )
 
     def _lessons(self, step: int) -> list[Lesson]:
         while True:
@@ -282,11 +335,17 @@ class Worker:
 
     def _lesson(self, task: Task, frames: Sequence[bytes]) -> Lesson:
         request = self.ask(task.question, frames, task.clip)
-        return Lesson(name=f"experience {task.experience}", request=request, form=task.form, task=task, truth=self.truth(task))
+        return Lesson(
+            name=f"experience {task.experience}",
+            request=request,
+            form=task.form,
+            task=task,
+            truth=self.truth(task),
+        )
 
     def _pictures(self, tasks: Sequence[Task]) -> dict[int, tuple[bytes, ...]]:
-        """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't be read leaves the queue with
-        a verdict of its own; one that was forgotten meanwhile is left out."""
+        """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't
+        be read leaves the queue with a verdict of its own; one that was forgotten meanwhile is left out."""
         found: dict[int, tuple[bytes, ...]] = {}
         for task in tasks:
             try:
@@ -294,7 +353,10 @@ class Worker:
             except ValueError:
                 if self.store.tasks([task.experience]):
                     self.store.drop([task.experience], "unreadable")
-                    told = f"a picture of experience {task.experience} is missing or damaged: it is not learned from"
+                    told = (
+                        f"a picture of experience {task.experience} is missing or damaged: it is not "
+                        "learned from"
+                    )
                     self.store.note("alert", kind="unreadable", told=told)
         return found
 
@@ -308,14 +370,19 @@ class Worker:
         outcomes = self.practice.finish()
         self.store.finish(self.update, outcomes)
         for lost in (outcome.experience for outcome in outcomes if outcome.verdict == "not_finite"):
-            self.store.note("alert", kind="not_finite", told=f"loss or gradient of experience {lost} is not finite: it is not learned from")
+            self.store.note(
+                "alert",
+                kind="not_finite",
+                told=f"loss or gradient of experience {lost} is not finite: it is not learned from",
+            )
         if (step + 1) % self.pace.publish_every == 0:
             metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
         self._alert(metrics)
         return metrics
 
     def release(self, update: int) -> dict[str, float]:
-        """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the worker."""
+        """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the
+        worker."""
         progress = self.practice.progress
         kept = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
         pictures = self._pictures(kept)
@@ -324,14 +391,19 @@ class Worker:
             for task in kept
             if task.label is not None and task.experience in pictures
         ]
-        new = {name: self.canary.right("teacher", asked) for name, asked in (("source", self.source), ("target", target))}
+        new = {
+            name: self.canary.right("teacher", asked)
+            for name, asked in (("source", self.source), ("target", target))
+        }
         floor = {"source": self._source_floor(), "target": self.canary.right("served", target)}
         why = refused(new, floor, allowed=self.pace.allowed_loss)
         told = {name: fmean(right) for name, right in new.items() if right}
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
             about = self.policy.about()
-            version = self.snapshots.publish(teacher, after=progress.version, update=update, about=about, told={"canary": told})
+            version = self.snapshots.publish(
+                teacher, after=progress.version, update=update, about=about, told={"canary": told}
+            )
             if version is not None:
                 self._load("served", teacher)
                 progress.version = version
@@ -365,6 +437,7 @@ def _sample(lesson: Lesson) -> Sample:
     """Return the lesson as RL's batches hold it."""
     frames: Any = lesson.request.frames
     return Sample(
-        sample_id=lesson.name, dataset="online", image_id=lesson.name, frames=frames, height=1, width=1, task="conversation",
+        sample_id=lesson.name, dataset="online", image_id=lesson.name, frames=frames, height=1, width=1,
+        task="conversation",
         text=lesson.truth or "", question=lesson.request.text,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""The colour words of the drawn world, in sRGB. By themselves, so that a process that only names colours reads no data sets."""
+"""The colour words of the drawn world, in sRGB. By themselves, so that a process that only names colours
+reads no data sets."""
 
 COLOURS = {
     "red": (214, 32, 38),

@@ -1,4 +1,5 @@
-"""Turn pictures in any usual form (files, folders of frames, videos, PIL, arrays) into the frames of a request."""
+"""Turn pictures in any usual form (files, folders of frames, videos, PIL, arrays) into the frames of a
+request."""
 
 from __future__ import annotations
 
@@ -22,7 +23,21 @@ Picture = str | Path | bytes | Image.Image | np.ndarray
 Video = str | Path | Sequence[Picture] | np.ndarray | Tensor
 """A file, a folder of frames, the frames themselves, or one (F, H, W, 3) array of uint8."""
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".avi", ".webm", ".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".gif")
+VIDEOS = (
+    ".mp4",
+    ".m4v",
+    ".mov",
+    ".mkv",
+    ".avi",
+    ".webm",
+    ".mpg",
+    ".mpeg",
+    ".ts",
+    ".ogv",
+    ".wmv",
+    ".flv",
+    ".gif",
+)
 
 
 SCRATCH = ".frames-"
@@ -31,10 +46,11 @@ SCRATCH = ".frames-"
 
 @contextmanager
 def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
-    """Yield one frame for a picture, all frames of a video, or a folder's pictures in the order of their names (`place_in_time`).
+    """Yield one frame for a picture, all frames of a video, or a folder's pictures in the order of their
+    names (`place_in_time`).
 
-    A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is held in memory. Raises
-    FileNotFoundError, and ValueError for any other or undecodable file.
+    A video's frames are lossless PNG files in a folder of their own in `scratch`, removed at the end: none is
+    held in memory. Raises FileNotFoundError, and ValueError for any other or undecodable file.
     """
     if (files := _files(source)) is not None:
         yield files
@@ -49,8 +65,8 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
 
 
 class VideoFile(Lazy[bytes]):
-    """The frames of a video file as PNG, decoded on access, one held at a time. Indices that do not fall need one pass through the file.
-    Raises ValueError for a file that can't be decoded to its end."""
+    """The frames of a video file as PNG, decoded on access, one held at a time. Indices that do not fall need
+    one pass through the file. Raises ValueError for a file that can't be decoded to its end."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
@@ -83,11 +99,17 @@ def clip(video: Video) -> Sequence[ImageRef]:
         files = _files(Path(video))
         return VideoFile(Path(video)) if files is None else files
     if isinstance(video, (bytes, Image.Image)):
-        raise ValueError(f"the video is {type(video).__name__}, one picture; give it as image, or give a list of frames or a file")
+        raise ValueError(
+            f"the video is {type(video).__name__}, one picture; give it as image, or give a list of frames "
+            "or a file"
+        )
     if isinstance(video, (np.ndarray, Tensor)):
         video = video if isinstance(video, np.ndarray) else video.numpy(force=True)
         if video.ndim != 4:
-            raise ValueError(f"a video of shape {video.shape}; give (frames, height, width, 3) of uint8, or one picture as image")
+            raise ValueError(
+                f"a video of shape {video.shape}; give (frames, height, width, 3) of uint8, or one picture "
+                "as image"
+            )
     found = tuple(reference(picture) for picture in video)
     if not found:
         raise ValueError("the video has no frames; give at least one, or None to ask without a video")
@@ -95,7 +117,8 @@ def clip(video: Video) -> Sequence[ImageRef]:
 
 
 def place_in_time(name: str) -> tuple[list[str | int], str]:
-    """Return what frames of a clip are sorted by: numbers in their names by value, whether or not zeros stand before them."""
+    """Return what frames of a clip are sorted by: numbers in their names by value, whether or not zeros stand
+    before them."""
     parts: list[str | int] = re.split(r"([0-9]+)", name)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
@@ -103,7 +126,12 @@ def place_in_time(name: str) -> tuple[list[str | int], str]:
 def _files(source: Path) -> tuple[Path, ...] | None:
     """Return a picture, or the pictures of a folder; None for a video."""
     if source.is_dir():
-        pictures = tuple(sorted((p for p in source.iterdir() if p.suffix.lower() in PICTURES), key=lambda p: place_in_time(p.stem)))
+        pictures = tuple(
+            sorted(
+                (p for p in source.iterdir() if p.suffix.lower() in PICTURES),
+                key=lambda p: place_in_time(p.stem),
+            )
+        )
         if not pictures:
             raise ValueError(f"{source} holds no pictures ({', '.join(PICTURES)})")
         return pictures
@@ -120,7 +148,9 @@ def _shots(source: Path) -> Iterator[Image.Image]:
             empty = False
             yield shot
     except (*video_file.CODEC_ERRORS, Image.DecompressionBombError) as error:
-        raise ValueError(f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)") from error
+        raise ValueError(
+            f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)"
+        ) from error
     if empty:
         raise ValueError(f"the video {source} has no frames")
 
@@ -131,7 +161,8 @@ def _gif(source: Path) -> Iterator[Image.Image]:
 
 
 def reference(picture: Picture) -> ImageRef:
-    """Return a file or encoded bytes as they are, pixels as lossless PNG. Raises ValueError for an array that is not (H, W, 3) uint8."""
+    """Return a file or encoded bytes as they are, pixels as lossless PNG. Raises ValueError for an array that
+    is not (H, W, 3) uint8."""
     if isinstance(picture, bytes):
         return picture
     if isinstance(picture, (str, Path)):
@@ -139,15 +170,20 @@ def reference(picture: Picture) -> ImageRef:
     if isinstance(picture, Image.Image):
         return _png(picture)
     if not isinstance(picture, np.ndarray):
-        raise ValueError(f"a picture is a file, encoded bytes, PIL's or an array, not {type(picture).__name__}; give one picture")
+        raise ValueError(
+            f"a picture is a file, encoded bytes, PIL's or an array, not {type(picture).__name__}; give one "
+            "picture"
+        )
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-        raise ValueError(f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8")
+        raise ValueError(
+            f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8"
+        )
     return _png(Image.fromarray(picture))
 
 
 def _png(picture: Image.Image) -> bytes:
-    """Encode as PNG, upright. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's mode "I" has no range of its
-    own: values up to 255 count as 8 bits, others as 16."""
+    """Encode as PNG, upright. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's
+    mode "I" has no range of its own: values up to 255 count as 8 bits, others as 16."""
     file = io.BytesIO()
     turn = orientation.of_picture(picture)
     if picture.mode.startswith("I"):

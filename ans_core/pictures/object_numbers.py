@@ -1,4 +1,5 @@
-"""The numbers that the PNGs of a clip's masks hold -> which are objects, and whether they can be what the clip's author meant."""
+"""The numbers that the PNGs of a clip's masks hold -> which are objects, and whether they can be what the
+clip's author meant."""
 
 from __future__ import annotations
 
@@ -16,30 +17,39 @@ FEWEST_EDGES = 3
 
 
 def is_binary(numbers: Collection[int]) -> bool:
-    """Tell whether masks are 0 and 255 alone, as DAVIS 2016 and most tools write one object: 255 is that object then, number 1."""
+    """Tell whether masks are 0 and 255 alone, as DAVIS 2016 and most tools write one object: 255 is that
+    object then, number 1."""
     return VOID in numbers and set(numbers) <= {0, VOID}
 
 
 def with_inside(labels: UInt8[np.ndarray, "H W"]) -> set[int]:
     """Return the numbers that have a pixel whose four neighbours have its number, too."""
     inner = labels[1:-1, 1:-1]
-    same = (inner == labels[:-2, 1:-1]) & (inner == labels[2:, 1:-1]) & (inner == labels[1:-1, :-2]) & (inner == labels[1:-1, 2:])
+    same = (
+        (inner == labels[:-2, 1:-1])
+        & (inner == labels[2:, 1:-1])
+        & (inner == labels[1:-1, :-2])
+        & (inner == labels[1:-1, 2:])
+    )
     return set(np.flatnonzero(np.bincount(inner[same], minlength=1)).tolist())
 
 
 def fault(numbers: Collection[int], inside: Collection[int]) -> str:
-    """Return why a clip's numbers can't be those of objects, and what to do; "" if they can. `inside`: `with_inside` of any frame."""
+    """Return why a clip's numbers can't be those of objects, and what to do; "" if they can. `inside`:
+    `with_inside` of any frame."""
     objects = set(numbers) - {0, VOID}
     edges = objects - set(inside)
     if len(edges) >= FEWEST_EDGES and len(objects) < 2 * len(edges) and max(objects) > len(objects):
         return (
-            f"its PNGs hold {len(objects)} object numbers, of which {len(edges)} are nothing but edges (as {min(edges)}): the masks were "
+            f"its PNGs hold {len(objects)} object numbers, of which {len(edges)} are nothing but edges (as "
+            f"{min(edges)}): the masks were "
             "scaled with interpolation, or saved as JPEG; scale them with nearest neighbour"
         )
     if objects and VOID in numbers and max(objects) > SPARSE * len(objects):
         shown = ", ".join(map(str, sorted(objects)[:5]))
         return (
-            f"its PNGs hold {shown} and {VOID}, which look like grey levels of objects; {VOID} means void (no object, not judged): number "
+            f"its PNGs hold {shown} and {VOID}, which look like grey levels of objects; {VOID} means void "
+            "(no object, not judged): number "
             f"the objects 1, 2, ..., and write {VOID} for void alone"
         )
     return ""

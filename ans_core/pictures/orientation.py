@@ -1,4 +1,5 @@
-"""How a stored picture is to be shown: EXIF's eight orientations and the display matrix of a clip, as one number."""
+"""How a stored picture is to be shown: EXIF's eight orientations and the display matrix of a clip, as one
+number."""
 
 from __future__ import annotations
 
@@ -30,14 +31,15 @@ SIGNS = {
     (0, -1, -1, 0): 7,
     (0, -1, 1, 0): 8,
 }
-"""Signs of a display matrix (a, b, c, d), by which (x, y) is shown at (a x + c y, b x + d y) -> EXIF's orientation."""
+"""Signs of a display matrix (a, b, c, d), by which (x, y) is shown at (a x + c y, b x + d y) -> EXIF's
+orientation."""
 
 
 def of_picture(picture: Image.Image) -> int:
     """Return EXIF's orientation, 1 to 8, of a picture as Pillow opened it; other values count as 1, upright.
 
-    Pillow turns a TIFF itself. A PNG's tag counts if it stands before the pixels: Pillow's own `getexif` decodes them to look for a later
-    one.
+    Pillow turns a TIFF itself. A PNG's tag counts if it stands before the pixels: Pillow's own `getexif`
+    decodes them to look for a later one.
     """
     if picture.format == "TIFF":
         return UPRIGHT
@@ -46,7 +48,8 @@ def of_picture(picture: Image.Image) -> int:
 
 
 def of_matrix(matrix: Sequence[int]) -> int | None:
-    """Return the orientation of a clip's display matrix of nine numbers, row by row; None for one that turns by no quarter."""
+    """Return the orientation of a clip's display matrix of nine numbers, row by row; None for one that turns
+    by no quarter."""
     a, b, _, c, d = (int(np.sign(number)) for number in matrix[:5])
     return SIGNS.get((a, b, c, d))
 

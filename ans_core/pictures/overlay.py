@@ -16,14 +16,16 @@ from ans_core.pictures import rle
 from ans_core.types import RLE
 
 COLOURS = (
-    (0, 215, 255), (255, 40, 200), (170, 255, 0), (255, 140, 0), (130, 90, 255), (0, 255, 150), (255, 80, 80), (255, 235, 60),
+    (0, 215, 255), (255, 40, 200), (170, 255, 0), (255, 140, 0), (130, 90, 255), (0, 255, 150), (255, 80, 80),
+    (255, 235, 60),
 )  # fmt: skip
-"""Colours of objects 0, 1, ..., then again from the first: neon, unlike the colours of the objects themselves. The fill is translucent, the
-contour opaque with a white rim."""
+"""Colours of objects 0, 1, ..., then again from the first: neon, unlike the colours of the objects
+themselves. The fill is translucent, the contour opaque with a white rim."""
 OPACITY = 0.25
 """Low, so that the object's own colour remains visible."""
 PANEL_WIDTH = 320
-"""Width in pixels to which `side_by_side` enlarges small pictures (nearest neighbour), so that its words can be read."""
+"""Width in pixels to which `side_by_side` enlarges small pictures (nearest neighbour), so that its words can
+be read."""
 SLOWEST_FPS, FASTEST_FPS = 0.002, 100.0
 LONGEST_MS = 655_350
 """Longest duration of a GIF frame."""
@@ -34,7 +36,8 @@ TRANSPARENT = 255
 
 
 def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
-    """Draw mask i in COLOURS[i]; None draws nothing. Masks have the picture's size; the picture itself is not changed."""
+    """Draw mask i in COLOURS[i]; None draws nothing. Masks have the picture's size; the picture itself is not
+    changed."""
     pixels = np.asarray(image.convert("RGB")).astype(np.float32)
     contours = np.zeros(pixels.shape[:2], bool)
     edges = []
@@ -42,7 +45,9 @@ def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
         if coded is None:
             continue
         if list(coded["size"]) != list(pixels.shape[:2]):
-            raise ValueError(f"mask {i} of size {coded['size']} on a picture of [height, width] {list(pixels.shape[:2])}")
+            raise ValueError(
+                f"mask {i} of size {coded['size']} on a picture of [height, width] {list(pixels.shape[:2])}"
+            )
         mask, colour = rle.decode(coded), np.array(COLOURS[i % len(COLOURS)], np.float32)
         pixels[mask] = (1 - OPACITY) * pixels[mask] + OPACITY * colour
         edges.append((np.nonzero(mask & ~_eroded(mask)), colour))  # places: few, where a mask has every pixel
@@ -88,13 +93,18 @@ def side_by_side(
     for i, (panel, lines) in enumerate(zip(panels, below, strict=True)):
         left = gap + i * (size[0] + gap)
         sheet.paste(panel, (left, top + gap))
-        pen.multiline_text((left, top + gap + size[1] + gap // 2), "\n".join(lines), fill=(60, 60, 60), font=font, spacing=4)
+        pen.multiline_text(
+            (left, top + gap + size[1] + gap // 2), "\n".join(lines), fill=(60, 60, 60), font=font, spacing=4
+        )
     return sheet
 
 
-def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterable[Image.Image], fps: float) -> None:
-    """Write an endless GIF frame by frame; only a frame and the one before it are held. All frames share one palette, so colours don't
-    flicker: COLOURS and white exactly, the rest from `sample`. A frame equal to the one before it makes that one last longer.
+def save_animation(
+    frames: Iterable[Image.Image], path: Path, *, sample: Iterable[Image.Image], fps: float
+) -> None:
+    """Write an endless GIF frame by frame; only a frame and the one before it are held. All frames share one
+    palette, so colours don't flicker: COLOURS and white exactly, the rest from `sample`. A frame equal to the
+    one before it makes that one last longer.
 
     Raises ValueError without frames, and for a rate that a GIF can't have.
     """
@@ -126,7 +136,10 @@ def save_animation(frames: Iterable[Image.Image], path: Path, *, sample: Iterabl
 def check_fps(fps: float) -> None:
     """Raise ValueError for a rate that a GIF can't have: it counts hundredths of a second, in 16 bits."""
     if not SLOWEST_FPS <= fps <= FASTEST_FPS:
-        raise ValueError(f"fps {fps:g}: a GIF shows {SLOWEST_FPS} to {FASTEST_FPS:g} frames a second; give a rate between them")
+        raise ValueError(
+            f"fps {fps:g}: a GIF shows {SLOWEST_FPS} to {FASTEST_FPS:g} frames a second; give a rate "
+            "between them"
+        )
 
 
 def _palette(sample: Iterable[Image.Image]) -> Image.Image:
@@ -134,7 +147,8 @@ def _palette(sample: Iterable[Image.Image]) -> Image.Image:
     thin = []
     for picture in sample:
         step = math.ceil(math.sqrt(picture.width * picture.height / SAMPLED_PIXELS))
-        thin.append(np.asarray(picture.convert("RGB"))[::step, ::step].copy())  # a view would hold the picture
+        # a view would hold the picture
+        thin.append(np.asarray(picture.convert("RGB"))[::step, ::step].copy())
     fixed = [*COLOURS, (255, 255, 255)]
     found = Image.fromarray(np.concatenate(thin)).quantize(TRANSPARENT - len(fixed)).getpalette("RGB")
     palette = Image.new("P", (1, 1))
@@ -151,9 +165,11 @@ def _header(first: Image.Image) -> list[bytes]:
 
 
 def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the part of a frame that differs from the one before it (one pixel if nothing differs), with unchanged pixels transparent,
-    which halves the file; and its upper left corner (x, y)."""
-    rows, columns = (np.flatnonzero(changed.any(axis)) if changed.any() else np.zeros(1, int) for axis in (1, 0))
+    """Return the part of a frame that differs from the one before it (one pixel if nothing differs), with
+    unchanged pixels transparent, which halves the file; and its upper left corner (x, y)."""
+    rows, columns = (
+        np.flatnonzero(changed.any(axis)) if changed.any() else np.zeros(1, int) for axis in (1, 0)
+    )
     part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     shown = np.where(changed[part], pixels[part], np.uint8(TRANSPARENT))
     return Image.fromarray(shown, "P"), (int(columns[0]), int(rows[0]))

@@ -1,4 +1,5 @@
-"""Convert masks to and from COCO run-length text (pycocotools does the coding; this file checks and converts)."""
+"""Convert masks to and from COCO run-length text (pycocotools does the coding; this file checks and
+converts)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ LONGEST = 7
 VALUES = np.array([letter - 48 if letter < 64 else letter - 80 for letter in range(112)])
 """Of each letter: 0 to 31 where the number goes on, else -16 to 15, as the highest bit is the sign."""
 MARGIN = 0.1
-"""How far outside the picture a polygon may reach, as a share of the longer side: annotators overshoot, but farther points belong to
-another picture."""
+"""How far outside the picture a polygon may reach, as a share of the longer side: annotators overshoot, but
+farther points belong to another picture."""
 
 
 def encode(mask: Bool[np.ndarray, "H W"]) -> RLE:
@@ -37,12 +38,20 @@ def decode(rle: RLE) -> Bool[np.ndarray, "H W"]:
 
 def upright(rle: RLE, turn: int) -> RLE:
     """Turn or mirror a mask of the stored pixels as `orientation.upright` does their picture."""
-    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.upright(Image.fromarray(decode(rle)), turn)))
+    return (
+        rle
+        if turn == orientation.UPRIGHT
+        else encode(np.asarray(orientation.upright(Image.fromarray(decode(rle)), turn)))
+    )
 
 
 def stored(rle: RLE, turn: int) -> RLE:
     """Undo `upright`."""
-    return rle if turn == orientation.UPRIGHT else encode(np.asarray(orientation.stored(Image.fromarray(decode(rle)), turn)))
+    return (
+        rle
+        if turn == orientation.UPRIGHT
+        else encode(np.asarray(orientation.stored(Image.fromarray(decode(rle)), turn)))
+    )
 
 
 def empty(height: int, width: int) -> RLE:
@@ -57,10 +66,17 @@ def box(rle: RLE) -> tuple[float, float, float, float]:
     """Return x1, y1, x2, y2 of a non-empty mask, as shares of the image."""
     rows, columns = np.nonzero(decode(rle))
     height, width = rle["size"]
-    return float(columns.min() / width), float(rows.min() / height), float((columns.max() + 1) / width), float((rows.max() + 1) / height)
+    return (
+        float(columns.min() / width),
+        float(rows.min() / height),
+        float((columns.max() + 1) / width),
+        float((rows.max() + 1) / height),
+    )
 
 
-def rectangle(left: float | int, top: float | int, right: float | int, bottom: float | int) -> list[float | int]:
+def rectangle(
+    left: float | int, top: float | int, right: float | int, bottom: float | int
+) -> list[float | int]:
     """Return a box as a polygon [x1, y1, x2, y2, ...], clockwise from the left upper corner."""
     return [left, top, right, top, right, bottom, left, bottom]
 
@@ -77,18 +93,22 @@ def iou(one: RLE, other: RLE) -> float:
 
 
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
-    """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE), or a matrix of 0 and 1 (or 255), to a
-    compressed RLE of exactly height x width. A polygon of fewer than 3 points beside a good one adds nothing.
+    """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE), or a matrix of
+    0 and 1 (or 255), to a compressed RLE of exactly height x width. A polygon of fewer than 3 points beside a
+    good one adds nothing.
 
-    Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the end of truncated counts, and
-    takes two points for a box, and a coordinate of 1e308 kills the process.
+    Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the
+    end of truncated counts, and takes two points for a box, and a coordinate of 1e308 kills the process.
     """
     if isinstance(segmentation, dict) and "counts" in segmentation and "size" in segmentation:
         size, counts = segmentation["size"], segmentation["counts"]
         if not (isinstance(size, (list, tuple)) and [type(n) for n in size] == [int, int]):
             raise ValueError(f"{where}: RLE size is {short(size)}, not two whole numbers [height, width]")
         if list(size) != [height, width]:
-            raise ValueError(f"{where}: RLE size {short(list(size))} is not the image's [height, width] = [{height}, {width}]")
+            raise ValueError(
+                f"{where}: RLE size {short(list(size))} is not the image's [height, width] = [{height}, "
+                f"{width}]"
+            )
         if isinstance(counts, list):
             return _from_runs(counts, height=height, width=width, where=where)
         return _from_counts(counts, height=height, width=width, where=where)
@@ -98,10 +118,15 @@ def from_annotation(segmentation: object, *, height: int, width: int, where: str
         polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
         if not (good := outlines(polygons)):
             numbers = len(polygons[0])
-            raise NoOutlineError(f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {numbers} numbers")
+            raise NoOutlineError(
+                f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {numbers} numbers"
+            )
         return _from_polygons(good, height=height, width=width, where=where)
     kind = NoOutlineError if segmentation in (None, []) else ValueError
-    raise kind(f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} {short(segmentation)}")
+    raise kind(
+        f"{where}: segmentation is neither polygons nor RLE but {type(segmentation).__name__} "
+        f"{short(segmentation)}"
+    )
 
 
 class NoOutlineError(ValueError):
@@ -115,23 +140,29 @@ def is_matrix(segmentation: object, *, height: int, width: int) -> TypeGuard[lis
 
 
 def outlines(polygons: list[object]) -> list[object]:
-    """Return the polygons without those that enclose nothing: of fewer than 3 points, or with half a point. Tools write them where somebody
-    clicked once too often."""
+    """Return the polygons without those that enclose nothing: of fewer than 3 points, or with half a point.
+    Tools write them where somebody clicked once too often."""
     return [p for p in polygons if not isinstance(p, list) or (len(p) >= 6 and len(p) % 2 == 0)]
 
 
 def left_out(segmentation: object, *, height: int, width: int) -> int:
     """Return how many polygons of a mask `from_annotation` leaves out."""
-    if not isinstance(segmentation, list) or not isinstance(segmentation[0], list) or is_matrix(segmentation, height=height, width=width):
+    if (
+        not isinstance(segmentation, list)
+        or not isinstance(segmentation[0], list)
+        or is_matrix(segmentation, height=height, width=width)
+    ):
         return 0
     return len(segmentation) - len(outlines(segmentation))
 
 
 def run_lengths(counts: str) -> Int64[np.ndarray, " n"]:
-    """Decode the runs of compressed counts. Raises ValueError with the reason where pycocotools would read nonsense, or past the end.
+    """Decode the runs of compressed counts. Raises ValueError with the reason where pycocotools would read
+    nonsense, or past the end.
 
-    A number is stored as letters from "0" (48) on, 5 bits per letter, lowest first; the sixth bit says that more letters follow. The
-    highest bit of the last letter is the sign. From the fourth run on, a number is the difference from the run before the last.
+    A number is stored as letters from "0" (48) on, 5 bits per letter, lowest first; the sixth bit says that
+    more letters follow. The highest bit of the last letter is the sign. From the fourth run on, a number is
+    the difference from the run before the last.
     """
     stored = counts.encode("utf-8", "surrogatepass")
     if not stored:
@@ -172,7 +203,9 @@ def _from_counts(counts: object, *, height: int, width: int, where: str) -> RLE:
     again = "write it again with pycocotools' mask.encode"
     text = counts.decode("latin-1") if isinstance(counts, bytes) else counts
     if not isinstance(text, str):
-        raise ValueError(f"{where}: RLE counts are {short(counts)}, neither text nor a list of numbers; {again}")
+        raise ValueError(
+            f"{where}: RLE counts are {short(counts)}, neither text nor a list of numbers; {again}"
+        )
     try:
         total = int(run_lengths(text).sum())
     except ValueError as error:
@@ -184,7 +217,10 @@ def _from_counts(counts: object, *, height: int, width: int, where: str) -> RLE:
 def _from_runs(runs: list[object], *, height: int, width: int, where: str) -> RLE:
     for run in runs:
         if type(run) is not int or run < 0:
-            raise ValueError(f"{where}: uncompressed RLE counts hold {short(run)}; they are lengths of runs, whole numbers from 0 on")
+            raise ValueError(
+                f"{where}: uncompressed RLE counts hold {short(run)}; they are lengths of runs, whole "
+                "numbers from 0 on"
+            )
     _same_total(sum(runs), height=height, width=width, where=where)  # type: ignore[arg-type]
     return _text(coco.frPyObjects({"size": [height, width], "counts": runs}, height, width))
 
@@ -192,7 +228,8 @@ def _from_runs(runs: list[object], *, height: int, width: int, where: str) -> RL
 def _same_total(total: int, *, height: int, width: int, where: str) -> None:
     if total != height * width:
         raise ValueError(
-            f"{where}: RLE counts add up to {short(total)}, the image has {height * width} pixels; is it another picture's mask?"
+            f"{where}: RLE counts add up to {short(total)}, the image has {height * width} pixels; is it "
+            "another picture's mask?"
         )
 
 
@@ -209,7 +246,8 @@ def _from_polygons(polygons: list[object], *, height: int, width: int, where: st
             for value in values:
                 if not -margin <= value <= side + margin:  # neither is NaN
                     raise ValueError(
-                        f"{where}: a polygon reaches {short(value)}, far outside of the picture of {width} x {height} pixels; "
+                        f"{where}: a polygon reaches {short(value)}, far outside of the picture of {width} "
+                        f"x {height} pixels; "
                         "does it belong to another picture, or to this one at another size?"
                     )
         largest = max(largest, *polygon)
@@ -222,12 +260,20 @@ def _from_polygons(polygons: list[object], *, height: int, width: int, where: st
 
 
 def _from_matrix(rows: list[list[object]], *, where: str) -> RLE:
-    for value in {value if isinstance(value, (int, float)) else short(value) for row in rows for value in row}:
+    for value in {
+        value if isinstance(value, (int, float)) else short(value) for row in rows for value in row
+    }:
         if value not in (0, 1, 255):
-            raise ValueError(f"{where}: a matrix of the picture's size holds {value}; write 1 (or 255) for the object and 0 elsewhere")
+            raise ValueError(
+                f"{where}: a matrix of the picture's size holds {value}; write 1 (or 255) for the object "
+                "and 0 elsewhere"
+            )
     return encode(np.array(rows, float) > 0)
 
 
 def _text(rle: RLE) -> RLE:
     counts = rle["counts"]
-    return {"size": list(rle["size"]), "counts": counts if isinstance(counts, str) else counts.decode("ascii")}
+    return {
+        "size": list(rle["size"]),
+        "counts": counts if isinstance(counts, str) else counts.decode("ascii"),
+    }

@@ -1,4 +1,5 @@
-"""Decode single frames of video files. A file is read as far as the asked frame needs, and one frame is in memory at a time."""
+"""Decode single frames of video files. A file is read as far as the asked frame needs, and one frame is in
+memory at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +31,14 @@ def frames_of(file: Path) -> VideoFrames:
 
 
 def shots(file: Path) -> Iterator[Image.Image]:
-    """Decode a video from its first frame to its last, upright, in one pass. Raises FFmpegError, an OSError or a ValueError by cause, or
-    IndexError where the file has no video; a ValueError also at a frame that the decoder says is damaged (those of H.264 and MPEG-4 do; of
-    VP9 and H.265 damage may pass), and at the end of a file that holds clearly less than it says."""
+    """Decode a video from its first frame to its last, upright, in one pass. Raises FFmpegError, an OSError
+    or a ValueError by cause, or IndexError where the file has no video; a ValueError also at a frame that the
+    decoder says is damaged (those of H.264 and MPEG-4 do; of VP9 and H.265 damage may pass), and at the end
+    of a file that holds clearly less than it says."""
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1  # several end at a broken frame without an error, or don't say that it is damaged
+        # several end at a broken frame without an error, or don't say that it is damaged
+        stream.codec_context.thread_count = 1
         expected = _shown(container)
         count, end_s = 0, 0.0
         for packet in container.demux(stream):
@@ -59,19 +62,25 @@ def size(file: Path) -> tuple[int, int]:
 
 
 def rate(file: Path) -> float:
-    """Return the mean number of frames a second. Raises ValueError for a file without a readable video, or one that says no rate."""
+    """Return the mean number of frames a second. Raises ValueError for a file without a readable video, or
+    one that says no rate."""
     try:
         with av.open(str(file)) as container:
             found = container.streams.video[0].average_rate
     except CODEC_ERRORS as error:
-        raise ValueError(f"cannot read the video {file}: {error}; is it cut short? (`ffmpeg -i` tells)") from None
+        raise ValueError(
+            f"cannot read the video {file}: {error}; is it cut short? (`ffmpeg -i` tells)"
+        ) from None
     if not found:
-        raise ValueError(f"the video {file} says no frame rate, by which its annotations are timed; write it again as MP4")
+        raise ValueError(
+            f"the video {file} says no frame rate, by which its annotations are timed; write it again as MP4"
+        )
     return float(found)
 
 
 def read(frame: VideoFrame) -> Image.Image:
-    """Decode one frame, upright. Frames in rising order need one pass through the file; others are sought from the key frame before.
+    """Decode one frame, upright. Frames in rising order need one pass through the file; others are sought
+    from the key frame before.
 
     Raises ValueError naming the file for one that can't be decoded up to this frame.
     """
@@ -79,7 +88,9 @@ def read(frame: VideoFrame) -> Image.Image:
         return _decoder(frame.file).frame(frame.index)
     except CODEC_ERRORS as error:
         _open.decoder = None
-        raise ValueError(f"cannot read frame {frame.index} of the video {frame.file}: {error}; is it cut short?") from None
+        raise ValueError(
+            f"cannot read frame {frame.index} of the video {frame.file}: {error}; is it cut short?"
+        ) from None
 
 
 def check(frames: VideoFrames) -> None:
@@ -87,24 +98,34 @@ def check(frames: VideoFrames) -> None:
     expected = size(frames.file)
     for frame in frames:
         if (found := read(frame).size) != expected:
-            raise ValueError(f"the video {frame.file}: frame {frame.index} is of {found}, the first of {expected} (width, height)")
+            raise ValueError(
+                f"the video {frame.file}: frame {frame.index} is of {found}, the first of {expected} "
+                "(width, height)"
+            )
 
 
 def _end_s(shot: Shot) -> float:
     """Return when a frame's time is over, in seconds; 0 where it has none."""
-    return 0.0 if shot.pts is None or shot.time_base is None else float((shot.pts + (shot.duration or 0)) * shot.time_base)
+    return (
+        0.0
+        if shot.pts is None or shot.time_base is None
+        else float((shot.pts + (shot.duration or 0)) * shot.time_base)
+    )
 
 
 def _changed(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except OSError:
-        raise ValueError(f"the video {file} does not exist; put the file there, or correct the path") from None
+        raise ValueError(
+            f"the video {file} does not exist; put the file there, or correct the path"
+        ) from None
 
 
 @lru_cache(maxsize=65536)
 def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
-    """Return (number of frames, (width, height)): the first frame is decoded, as only it tells how the video is turned."""
+    """Return (number of frames, (width, height)): the first frame is decoded, as only it tells how the video
+    is turned."""
     try:
         with av.open(str(file)) as container:
             stream = next(iter(container.streams.video))
@@ -113,12 +134,15 @@ def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
         return count or len(_times(file)), first.size
     except (*CODEC_ERRORS, StopIteration) as error:
         reason = str(error) or "it holds no picture"
-        raise ValueError(f"cannot read the video {file}: {reason}; is it cut short? (`ffmpeg -i` tells)") from None
+        raise ValueError(
+            f"cannot read the video {file}: {reason}; is it cut short? (`ffmpeg -i` tells)"
+        ) from None
 
 
 def _shown(container: InputContainer) -> int:
-    """Return how many frames the file says that players show; 0 if it says nothing. An MP4 that was cut without encoding (`ffmpeg -c copy`,
-    a phone's editor) stores more of them, from the key frame before, which its edit list hides."""
+    """Return how many frames the file says that players show; 0 if it says nothing. An MP4 that was cut
+    without encoding (`ffmpeg -c copy`, a phone's editor) stores more of them, from the key frame before,
+    which its edit list hides."""
     stream = container.streams.video[0]
     if stream.frames and container.format.name.startswith("mov"):
         return sum(not entry.is_discard for entry in stream.index_entries)
@@ -126,20 +150,24 @@ def _shown(container: InputContainer) -> int:
 
 
 def _times(file: Path) -> list[int | None]:
-    """Return the frames' presentation times in order, read from the packets without decoding; None where the file has none (AVI)."""
+    """Return the frames' presentation times in order, read from the packets without decoding; None where the
+    file has none (AVI)."""
     with av.open(str(file)) as container:
         times = [p.pts for p in container.demux(container.streams.video[0]) if p.size and not p.is_discard]
     return times if None in times else sorted(times)  # type: ignore[type-var]
 
 
 def _upright(shot: Shot) -> Image.Image:
-    """Return the picture as players show it: phones store video lying on its side, front cameras mirrored, and say so."""
+    """Return the picture as players show it: phones store video lying on its side, front cameras mirrored,
+    and say so."""
     picture: Image.Image = shot.to_image()
     matrix = shot.side_data.get("DISPLAYMATRIX")
     if matrix is None:
         return picture
     orientation = of_matrix(np.frombuffer(matrix, "=i4").tolist())  # type: ignore[call-overload]  # PyAV's stub has no mapping here
-    return picture.rotate(shot.rotation, expand=True) if orientation is None else upright(picture, orientation)
+    return (
+        picture.rotate(shot.rotation, expand=True) if orientation is None else upright(picture, orientation)
+    )
 
 
 class _Decoder:
@@ -155,7 +183,8 @@ class _Decoder:
         self.keys = [n for n, entry in enumerate(entries) if entry.is_keyframe]
         self.shots: Iterator[Shot] = self.container.decode(self.stream)
         self.settled = False
-        """Whether a key frame was decoded since the file was opened or sought in: what comes before may lack what it is made from."""
+        """Whether a key frame was decoded since the file was opened or sought in: what comes before may lack
+        what it is made from."""
         self.due = 0
         """At most the index of the frame that `shots` yields next; exact where the file has no times."""
 
@@ -185,7 +214,8 @@ class _Decoder:
 
 
 _open = threading.local()
-"""The video that a thread read last. A forked process opens its own: it would share the file's position with its parent."""
+"""The video that a thread read last. A forked process opens its own: it would share the file's position with
+its parent."""
 
 
 def _decoder(file: Path) -> _Decoder:

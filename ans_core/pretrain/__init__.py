@@ -1,1 +1,2 @@
-"""Only for models from random weights: sizes and weights, and objectives that replace what published weights have learned."""
+"""Only for models from random weights: sizes and weights, and objectives that replace what published weights
+have learned."""

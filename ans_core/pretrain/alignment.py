@@ -1,9 +1,10 @@
-"""Pre-training of word embeddings and projector: described things and pictures in; out, the loss of finding a thing by the sum of its
-words, and of telling a region's words from its cells.
+"""Pre-training of word embeddings and projector: described things and pictures in; out, the loss of finding a
+thing by the sum of its words, and of telling a region's words from its cells.
 
-It replaces what a published InternVL learns before its language model is trained: image tokens that lie near the words for what they show
-(a contrast in both directions as CLIP's, but between the cells of one picture, and between the words of the vocabulary). Half a minute of
-it saves a tiny language model from finding this space by itself (LOG).
+It replaces what a published InternVL learns before its language model is trained: image tokens that lie near
+the words for what they show (a contrast in both directions as CLIP's, but between the cells of one picture,
+and between the words of the vocabulary). Half a minute of it saves a tiny language model from finding this
+space by itself (LOG).
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class AlignmentBatch(TensorBatch):
 
 
 def alignment_batch(
-    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, cutter: Cutter
+    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    cutter: Cutter,
 ) -> AlignmentBatch:
     """Make a batch from pictures: (image, samples of it that name something in it)."""
     views = [cutter.views([transforms.open_image(ref)], clip=False) for ref, _ in pictures]
@@ -59,7 +63,11 @@ def alignment_batch(
         for sample in samples:
             image.append(place)
             words.append(torch.tensor(tokenizer.encode(" " + sample.text, add_special_tokens=False)))
-            shares.append(cell_shares(rle.union([mask for mask, *_ in sample.masks if mask is not None]), views[place].shown))
+            shares.append(
+                cell_shares(
+                    rle.union([mask for mask, *_ in sample.masks if mask is not None]), views[place].shown
+                )
+            )
             whole.append(sample.task == "region_caption")
     return AlignmentBatch(
         views=views,
@@ -71,33 +79,44 @@ def alignment_batch(
 
 
 class Alignment(nn.Module):
-    """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, summed over the words; plus binary
-    cross-entropy of a region's words, summed over the vocabulary, from the cosines of its mean cell with each word."""
+    """Cross-entropy of the cells that a thing covers, from the cosines of its words with each cell, summed
+    over the words; plus binary cross-entropy of a region's words, summed over the vocabulary, from the
+    cosines of its mean cell with each word."""
 
     def __init__(self, model: Network) -> None:
         super().__init__()
         self.model = model
         self.log_scale = nn.Parameter(torch.tensor(math.log(FIRST_SCALE)))
         self.log_word_scale = nn.Parameter(torch.tensor(math.log(FIRST_WORD_SCALE)))
-        self.word_bias = nn.Parameter(torch.full((model.vlm.get_input_embeddings().num_embeddings,), NOT_SAID))
+        self.word_bias = nn.Parameter(
+            torch.full((model.vlm.get_input_embeddings().num_embeddings,), NOT_SAID)
+        )
 
     def forward(self, batch: AlignmentBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         weight = self.model.vlm.get_input_embeddings().weight
         tokens = image_tokens(self.model, batch.views).values[:, : weight.shape[1]]
-        cells = F.normalize(tokens.float(), dim=-1).unflatten(0, (len(batch.views), -1))[batch.image]  # (N, cells, D)
+        # (N, cells, D), of unit length
+        cells = F.normalize(tokens.float(), dim=-1).unflatten(0, (len(batch.views), -1))[batch.image]
         table = F.normalize(weight, dim=-1)
         meaning = (table[batch.words.clamp(min=0)] * (batch.words >= 0)[:, :, None]).sum(1)  # (N, D)
         scores = self.log_scale.exp() * torch.einsum("nd,ncd->nc", meaning, cells)
         found = -(batch.shares * scores.log_softmax(1)).sum(1).mean()
         hit = (batch.shares.gather(1, scores.argmax(1, keepdim=True)) > 0).float().mean()
-        told = self._told(torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.whole], table, batch.words[batch.whole])
+        told = self._told(
+            torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.whole], table, batch.words[batch.whole]
+        )
         return found + told, {"hit": float(hit), "found": float(found.detach()), "told": float(told.detach())}
 
-    def _told(self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]) -> Float[Tensor, ""]:
+    def _told(
+        self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]
+    ) -> Float[Tensor, ""]:
         logits = self.log_word_scale.exp() * region @ table.T + self.word_bias
         counted = torch.ones_like(self.word_bias)
-        counted[self.model.tokenizer.pad_token_id] = 0  # padding is no word; it starts as zero, where normalising has a gradient of 1e12
+        # padding is no word; it starts as zero, where normalising has a gradient of 1e12
+        counted[self.model.tokenizer.pad_token_id] = 0
         said = torch.zeros_like(logits)
         rows, places = (words >= 0).nonzero(as_tuple=True)
         said[rows, words[rows, places]] = 1
-        return F.binary_cross_entropy_with_logits(logits, said, weight=counted, reduction="sum") / max(1, len(said))
+        return F.binary_cross_entropy_with_logits(logits, said, weight=counted, reduction="sum") / max(
+            1, len(said)
+        )

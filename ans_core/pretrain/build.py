@@ -1,4 +1,5 @@
-"""Build a tiny Sa2VA from nothing: tokenizer, configuration and random weights (the `tiny` and `smoke` profiles)."""
+"""Build a tiny Sa2VA from nothing: tokenizer, configuration and random weights (the `tiny` and `smoke`
+profiles)."""
 
 from __future__ import annotations
 
@@ -23,22 +24,32 @@ from ans_core.pretrain.finding import middle_attention
 CHAT_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def build_tokenizer(texts: Iterable[str], *, vocabulary: int = 1024, kind: str = "internvl") -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE of Qwen2's kind on `texts`: it can write any text, and frequent words are one token. `kind`: of the backbone,
-    whose image tokens it knows."""
+def build_tokenizer(
+    texts: Iterable[str], *, vocabulary: int = 1024, kind: str = "internvl"
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of Qwen2's kind on `texts`: it can write any text, and frequent words are one
+    token. `kind`: of the backbone, whose image tokens it knows."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False, min_frequency=5
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=5,
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
     )
     marks = BACKBONES[kind].marks
     known = (*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
-    fast.add_tokens([*known, *(t for t in (marks.start, marks.slot, marks.end) if t not in known)], special_tokens=True)
+    fast.add_tokens(
+        [*known, *(t for t in (marks.start, marks.slot, marks.end) if t not in known)], special_tokens=True
+    )
     return fast
 
 
@@ -52,8 +63,8 @@ def tiny_config(
     video_frames: int,
     kind: str = "internvl",
 ) -> Sa2VAConfig:
-    """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language; the token count follows from
-    the patch size."""
+    """Return the configuration. `vision` and `language` hold the sizes of config.Vision and config.Language;
+    the token count follows from the patch size."""
     config = Sa2VAConfig(
         kind=kind,
         backbone=TINY[kind].sizes(vision, language, tokenizer),
@@ -64,7 +75,9 @@ def tiny_config(
     return TINY[kind].with_pictures(config, vision["image_size"])
 
 
-def _internvl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _internvl_sizes(
+    vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
     side = vision["image_size"] // vision["patch_size"] // 2
     return {
         "vision_config": {
@@ -89,8 +102,11 @@ def _internvl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer:
     }
 
 
-def _qwen2_5_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Windows are half of a picture wide; every other layer attends to all of it, as the published ones' 8th do."""
+def _qwen2_5_vl_sizes(
+    vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
+    """Windows are half of a picture wide; every other layer attends to all of it, as the published ones' 8th
+    do."""
     unit = 2 * vision["patch_size"]
     sizes = {
         "model_type": "qwen2_5_vl_vision",
@@ -100,14 +116,18 @@ def _qwen2_5_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenize
     return _qwen_vl_sizes("qwen2_5_vl", vision, language, tokenizer, sizes, {})
 
 
-def _qwen3_vl_sizes(vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _qwen3_vl_sizes(
+    vision: dict[str, Any], language: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
     sizes = {
         "model_type": "qwen3_vl_vision",
         "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
         "deepstack_visual_indexes": [0, vision["layers"] // 2],
     }
     found = _qwen_vl_sizes("qwen3_vl", vision, language, tokenizer, sizes, {"mrope_interleaved": True})
-    return found | {"text_config": found["text_config"] | {"head_dim": language["hidden"] // language["heads"]}}
+    return found | {
+        "text_config": found["text_config"] | {"head_dim": language["hidden"] // language["heads"]}
+    }
 
 
 def _qwen_vl_sizes(
@@ -118,7 +138,8 @@ def _qwen_vl_sizes(
     tower: dict[str, Any],
     rope: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return transformers' configuration. `tower`, `rope`: what the kind's vision tower and rotary positions have of their own."""
+    """Return transformers' configuration. `tower`, `rope`: what the kind's vision tower and rotary positions
+    have of their own."""
     width = language["hidden"] // language["heads"]
     third = width // 6
     marks = BACKBONES[kind].marks
@@ -135,7 +156,12 @@ def _qwen_vl_sizes(
             "initializer_range": hidden_std(vision["hidden"]),
             **tower,
         },
-        "text_config": _text_sizes(f"{kind}_text", language, tokenizer, {"mrope_section": [width // 2 - 2 * third, third, third], **rope}),
+        "text_config": _text_sizes(
+            f"{kind}_text",
+            language,
+            tokenizer,
+            {"mrope_section": [width // 2 - 2 * third, third, third], **rope},
+        ),
         "image_token_id": tokenizer.convert_tokens_to_ids(marks.slot),
         "vision_start_token_id": tokenizer.convert_tokens_to_ids(marks.start),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids(marks.end),
@@ -143,7 +169,9 @@ def _qwen_vl_sizes(
     }
 
 
-def _text_sizes(model_type: str, language: dict[str, Any], tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]) -> dict[str, Any]:
+def _text_sizes(
+    model_type: str, language: dict[str, Any], tokenizer: PreTrainedTokenizerFast, rope: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "model_type": model_type,
         "vocab_size": len(tokenizer),
@@ -163,20 +191,27 @@ def _text_sizes(model_type: str, language: dict[str, Any], tokenizer: PreTrained
 
 
 def hidden_std(width: int) -> float:
-    """Return the standard deviation of random weights: 0.7 / sqrt(width). The big models' 0.02 (with a layer scale of 0.1) leaves a narrow
-    net nearly linear: it then learns colour and place, but not shape and texture (LOG)."""
+    """Return the standard deviation of random weights: 0.7 / sqrt(width). The big models' 0.02 (with a layer
+    scale of 0.1) leaves a narrow net nearly linear: it then learns colour and place, but not shape and
+    texture (LOG)."""
     return 0.7 / width**0.5
 
 
 def frequency_filters(patch: int, count: int) -> Float[Tensor, "count 3 patch patch"]:
-    """Return a random model's patch embedding: cosines of the lowest frequencies in brightness and two colour contrasts, with higher
-    frequencies amplified.
+    """Return a random model's patch embedding: cosines of the lowest frequencies in brightness and two colour
+    contrasts, with higher frequencies amplified.
 
-    Measured on drawn scenes, a patch's mean is 5 to 20 times as strong as the frequencies that show edges; random filters hide these, and
-    shape is then learned much later than colour. The gains make all responses about equal.
+    Measured on drawn scenes, a patch's mean is 5 to 20 times as strong as the frequencies that show edges;
+    random filters hide these, and shape is then learned much later than colour. The gains make all responses
+    about equal.
     """
     place = torch.arange(patch) + 0.5
-    waves = torch.stack([torch.cos(math.pi * place * k / patch) * math.sqrt((1 if k == 0 else 2) / patch) for k in range(patch)])
+    waves = torch.stack(
+        [
+            torch.cos(math.pi * place * k / patch) * math.sqrt((1 if k == 0 else 2) / patch)
+            for k in range(patch)
+        ]
+    )
     contrasts = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0], [1.0, 1.0, -2.0]])
     contrasts = contrasts / contrasts.norm(dim=1, keepdim=True)
     order = sorted(((u, v) for u in range(patch) for v in range(patch)), key=lambda uv: (sum(uv), uv))
@@ -185,14 +220,19 @@ def frequency_filters(patch: int, count: int) -> Float[Tensor, "count 3 patch pa
         gain = 0.17 if u == v == 0 else min(4.0, 0.4 * 1.55 ** (u + v))
         filters += [gain * c[:, None, None] * waves[u][:, None] * waves[v] for c in contrasts]
     if len(filters) < count:
-        raise ValueError(f"a patch of {patch} x {patch} pixels has {len(filters)} frequencies, fewer than the vision width {count}")
+        raise ValueError(
+            f"a patch of {patch} x {patch} pixels has {len(filters)} frequencies, fewer than the vision "
+            f"width {count}"
+        )
     return torch.stack(filters[:count])
 
 
 def sine_positions(side: int, width: int) -> Float[Tensor, "P width"]:
-    """Return sines and cosines of row and column (values of size 1): attention finds a patch's neighbours with one linear map.
+    """Return sines and cosines of row and column (values of size 1): attention finds a patch's neighbours
+    with one linear map.
 
-    transformers starts learned positions at 0 or 0.02: beside patches of size 1, place then stays hidden for hundreds of steps.
+    transformers starts learned positions at 0 or 0.02: beside patches of size 1, place then stays hidden for
+    hundreds of steps.
     """
     frequencies = 1 / 100 ** (torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * frequencies  # (side, width / 4)
@@ -202,18 +242,21 @@ def sine_positions(side: int, width: int) -> Float[Tensor, "P width"]:
 
 
 def match_by_content(attention: Any) -> None:
-    """Initialise queries as keys, both orthogonal maps of the input, so that a token first attends to similar tokens (Trockman & Kolter
-    2023 find this in trained transformers). With words and image tokens in one space (alignment.py) this is a first guess at what is asked
-    for (LOG)."""
+    """Initialise queries as keys, both orthogonal maps of the input, so that a token first attends to similar
+    tokens (Trockman & Kolter 2023 find this in trained transformers). With words and image tokens in one
+    space (alignment.py) this is a first guess at what is asked for (LOG)."""
     heads, width = attention.num_key_value_groups, attention.k_proj.weight.shape
     key = nn.init.orthogonal_(torch.empty(width))
     attention.k_proj.weight.data.copy_(key)
-    attention.q_proj.weight.data.copy_(key.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, dim=0).flatten(0, 1))
+    attention.q_proj.weight.data.copy_(
+        key.unflatten(0, (-1, attention.head_dim)).repeat_interleave(heads, dim=0).flatten(0, 1)
+    )
 
 
 def match_by_place(attention: Any) -> None:
-    """Initialise SAM2's attention between prompts and image tokens likewise; their queries and keys carry the same positional code. A pixel
-    first attends to the nearest click, and a click to its pixels. From plain random weights masks stay empty for longer (LOG)."""
+    """Initialise SAM2's attention between prompts and image tokens likewise; their queries and keys carry the
+    same positional code. A pixel first attends to the nearest click, and a click to its pixels. From plain
+    random weights masks stay empty for longer (LOG)."""
     key = nn.init.orthogonal_(torch.empty(attention.k_proj.weight.shape))
     for projection in (attention.k_proj, attention.q_proj):
         projection.weight.data.copy_(key)
@@ -221,9 +264,9 @@ def match_by_place(attention: Any) -> None:
 
 
 def match_same_place(attention: Any) -> None:
-    """Initialise SAM2's memory attention to prefer the same place. It rotates queries and keys by their place (rotary positions): with
-    equal constant biases in both, scores fall with distance, so a pixel first reads the memory of its own place. With it clips are learned
-    in half the steps (LOG)."""
+    """Initialise SAM2's memory attention to prefer the same place. It rotates queries and keys by their place
+    (rotary positions): with equal constant biases in both, scores fall with distance, so a pixel first reads
+    the memory of its own place. With it clips are learned in half the steps (LOG)."""
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight.data.mul_(0.5)
         nn.init.constant_(projection.bias, 2.0)
@@ -240,7 +283,9 @@ def _start_qwen_tower(tower: Any) -> None:
     """Filter each of the equal time steps alike."""
     patches = tower.patch_embed.proj
     count, _, steps, side, _ = patches.weight.shape
-    patches.weight.data.copy_(frequency_filters(side, count)[:, :, None].expand(-1, -1, steps, -1, -1) / steps)
+    patches.weight.data.copy_(
+        frequency_filters(side, count)[:, :, None].expand(-1, -1, steps, -1, -1) / steps
+    )
     if patches.bias is not None:
         nn.init.zeros_(patches.bias)
 
@@ -272,7 +317,11 @@ def _at_one_size(config: Sa2VAConfig, side: int) -> Sa2VAConfig:
 
 
 TINY = {
-    "internvl": Tiny(sizes=_internvl_sizes, with_pictures=lambda config, side: replace(config, max_tiles=1), start=_start_internvit),
+    "internvl": Tiny(
+        sizes=_internvl_sizes,
+        with_pictures=lambda config, side: replace(config, max_tiles=1),
+        start=_start_internvit,
+    ),
     "qwen2_5_vl": Tiny(sizes=_qwen2_5_vl_sizes, with_pictures=_at_one_size, start=_start_qwen_tower),
     "qwen3_vl": Tiny(sizes=_qwen3_vl_sizes, with_pictures=_at_one_size, start=_start_qwen3_tower),
 }
@@ -280,7 +329,8 @@ TINY = {
 
 
 def build_tiny(config: Sa2VAConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Network:
-    """Build the model with random weights drawn from `seed` alone (the caller's random state is not changed)."""
+    """Build the model with random weights drawn from `seed` alone (the caller's random state is not
+    changed)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Network(config, tokenizer)

@@ -33,9 +33,11 @@ class PromptBatch(TensorBatch):
     targets: Bool[Tensor, "N S S"]
 
 
-def prompt_batch(shown: Sequence[tuple[ImageRef, Sequence[RLE]]], *, size: int, objects: int, rng: Random) -> PromptBatch:
-    """Choose up to `objects` things of each picture (picture, masks) and prompt each by a uniform click in its mask or its box, with equal
-    probability. A mask that has no pixel at this size is left out."""
+def prompt_batch(
+    shown: Sequence[tuple[ImageRef, Sequence[RLE]]], *, size: int, objects: int, rng: Random
+) -> PromptBatch:
+    """Choose up to `objects` things of each picture (picture, masks) and prompt each by a uniform click in
+    its mask or its box, with equal probability. A mask that has no pixel at this size is left out."""
     image, coordinates, labels, targets = [], [], [], []
     for place, (_, masks) in enumerate(shown):
         for mask in rng.sample(list(masks), min(objects, len(masks))):
@@ -67,9 +69,10 @@ def _prompt(mask: Bool[np.ndarray, "S S"], rng: Random) -> tuple[list[list[float
 class Promptable(nn.Module):
     """SAM2's training loss of a PromptBatch.
 
-    SAM2 has four mask tokens: one for prompts of several points or a box, and three, of which it takes the best by predicted IoU, for a
-    single click, for frames without a prompt, and for `[SEG]`. All four learn the same target: what is drawn here is not ambiguous, and
-    from random weights the best of three stays empty (LOG).
+    SAM2 has four mask tokens: one for prompts of several points or a box, and three, of which it takes the
+    best by predicted IoU, for a single click, for frames without a prompt, and for `[SEG]`. All four learn
+    the same target: what is drawn here is not ambiguous, and from random weights the best of three stays
+    empty (LOG).
     """
 
     def __init__(self, sam2: Grounding) -> None:
@@ -81,6 +84,12 @@ class Promptable(nn.Module):
         if not len(batch.image):  # nothing to click on, and SAM2 can't decode nothing
             return 0 * self.sam2.high_res(features)[0].sum(), {"iou_single": 0.0, "iou_three": 0.0}
         drawn = self.sam2.decode_every(features, batch.image, (batch.coordinates, batch.labels))
-        losses = [promptable_loss(drawn.all_logits[:, [m]], drawn.ious[:, [m]], drawn.object_score, batch.targets) for m in range(4)]
-        ious: Metrics = {"iou_single": mean_iou(drawn.all_logits[:, 0], batch.targets), "iou_three": mean_iou(drawn.logits, batch.targets)}
+        losses = [
+            promptable_loss(drawn.all_logits[:, [m]], drawn.ious[:, [m]], drawn.object_score, batch.targets)
+            for m in range(4)
+        ]
+        ious: Metrics = {
+            "iou_single": mean_iou(drawn.all_logits[:, 0], batch.targets),
+            "iou_three": mean_iou(drawn.logits, batch.targets),
+        }
         return torch.stack(losses).mean(), ious

@@ -1,8 +1,10 @@
-"""Pre-training of a vision tower: pictures and described regions in, the loss of telling a region's words from its features out.
+"""Pre-training of a vision tower: pictures and described regions in, the loss of telling a region's words
+from its features out.
 
-It replaces what a published vision tower has learned from image-text pairs. One linear layer predicts the words of a region's caption as a
-bag of words (as CatLIP does for whole images) from the mean feature of the region's patches, so that the gradient reaches every patch
-directly. Through the language model alone, colour and place are learned in minutes, shape is not (LOG).
+It replaces what a published vision tower has learned from image-text pairs. One linear layer predicts the
+words of a region's caption as a bag of words (as CatLIP does for whole images) from the mean feature of the
+region's patches, so that the gradient reaches every patch directly. Through the language model alone, colour
+and place are learned in minutes, shape is not (LOG).
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ class WordsBatch(TensorBatch):
     """1 for every token of the region's caption."""
 
 
-def words_batch(pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer: PreTrainedTokenizerBase, *, cutter: Cutter) -> WordsBatch:
+def words_batch(
+    pictures: Sequence[tuple[ImageRef, Sequence[Sample]]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    cutter: Cutter,
+) -> WordsBatch:
     """Make a batch from pictures: (image, its region-caption samples). An image token has 2 x 2 patches."""
     views = [cutter.views([transforms.open_image(ref)], clip=False) for ref, _ in pictures]
     image, weights, words = [], [], []
@@ -56,11 +63,14 @@ def words_batch(pictures: Sequence[tuple[ImageRef, Sequence[Sample]]], tokenizer
             bag = torch.zeros(len(tokenizer))
             bag[tokenizer.encode(" " + sample.text, add_special_tokens=False)] = 1
             words.append(bag)
-    return WordsBatch(views=views, image=torch.tensor(image), weights=torch.stack(weights), words=torch.stack(words))
+    return WordsBatch(
+        views=views, image=torch.tensor(image), weights=torch.stack(weights), words=torch.stack(words)
+    )
 
 
 class RegionWords(nn.Module):
-    """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is discarded."""
+    """Binary cross-entropy of the bag of words, summed over the vocabulary, mean over regions. The head is
+    discarded."""
 
     def __init__(self, model: Network) -> None:
         super().__init__()

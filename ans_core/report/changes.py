@@ -28,7 +28,8 @@ WITHOUT_SCORES = {
     "loop1": ("IoU",),
     "loop2": ("METEOR",),
 }
-"""Also in the verdict, as plain differences where there is no score of theirs for each sample (earlier runs have none of the loops)."""
+"""Also in the verdict, as plain differences where there is no score of theirs for each sample (earlier runs
+have none of the loops)."""
 OF_SOME = {"referring": {"gIoU": (1,), "N_acc": (0,)}}
 """Metrics that are the mean score of samples with so many objects, beside that of all samples."""
 RESAMPLES = 2000
@@ -81,13 +82,17 @@ def read_answers(folder: Path | None) -> Answers:
     for benchmark, key, record in keyed_lines(folder / "predictions.jsonl") if folder else ():
         text = str(record.get("text", "")) if parse(benchmark).task == "region_caption" else ""
         answers[benchmark][key] = Answer(
-            score=float(record["score"]), asked=str(record["asked"]), objects=record.get("n_targets"), text=text
+            score=float(record["score"]),
+            asked=str(record["asked"]),
+            objects=record.get("n_targets"),
+            text=text,
         )
     return dict(answers)
 
 
 def keyed_lines(path: Path) -> Iterator[tuple[str, Key, dict[str, Any]]]:
-    """Yield (benchmark, key, record) of every prediction; nothing if there is no file. Raises ValueError for a line without a score."""
+    """Yield (benchmark, key, record) of every prediction; nothing if there is no file. Raises ValueError for
+    a line without a score."""
     if not path.exists():
         return
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -98,9 +103,15 @@ def keyed_lines(path: Path) -> Iterator[tuple[str, Key, dict[str, Any]]]:
                 where = (str(record["benchmark"]), str(record["dataset"]), str(record["sample_id"]))
                 score, _ = float(record["score"]), record["asked"]
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path} line {number}: no prediction with a score ({error!r}); run its evaluate stage again") from error
+                raise ValueError(
+                    f"{path} line {number}: no prediction with a score ({error!r}); run its evaluate stage "
+                    "again"
+                ) from error
             if not math.isfinite(score):
-                raise ValueError(f"{path} line {number}: score {score} of sample {where[2]!r}; run its evaluate stage again")
+                raise ValueError(
+                    f"{path} line {number}: score {score} of sample {where[2]!r}; run its evaluate stage "
+                    "again"
+                )
             yield where[0], (where[1], where[2], seen[where]), record
             seen[where] += 1
 
@@ -113,44 +124,69 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
         then, task = answers.get(before, {}).get(benchmark, {}), parse(benchmark).task
         tried.append(_scored(benchmark, SCORED_BY.get(task, ""), old, new, then, now))
         for metric, objects in OF_SOME.get(task, {}).items():
-            some = ({key: answer for key, answer in row.items() if answer.objects in objects} for row in (then, now))
+            some = (
+                {key: answer for key, answer in row.items() if answer.objects in objects}
+                for row in (then, now)
+            )
             part = _scored(benchmark, metric, old, new, *some)
             tried.append(part if part and part.metric == metric else None)
     found = [change for change in tried if change]
     scored = {(change.title, change.metric) for change in found}
     for name in new:
         parts = parse(name)
-        if name in old and parts.metric in WITHOUT_SCORES.get(parts.task, ()) and (parts.title, parts.metric) not in scored:
+        if (
+            name in old
+            and parts.metric in WITHOUT_SCORES.get(parts.task, ())
+            and (parts.title, parts.metric) not in scored
+        ):
             found.append(Change(title=parts.title, metric=parts.metric, before=old[name], after=new[name]))
     return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
 
 
 def verdict(name: str, before: str, after: str, changes: Sequence[Change]) -> dict[str, Any]:
     """Return a comparison as pages show it: the changes by verdict, and `told`, its counts in words."""
-    by_verdict = {verdict: [change for change in changes if change.verdict == verdict] for verdict in VERDICTS}
+    by_verdict = {
+        verdict: [change for change in changes if change.verdict == verdict] for verdict in VERDICTS
+    }
     better, worse, unclear = (len(by_verdict[verdict]) for verdict in VERDICTS[:3])
     told = [
         (
             "better" if better else "unclear",
             f"{better} figure{'s' * (better != 1)} improved" if better else "Nothing improved beyond chance",
         ),
-        ("worse" if worse else "unclear", f"{worse} got worse" if worse else "nothing got worse beyond chance"),
+        (
+            "worse" if worse else "unclear",
+            f"{worse} got worse" if worse else "nothing got worse beyond chance",
+        ),
         *([("unclear", f"{unclear} did not clearly change")] if unclear else []),
     ]
-    return {"name": name, "before": before, "after": after, "changes": changes, "by_verdict": by_verdict, "told": told}
+    return {
+        "name": name,
+        "before": before,
+        "after": after,
+        "changes": changes,
+        "by_verdict": by_verdict,
+        "told": told,
+    }
 
 
 def paired(before: Mapping[Key, Answer], after: Mapping[Key, Answer]) -> list[Key]:
-    """Return the samples that both have; none if they are fewer than half: other data may have some of the same ids and texts."""
+    """Return the samples that both have; none if they are fewer than half: other data may have some of the
+    same ids and texts."""
     keys = [key for key, answer in after.items() if key in before and before[key].asked == answer.asked]
     return keys if 2 * len(keys) >= max(len(before), len(after)) else []
 
 
 def _scored(
-    benchmark: str, metric: str, old: dict[str, float], new: dict[str, float], before: dict[Key, Answer], after: dict[Key, Answer]
+    benchmark: str,
+    metric: str,
+    old: dict[str, float],
+    new: dict[str, float],
+    before: dict[Key, Answer],
+    after: dict[Key, Answer],
 ) -> Change | None:
-    """Compare per-sample scores, paired, or those of other samples. None where one has fewer than two. It is called `metric` if the scores'
-    mean is that."""
+    """Compare per-sample scores, paired, or those of other samples. None where one has fewer than two. It is
+    called `metric` if the scores' mean is that."""
     keys = paired(before, after)
     pairs = len(keys) if keys else None
     first, last = ([row[key].score for key in keys or row] for row in (before, after))
@@ -159,7 +195,8 @@ def _scored(
     means = sum(first) / len(first), sum(last) / len(last)
     # scores are kept to four digits; where their mean is not the metric, they stand for themselves
     same = all(
-        math.isclose(row.get(f"{benchmark}/{metric}", math.nan), mean, abs_tol=1e-3) for row, mean in zip((old, new), means, strict=True)
+        math.isclose(row.get(f"{benchmark}/{metric}", math.nan), mean, abs_tol=1e-3)
+        for row, mean in zip((old, new), means, strict=True)
     )
     one, other = Ratio(numerators=first), Ratio(numerators=last)
     return Change(

@@ -16,9 +16,12 @@ PALETTE = ("#2f6fde", "#e0653a", "#2a9d6f", "#a259c4", "#c99a1d", "#d14a7c", "#4
 INK = "#010203"
 """Placeholder for the page's text colour until the SVG is written."""
 _STYLE: Any = {
-    "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "grid.alpha": 0.15, "grid.color": INK, "lines.linewidth": 1.6,
+    "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "grid.alpha": 0.15, "grid.color": INK,
+    "lines.linewidth": 1.6,
 }  # fmt: skip
 
 Curve = Sequence[tuple[float, float]]
@@ -26,7 +29,8 @@ Curve = Sequence[tuple[float, float]]
 
 
 def lines(title: str, curves: Mapping[str, Curve], *, along: str = "step") -> str:
-    """Draw one line per name; `along`: what the horizontal axis counts. A long noisy curve is drawn pale, with its running mean over it."""
+    """Draw one line per name; `along`: what the horizontal axis counts. A long noisy curve is drawn pale,
+    with its running mean over it."""
 
     def draw(axes: Axes) -> None:
         for colour, (name, points) in zip(_colours(len(curves)), curves.items(), strict=True):
@@ -48,12 +52,24 @@ def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
 
     def draw(axes: Axes) -> None:
         means, deviations = np.array([np.mean(v) for v in per_step]), np.array([np.std(v) for v in per_step])
-        steps, means, deviations = np.arange(1, len(means) + 1), _running_mean(means), _running_mean(deviations)
-        axes.fill_between(steps, means - deviations, means + deviations, color=PALETTE[0], alpha=0.2, linewidth=0)
+        steps, means, deviations = (
+            np.arange(1, len(means) + 1),
+            _running_mean(means),
+            _running_mean(deviations),
+        )
+        axes.fill_between(
+            steps, means - deviations, means + deviations, color=PALETTE[0], alpha=0.2, linewidth=0
+        )
         axes.plot(steps, means, color=PALETTE[0])
         axes.set_xlabel("step")
 
-    return _svg(title, draw, told=f"Mean from {np.mean(per_step[0]):.3g} to {np.mean(per_step[-1]):.3g} over {len(per_step)} steps.")
+    return _svg(
+        title,
+        draw,
+        told=(
+            f"Mean from {np.mean(per_step[0]):.3g} to {np.mean(per_step[-1]):.3g} over {len(per_step)} steps."
+        ),
+    )
 
 
 def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
@@ -63,7 +79,9 @@ def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
         for colour, (name, values) in zip(_colours(len(groups)), groups.items(), strict=True):
             weights = np.full(len(values), 1 / len(values))
             axes.hist(values, bins=20, range=(0, 1), weights=weights, color=colour, alpha=0.3)
-            axes.hist(values, bins=20, range=(0, 1), weights=weights, color=colour, histtype="step", label=name)
+            axes.hist(
+                values, bins=20, range=(0, 1), weights=weights, color=colour, histtype="step", label=name
+            )
         axes.set_xlabel("reward")
         axes.set_ylabel("share")
         axes.legend(frameon=False, labelcolor=INK)

@@ -1,4 +1,5 @@
-"""Two evaluations of one benchmark -> what changed, how certain that is, and the samples that changed most, as a page."""
+"""Two evaluations of one benchmark -> what changed, how certain that is, and the samples that changed most,
+as a page."""
 
 from __future__ import annotations
 
@@ -35,36 +36,53 @@ class Evaluation:
 
 
 def read(path: Path) -> Evaluation:
-    """Read a folder of `ans eval BENCHMARK`, or the --out of `ans eval score`. Raises ValueError for anything else."""
+    """Read a folder of `ans eval BENCHMARK`, or the --out of `ans eval score`. Raises ValueError for anything
+    else."""
     file = path / "metrics.json" if path.is_dir() else path
     samples = file.with_suffix(".samples.jsonl")
-    if path.is_dir() and file.is_file() and (reason := read_json(file).get("skipped") or read_json(file).get("unscored")):
+    if (
+        path.is_dir()
+        and file.is_file()
+        and (reason := read_json(file).get("skipped") or read_json(file).get("unscored"))
+    ):
         raise ValueError(f"{path} has no figures to compare: {reason}")
     if not file.is_file() or not samples.is_file():
-        raise ValueError(f"{path}: no {file.name} with {samples.name} beside it; give a folder of `ans eval`, or --out of `ans eval score`")
+        raise ValueError(
+            f"{path}: no {file.name} with {samples.name} beside it; give a folder of `ans eval`, or --out "
+            "of `ans eval score`"
+        )
     table: dict[str, Mapping[str, Any]] = {}
     with samples.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             record = json.loads(line)
             if "sample" not in record or "terms" not in record:
-                raise ValueError(f"{samples}, line {number}: no sample with its terms; score the predictions again")
+                raise ValueError(
+                    f"{samples}, line {number}: no sample with its terms; score the predictions again"
+                )
             if record["sample"] in table:
-                raise ValueError(f"{samples}, line {number}: sample {record['sample']!r} comes twice, so samples can't be paired")
+                raise ValueError(
+                    f"{samples}, line {number}: sample {record['sample']!r} comes twice, so samples can't "
+                    "be paired"
+                )
             table[record["sample"]] = record
     name = path.name if path.is_dir() else path.stem
     return Evaluation(name=name, path=file.parent, head=read_json(file), table=table)
 
 
 def changes(before: Evaluation, after: Evaluation) -> list[Change]:
-    """Return the change of every metric whose terms both have, over the samples that both have, with a paired bootstrap interval; and, if
-    both have the same samples, the plain difference of the other metrics. In the order of VERDICTS."""
+    """Return the change of every metric whose terms both have, over the samples that both have, with a paired
+    bootstrap interval; and, if both have the same samples, the plain difference of the other metrics. In the
+    order of VERDICTS."""
     if before.head.get("benchmark") != after.head.get("benchmark"):
         raise ValueError(
-            f"{before.path} is of {before.head.get('benchmark')}, {after.path} of {after.head.get('benchmark')}; compare one benchmark"
+            f"{before.path} is of {before.head.get('benchmark')}, {after.path} of "
+            f"{after.head.get('benchmark')}; compare one benchmark"
         )
     common = [name for name in after.table if name in before.table]
     if len(common) < 2:
-        raise ValueError(f"{before.path} and {after.path} have {len(common)} samples in common; at least two are needed")
+        raise ValueError(
+            f"{before.path} and {after.path} have {len(common)} samples in common; at least two are needed"
+        )
     found = [_scored(metric, before, after, common) for metric in _metrics(before, after, common)]
     scored = {change.metric for change in found}
     old, new = before.head["metrics"], after.head["metrics"]
@@ -108,34 +126,63 @@ def _ratio(terms: list[list[float]]) -> Ratio:
 
 
 def most_changed(before: Evaluation, after: Evaluation, items: Container[str] = ()) -> list[dict[str, Any]]:
-    """Return the samples (of known items: the items) whose value of the main metric changed most, gains and losses alike."""
+    """Return the samples (of known items: the items) whose value of the main metric changed most, gains and
+    losses alike."""
     old, new = (evaluation.by_item(scores_of(list(one.table.values())), items) for one in (before, after))
     common = [name for name in new if name in old and new[name] != old[name]]
     order = sorted(common, key=lambda name: (-abs(new[name] - old[name]), name))
     return [{"sample": name, "before": old[name], "after": new[name]} for name in order[:MOST_CHANGED]]
 
 
-def write(out: Path, before: Evaluation, after: Evaluation, *, items: Iterable[Item] = (), predictions: Sequence[Records] = ()) -> Path:
-    """Write the page, and comparison.json. items, predictions (of both, by item): those that pictures show; empty: their files are gone."""
-    changed, samples = changes(before, after), most_changed(before, after, predictions[1] if predictions else ())
+def write(
+    out: Path,
+    before: Evaluation,
+    after: Evaluation,
+    *,
+    items: Iterable[Item] = (),
+    predictions: Sequence[Records] = (),
+) -> Path:
+    """Write the page, and comparison.json. items, predictions (of both, by item): those that pictures show;
+    empty: their files are gone."""
+    changed, samples = (
+        changes(before, after),
+        most_changed(before, after, predictions[1] if predictions else ()),
+    )
     runs = [run_of(before), run_of(after, "" if after.name != before.name else " #2")]
     record = [
-        {"metric": c.metric, "before": c.before, "after": c.after, "interval": c.interval, "pairs": c.pairs, "verdict": c.verdict}
+        {
+            "metric": c.metric,
+            "before": c.before,
+            "after": c.after,
+            "interval": c.interval,
+            "pairs": c.pairs,
+            "verdict": c.verdict,
+        }
         for c in changed
     ]
-    summary = {"before": str(before.path), "after": str(after.path), "changes": record, "most_changed": samples}
+    summary = {
+        "before": str(before.path),
+        "after": str(after.path),
+        "changes": record,
+        "most_changed": samples,
+    }
     out.mkdir(parents=True, exist_ok=True)
     (out / "comparison.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     first, last = (run.name for run in runs)
     shown = {item.name: item for item in items if item.name in {sample["sample"] for sample in samples}}
-    pictures = [picture(sample, title(after), (first, last), shown.get(sample["sample"]), predictions) for sample in samples]
+    pictures = [
+        picture(sample, title(after), (first, last), shown.get(sample["sample"]), predictions)
+        for sample in samples
+    ]
     return write_page(
         out,
         runs,
         [verdict(last, first, last, changed) | {"row": ""}],
         {first: named_metrics(before), last: named_metrics(after)},
         galleries={last: pictures},
-        lost={} if shown or not samples else {last: "the benchmark's files, or the predictions, are not there"},
+        lost={}
+        if shown or not samples
+        else {last: "the benchmark's files, or the predictions, are not there"},
         notes=[*limits(before, after), *alone(before, after)],
     )
 
@@ -154,19 +201,36 @@ def run_of(one: Evaluation, number: str = "") -> Run:
     """Return it as the page shows any run; its settings are those that decided the predictions."""
     file = one.path / "settings.json"
     settings = {key: str(value) for key, value in read_json(file).items()} if file.is_file() else {}
-    return Run(name=one.name + number, told=str(one.head.get("model") or one.path), folder=one.path, settings=settings)
+    return Run(
+        name=one.name + number,
+        told=str(one.head.get("model") or one.path),
+        folder=one.path,
+        settings=settings,
+    )
 
 
 def alone(before: Evaluation, after: Evaluation) -> list[str]:
     """Say how many samples only one of them has."""
-    only = {"before": before.table.keys() - after.table.keys(), "after": after.table.keys() - before.table.keys()}
-    return [f"{len(samples)} samples are in {name} alone and not compared" for name, samples in only.items() if samples]
+    only = {
+        "before": before.table.keys() - after.table.keys(),
+        "after": after.table.keys() - before.table.keys(),
+    }
+    return [
+        f"{len(samples)} samples are in {name} alone and not compared"
+        for name, samples in only.items()
+        if samples
+    ]
 
 
 def picture(
-    sample: Mapping[str, Any], title: str, names: tuple[str, str], item: Item | None, predictions: Sequence[Records]
+    sample: Mapping[str, Any],
+    title: str,
+    names: tuple[str, str],
+    item: Item | None,
+    predictions: Sequence[Records],
 ) -> dict[str, Any]:
-    """Return a sample as the page's gallery shows it: truth, before, after; without its item, the scores alone."""
+    """Return a sample as the page's gallery shows it: truth, before, after; without its item, the scores
+    alone."""
     scores = (sample["before"], sample["after"])
     records = [of_run[item.name] for of_run in predictions] if item is not None else [{}, {}]
     was, right = (score >= RIGHT for score in scores)

@@ -9,13 +9,29 @@ from typing import Any
 from ans_core.report import page
 from ans_core.report.files import data_uri, read_json
 
-FIRST = ("accuracy", "RaPR", "accuracy_tool", "accuracy_no_tool", "evidence", "calls", "valid_calls", "over_turn", "prior")
+FIRST = (
+    "accuracy",
+    "RaPR",
+    "accuracy_tool",
+    "accuracy_no_tool",
+    "evidence",
+    "calls",
+    "valid_calls",
+    "over_turn",
+    "prior",
+)
 """Figures of a family, in the order of the page."""
 FAMILIES_FIRST = "needed"
 """The mean over families stands at the top."""
 SHORT = ("needed/RaPR", "easy/RaPR", "needed/evidence", "needed/prior")
 """Figures that stand under the accuracies at the top of the page."""
-REWARDS = {"task": "task", "evidence": "evidence", "coherence": "coherence", "price": "needless calls", "penalty": "penalties"}
+REWARDS = {
+    "task": "task",
+    "evidence": "evidence",
+    "coherence": "coherence",
+    "price": "needless calls",
+    "penalty": "penalties",
+}
 """Parts of an episode's reward and what the page calls them."""
 Figures = Mapping[str, Mapping[str, float]]
 """Row -> figure -> value."""
@@ -24,7 +40,8 @@ Figures = Mapping[str, Mapping[str, float]]
 def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     made = tables(figures)
     return page.render_page(
-        "episodes.html.j2", profile=profile, rows=list(figures), short=short(figures, [table["title"] for table in made]), tables=made,
+        "episodes.html.j2", profile=profile, rows=list(figures),
+        short=short(figures, [table["title"] for table in made]), tables=made,
         controls=controls(figures), albums=albums, rewards=REWARDS,
     )  # fmt: skip
 
@@ -42,24 +59,36 @@ def _line(figures: Figures, name: str, figure: str) -> dict[str, Any]:
 def tables(figures: Figures) -> list[dict[str, Any]]:
     """Return a table for each family: lines of figures, a cell for each row (None: the row lacks it)."""
     names = [name for own in figures.values() for name in own]
-    groups = sorted(dict.fromkeys(name.rpartition("/")[0] for name in names if name.count("/") == 1), key=lambda g: g != FAMILIES_FIRST)
+    groups = sorted(
+        dict.fromkeys(name.rpartition("/")[0] for name in names if name.count("/") == 1),
+        key=lambda g: g != FAMILIES_FIRST,
+    )
     found = []
     for group in groups:
-        known = dict.fromkeys(name.partition("/")[2] for name in names if name.count("/") == 1 and name.startswith(f"{group}/"))
+        known = dict.fromkeys(
+            name.partition("/")[2] for name in names if name.count("/") == 1 and name.startswith(f"{group}/")
+        )
         order = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
         found.append({"title": group, "lines": [_line(figures, name, f"{group}/{name}") for name in order]})
     return found
 
 
 def controls(figures: Figures) -> list[dict[str, Any]]:
-    """Return lines of the accuracy under every control: where a call is needed first, then by control and family."""
-    wanted = dict.fromkeys(name for own in figures.values() for name in own if name.count("/") == 2 and name.endswith("/accuracy"))
+    """Return lines of the accuracy under every control: where a call is needed first, then by control and
+    family."""
+    wanted = dict.fromkeys(
+        name
+        for own in figures.values()
+        for name in own
+        if name.count("/") == 2 and name.endswith("/accuracy")
+    )
     ordered = sorted(wanted, key=lambda name: f"/{FAMILIES_FIRST}/" not in name)
     return [_line(figures, name.removesuffix("/accuracy"), name) for name in ordered]
 
 
 def album(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a folder of episodes with their pictures as data; none where there is no such folder."""
+    """Return the records of a folder of episodes with their pictures as data; none where there is no such
+    folder."""
     if not folder.is_dir():
         return []
     records: list[dict[str, Any]] = read_json(folder / "episodes.json")
@@ -67,5 +96,7 @@ def album(folder: Path) -> list[dict[str, Any]]:
         record["picture"] = data_uri(folder / record["picture"])
         for turn in record["turns"]:
             turn["pictures"] = [data_uri(folder / name) for name in turn.get("pictures", ())]
-            turn["masks"] = [still | {"picture": data_uri(folder / still["picture"])} for still in turn.get("masks", ())]
+            turn["masks"] = [
+                still | {"picture": data_uri(folder / still["picture"])} for still in turn.get("masks", ())
+            ]
     return records

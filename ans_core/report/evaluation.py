@@ -1,4 +1,5 @@
-"""One model on one benchmark: figures, the table of samples and pictures of answers -> a folder with `page.html` and `overlays`."""
+"""One model on one benchmark: figures, the table of samples and pictures of answers -> a folder with
+`page.html` and `overlays`."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def write(
 
 
 def by_item(scores: Mapping[str, float], items: Container[str]) -> dict[str, float]:
-    """Return each item's mean over its samples, which are named as the item or `<item>/...` (the objects of a clip)."""
+    """Return each item's mean over its samples, which are named as the item or `<item>/...` (the objects of a
+    clip)."""
     found: dict[str, list[float]] = defaultdict(list)
     for sample, score in scores.items():
         name = sample
@@ -86,19 +88,34 @@ def draw_chosen(
             record = predictions[item.name]
             file = f"sample{len(found):04d}.webp"
             (folder / file).write_bytes(picture(item, [record])[0])
-            about = {"sample": item.name, "why": chosen[item.name], "score": scores[item.name], "text": str(record.get("text", ""))}
+            about = {
+                "sample": item.name,
+                "why": chosen[item.name],
+                "score": scores[item.name],
+                "text": str(record.get("text", "")),
+            }
             asked = item.request.text.removeprefix("<image>").strip()
-            found[item.name] = about | {"file": file, "asked": asked, "truth": item.truth.text if item.truth else ""}
+            found[item.name] = about | {
+                "file": file,
+                "asked": asked,
+                "truth": item.truth.text if item.truth else "",
+            }
     shown = [found[name] for name in chosen if name in found]
     (folder / "index.json").write_text(json.dumps(shown, indent=1))
     return shown
 
 
 def picture(item: Item, records: Sequence[Mapping[str, Any]]) -> tuple[bytes, dict[str, int]]:
-    """Draw the truth and each record's answer side by side, a clip as an animation; return the WebP file and its size."""
+    """Draw the truth and each record's answer side by side, a clip as an animation; return the WebP file and
+    its size."""
     right = item.right_answer()
     regions = [(mask,) for mask in item.request.mask_prompts]
-    return panels.webp(item.request.frames, right.masks if right else (), [masks_of(record) for record in records], regions=regions)
+    return panels.webp(
+        item.request.frames,
+        right.masks if right else (),
+        [masks_of(record) for record in records],
+        regions=regions,
+    )
 
 
 def masks_of(record: Mapping[str, Any]) -> list[Sequence[RLE | None]]:

@@ -22,8 +22,8 @@ Curve = list[tuple[float, float]]
 
 
 def curves(folder: Path | None) -> list[Markup]:
-    """Draw a chart per group of metrics of similar scale: names with the same first part (`loss/text`, `loss/mask`) form a group; each
-    metric that the training loop adds has its own chart."""
+    """Draw a chart per group of metrics of similar scale: names with the same first part (`loss/text`,
+    `loss/mask`) form a group; each metric that the training loop adds has its own chart."""
     path = folder / "curves.csv" if folder else None
     if not path or not path.exists():
         return []
@@ -38,7 +38,11 @@ def curves(folder: Path | None) -> list[Markup]:
     for group, names in sorted(groups.items()):
         for part in by_scale({name: read[name] for name in names}):
             title = group if len(part) > 1 else part[0]
-            drawn.append(Markup(charts.lines(title, {name.removeprefix(group + "/"): sorted(read[name]) for name in part})))
+            drawn.append(
+                Markup(
+                    charts.lines(title, {name.removeprefix(group + "/"): sorted(read[name]) for name in part})
+                )
+            )
     return drawn
 
 
@@ -54,7 +58,8 @@ def read_curves(path: Path) -> dict[str, Curve]:
 
 
 def by_scale(named: Mapping[str, Curve]) -> list[list[str]]:
-    """Group names of curves that one axis can show, at most LINES_PER_CHART, small scales first; constant zeros go with the smallest."""
+    """Group names of curves that one axis can show, at most LINES_PER_CHART, small scales first; constant
+    zeros go with the smallest."""
     largest = {name: max(abs(value) for _, value in curve) for name, curve in named.items()}
     found: list[list[str]] = []
     unit = 0.0
@@ -68,7 +73,8 @@ def by_scale(named: Mapping[str, Curve]) -> list[list[str]]:
 
 
 def rewards(folder: Path | None) -> list[Markup]:
-    """Draw per reward its mean and spread over the steps, and its histogram in their first and last quarter."""
+    """Draw per reward its mean and spread over the steps, and its histogram in their first and last
+    quarter."""
     path = folder / "rewards.json" if folder else None
     if not path or not path.exists():
         return []
@@ -80,5 +86,8 @@ def rewards(folder: Path | None) -> list[Markup]:
             "first quarter": [r for step in steps[:quarter] for r in step],
             "last quarter": [r for step in steps[-quarter:] for r in step],
         }
-        drawn += [Markup(charts.band(f"{name}: reward, mean ± std", steps)), Markup(charts.histogram(f"{name}: rewards", ends))]
+        drawn += [
+            Markup(charts.band(f"{name}: reward, mean ± std", steps)),
+            Markup(charts.histogram(f"{name}: rewards", ends)),
+        ]
     return drawn

@@ -1,4 +1,5 @@
-"""Select samples that tell two models apart, or right answers from wrong ones, and draw them for the page with what its filters need."""
+"""Select samples that tell two models apart, or right answers from wrong ones, and draw them for the page
+with what its filters need."""
 
 from __future__ import annotations
 
@@ -17,11 +18,14 @@ from ans_core.report.metrics import parse
 from ans_core.types import Prediction, Sample
 
 RIGHT = 0.5
-"""Scores from here on count as right in `evaluate`, except for captions of regions, which are right word for word: METEOR gives 0.47 to one
-of which every attribute is wrong."""
+"""Scores from here on count as right in `evaluate`, except for captions of regions, which are right word for
+word: METEOR gives 0.47 to one of which every attribute is wrong."""
 DRAWN_TASKS = ("referring", "video")
 """Tasks whose answer is masks; none if nothing is meant."""
-UNCHECKED = "No mask was due and none was drawn, which counts as right. The words are not the denial that was trained; no score reads them."
+UNCHECKED = (
+    "No mask was due and none was drawn, which counts as right. The words are not the denial that was "
+    "trained; no score reads them."
+)
 ROLLOUTS_PER_LOOP = 5
 
 Chosen = tuple[str, Key]
@@ -29,8 +33,8 @@ Chosen = tuple[str, Key]
 
 
 def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
-    """Return about `limit` samples, as many of each benchmark: half are those that changed most, those whose verdict changed first; the
-    others are right and wrong ones, evenly from best to worst."""
+    """Return about `limit` samples, as many of each benchmark: half are those that changed most, those whose
+    verdict changed first; the others are right and wrong ones, evenly from best to worst."""
     drawn = [benchmark for benchmark in after if parse(benchmark).task in BENCHMARKS]
     found: list[Chosen] = []
     for benchmark in drawn:
@@ -38,9 +42,12 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
         new = {key: answer.score for key, answer in after[benchmark].items()}
         then = before.get(benchmark, {})
         old = {key: then[key].score for key in paired(then, after[benchmark])}
-        right, was = ({key: is_right(benchmark, a) for key, a in some.items()} for some in (after[benchmark], then))
+        right, was = (
+            {key: is_right(benchmark, a) for key, a in some.items()} for some in (after[benchmark], then)
+        )
         changed = sorted(
-            (key for key in old if old[key] != new[key]), key=lambda key: (right[key] == was[key], -abs(new[key] - old[key]), key)
+            (key for key in old if old[key] != new[key]),
+            key=lambda key: (right[key] == was[key], -abs(new[key] - old[key]), key),
         )
         chosen = changed[: share // 2]
         order = sorted(new.keys() - set(chosen), key=lambda key: (-new[key], key))
@@ -54,7 +61,11 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
 
 def is_right(benchmark: str, answer: Answer) -> bool:
     """Tell whether an answer counts as right. What was `asked` about a region is its caption."""
-    return same_text(answer.text, answer.asked) if parse(benchmark).task == "region_caption" else answer.score >= RIGHT
+    return (
+        same_text(answer.text, answer.asked)
+        if parse(benchmark).task == "region_caption"
+        else answer.score >= RIGHT
+    )
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
@@ -67,9 +78,11 @@ def wanted(chosen: Collection[Chosen], answers: Answers) -> set[Wanted]:
     return {(key[0], key[1], answers[benchmark][key].asked) for benchmark, key in chosen}
 
 
-def pictures(columns: Mapping[str, Path | None], chosen: Sequence[Chosen], samples: Mapping[Wanted, Sample]) -> list[dict[str, Any]]:
-    """Return a picture a sample: truth, then the answer of every column that has one. `columns`: folders of predictions; the last one's
-    answer decides the verdict. A sample that is not in `samples` is left out."""
+def pictures(
+    columns: Mapping[str, Path | None], chosen: Sequence[Chosen], samples: Mapping[Wanted, Sample]
+) -> list[dict[str, Any]]:
+    """Return a picture a sample: truth, then the answer of every column that has one. `columns`: folders of
+    predictions; the last one's answer decides the verdict. A sample that is not in `samples` is left out."""
     records = {name: read_records(folder, set(chosen)) for name, folder in columns.items() if folder}
     shown = []
     for benchmark, key in chosen:
@@ -85,7 +98,10 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
     truth = BENCHMARKS[parse(benchmark).task].truth(sample)
     scores = [float(record["score"]) for record in records.values()]
     texts = [str(record["text"]) for record in records.values()]
-    rights = [is_right(benchmark, Answer(score=s, asked=truth.text, text=text)) for s, text in zip(scores, texts, strict=True)]
+    rights = [
+        is_right(benchmark, Answer(score=s, asked=truth.text, text=text))
+        for s, text in zip(scores, texts, strict=True)
+    ]
     unchecked = text_unchecked(benchmark, truth, texts[-1]) and rights[-1]
     return {
         "benchmark": benchmark,
@@ -93,7 +109,10 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
         "sample_id": sample.sample_id,
         "asked": "" if sample.task == "region_caption" else sample.text,
         "truth": truth.text,
-        "answers": [{"name": name, "score": float(record["score"]), "text": record["text"]} for name, record in records.items()],
+        "answers": [
+            {"name": name, "score": float(record["score"]), "text": record["text"]}
+            for name, record in records.items()
+        ],
         "verdict": "unchecked" if unchecked else "right" if rights[-1] else "wrong",
         "flipped": "" if len(rights) < 2 or rights[-1] == rights[-2] else "better" if rights[-1] else "worse",
         "gain": scores[-1] - scores[-2] if len(scores) > 1 else None,
@@ -109,7 +128,11 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
 
 def read_records(folder: Path, chosen: Collection[Chosen]) -> dict[Chosen, dict[str, Any]]:
     """Return the lines of predictions.jsonl of these samples."""
-    return {(benchmark, key): record for benchmark, key, record in keyed_lines(folder / "predictions.jsonl") if (benchmark, key) in chosen}
+    return {
+        (benchmark, key): record
+        for benchmark, key, record in keyed_lines(folder / "predictions.jsonl")
+        if (benchmark, key) in chosen
+    }
 
 
 def text_unchecked(benchmark: str, truth: Prediction, text: str) -> bool:
@@ -123,7 +146,8 @@ def _words(text: str) -> list[str]:
 
 
 def rollouts(folder: Path | None) -> list[dict[str, Any]]:
-    """Return rollouts in the order of training; of each loop at most as many as fit on a page: first, last, and evenly between."""
+    """Return rollouts in the order of training; of each loop at most as many as fit on a page: first, last,
+    and evenly between."""
     shown = []
     paths = sorted((folder / "samples").glob("*.png")) if folder else []
     for loop in sorted({path.stem.partition("-")[2] for path in paths}):

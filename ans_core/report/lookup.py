@@ -18,7 +18,8 @@ Wanted = tuple[str, str, str]
 def samples_of(
     wanted: AbstractSet[Wanted], *, prepared: Path | None, split: str, sources: Sequence[DataSource]
 ) -> tuple[dict[Wanted, Sample], dict[str, str]]:
-    """Return the samples that are there, and by data set why others are not. The rest is as the stage `evaluate` has it."""
+    """Return the samples that are there, and by data set why others are not. The rest is as the stage
+    `evaluate` has it."""
     found: dict[Wanted, Sample] = {}
     absent: dict[str, str] = {}
     named = {dataset for dataset, _, _ in wanted}
@@ -37,13 +38,24 @@ def samples_of(
     return found, absent
 
 
-def _entries(prepared: Path | None, split: str, sources: Sequence[DataSource]) -> Iterator[tuple[Path, DatasetEntry]]:
+def _entries(
+    prepared: Path | None, split: str, sources: Sequence[DataSource]
+) -> Iterator[tuple[Path, DatasetEntry]]:
     """Yield the data sets that `evaluate` reads; of a user's set without the split, `val`."""
     if prepared is not None:
         of_split = data.read_entries(prepared, split)
         there = {entry.name for entry in of_split}
         yield from ((prepared, entry) for entry in of_split)
-        yield from ((prepared, entry) for entry in data.read_entries(prepared, "val", ["extra"]) if entry.name not in there)
+        yield from (
+            (prepared, entry)
+            for entry in data.read_entries(prepared, "val", ["extra"])
+            if entry.name not in there
+        )
     for s in sources:
         parts = () if isinstance(s.split, str) else s.split
-        yield Path(), DatasetEntry(name=s.name, format=s.format, path=s.path, split=s.role, kind="referring", parts=parts)
+        yield (
+            Path(),
+            DatasetEntry(
+                name=s.name, format=s.format, path=s.path, split=s.role, kind="referring", parts=parts
+            ),
+        )

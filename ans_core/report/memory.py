@@ -23,13 +23,17 @@ def figures_of(folder: Path) -> dict[str, float]:
     """Read the stage's metrics. Raises ValueError for a stage that passed the base through."""
     file = folder / "metrics.json"
     if not file.is_file():
-        raise ValueError(f"{folder} holds no {file.name}: it passed the base through; set memory.train=true, or memory.validate_only=true")
+        raise ValueError(
+            f"{folder} holds no {file.name}: it passed the base through; set memory.train=true, or "
+            "memory.validate_only=true"
+        )
     return {name: float(value) for name, value in read_json(file).items()}
 
 
 def render(profile: str, folder: Path, figures: Figures) -> str:
     return page.render_page(
-        "memory.html.j2", profile=profile, lines=lines(figures), figures=figures, distances=distances(folder, figures),
+        "memory.html.j2", profile=profile, lines=lines(figures), figures=figures,
+        distances=distances(folder, figures),
         curves=drawn.curves(folder), clips=clips(folder),
     )  # fmt: skip
 
@@ -45,21 +49,31 @@ def lines(figures: Figures) -> list[dict[str, Any]]:
 
 
 def distances(folder: Path, figures: Figures) -> Markup | None:
-    """Draw J by the frames since the prompt: of the base that was validated, or of the first and the best epoch. None where no epoch is."""
+    """Draw J by the frames since the prompt: of the base that was validated, or of the first and the best
+    epoch. None where no epoch is."""
     shown = {"base": _by_distance(figures)} if SCORE in figures else _of_epochs(folder, figures["J&F/best"])
     shown = {name: curve for name, curve in shown.items() if curve}
     return Markup(charts.lines("J by distance", shown, along="frames after the prompt")) if shown else None
 
 
 def _by_distance(named: Figures) -> list[tuple[float, float]]:
-    return sorted((float(name.removeprefix(AT)), value) for name, value in named.items() if name.startswith(AT))
+    return sorted(
+        (float(name.removeprefix(AT)), value) for name, value in named.items() if name.startswith(AT)
+    )
 
 
 def _of_epochs(folder: Path, best: float) -> dict[str, list[tuple[float, float]]]:
     curves = drawn.read_curves(folder / "curves.csv")
     scores = curves.get(CURVE + SCORE, [])
-    at = {step: {name.removeprefix(CURVE): dict(curve).get(step) for name, curve in curves.items()} for step, _ in scores}
-    by_step = {step: _by_distance({name: value for name, value in own.items() if value is not None}) for step, own in at.items()}
+    at = {
+        step: {name.removeprefix(CURVE): dict(curve).get(step) for name, curve in curves.items()}
+        for step, _ in scores
+    }
+    by_step = {
+        step: _by_distance({name: value for name, value in own.items() if value is not None})
+        for step, own in at.items()
+    }
     found = {"first epoch": by_step[scores[0][0]]} if scores else {}
-    highest = [step for step, score in scores[1:] if abs(score - best) <= 1e-5 * best]  # the file has six digits
+    # the file has six digits
+    highest = [step for step, score in scores[1:] if abs(score - best) <= 1e-5 * best]
     return found | ({"best epoch": by_step[highest[0]]} if highest else {})

@@ -1,6 +1,8 @@
-"""Sort metrics, named as `evaluate` writes them, into tables by benchmark, and a headline: a dozen numbers whose names never change.
+"""Sort metrics, named as `evaluate` writes them, into tables by benchmark, and a headline: a dozen numbers
+whose names never change.
 
-`<task>/<split>/<metric>` belongs to the drawn world (`referring/val/gIoU`), `<data set>/<task>/<metric>` to a user's data.
+`<task>/<split>/<metric>` belongs to the drawn world (`referring/val/gIoU`), `<data set>/<task>/<metric>` to a
+user's data.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ MAIN = {
 """What the first table shows of a task; every other metric is one click away."""
 HEADLINE = {
     "rl": (
-        "referring/gIoU", "referring/cIoU", "referring/N_acc", "region_caption/METEOR", "region_caption/exact_match",
+        "referring/gIoU", "referring/cIoU", "referring/N_acc", "region_caption/METEOR",
+        "region_caption/exact_match",
         "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU", "loop2/METEOR",
     ),
     "sft": ("referring/gIoU", "loop1/IoU", "loop2/METEOR"),
@@ -55,7 +58,11 @@ class MetricName:
     def title(self) -> str:
         """Return e.g. `Referring segmentation · val`, `Referring segmentation · photos`."""
         first, _, second = self.benchmark.partition("/")
-        return f"{TASKS[self.task]} · {first if second == self.task else second}" if self.task else self.benchmark
+        return (
+            f"{TASKS[self.task]} · {first if second == self.task else second}"
+            if self.task
+            else self.benchmark
+        )
 
 
 def parse(name: str) -> MetricName:
@@ -66,7 +73,8 @@ def parse(name: str) -> MetricName:
 
 
 def short(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Rename to `<task>/<metric>`, without data set and split: the mean over the data sets that have it. Other names stay."""
+    """Rename to `<task>/<metric>`, without data set and split: the mean over the data sets that have it.
+    Other names stay."""
     values: dict[str, list[float]] = defaultdict(list)
     for name, value in metrics.items():
         parts = parse(name)
@@ -77,7 +85,11 @@ def short(metrics: Mapping[str, float]) -> dict[str, float]:
 def headline(summary: Summary) -> Summary:
     """Return the headline by row. A metric that no data set has is left out."""
     found = {row: short(summary.get(row, {})) for row in HEADLINE}
-    return {row: {name: values[name] for name in HEADLINE[row] if name in values} for row, values in found.items() if values}
+    return {
+        row: {name: values[name] for name in HEADLINE[row] if name in values}
+        for row, values in found.items()
+        if values
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +110,17 @@ def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
         benchmarks[parts.benchmark].append(parts)
     order = [*TASKS, ""]
     found = []
-    for benchmark, names in sorted(benchmarks.items(), key=lambda item: (order.index(item[1][0].task), item[0])):
+    for benchmark, names in sorted(
+        benchmarks.items(), key=lambda item: (order.index(item[1][0].task), item[0])
+    ):
         there = [name.metric for name in names]
         main = [metric for metric in MAIN.get(names[0].task, there) if metric in there]
         rest = [metric for metric in there if metric not in main]
-        counts = [metrics[f"{benchmark}/samples"] for metrics in summary.values() if f"{benchmark}/samples" in metrics]
+        counts = [
+            metrics[f"{benchmark}/samples"]
+            for metrics in summary.values()
+            if f"{benchmark}/samples" in metrics
+        ]
         found.append(
             Table(
                 title=names[0].title,
@@ -115,15 +133,20 @@ def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
 
 
 def _line(summary: Summary, rows: Sequence[str], benchmark: str, metric: str) -> dict[str, Any]:
-    """Make a line. A cell holds the value, its gain on the previous row that has one, and whether it alone is the best."""
+    """Make a line. A cell holds the value, its gain on the previous row that has one, and whether it alone is
+    the best."""
     values = [summary.get(row, {}).get(f"{benchmark}/{metric}") for row in rows]
     graded = not any(part in metric for part in NOT_A_GRADE)
     best = _single_best(values) if graded else None
     cells: list[dict[str, Any]] = []
     before: float | None = None
     for place, value in enumerate(values):
-        gain = value - before if value is not None and before is not None and "samples" not in metric else None
-        cells.append({"row": rows[place], "value": value, "gain": gain, "best": place == best, "graded": graded})
+        gain = (
+            value - before if value is not None and before is not None and "samples" not in metric else None
+        )
+        cells.append(
+            {"row": rows[place], "value": value, "gain": gain, "best": place == best, "graded": graded}
+        )
         before = before if value is None else value
     return {"name": metric, "cells": cells}
 

@@ -17,7 +17,11 @@ RUN, RUNS, PARTS = "page.html.j2", "runs.html.j2", "parts.html.j2"
 
 def render_page(template: str, **shown: Any) -> str:
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_file)
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        loader=jinja2.FunctionLoader(_file),
     )
     environment.filters |= {"figure": figure, "interval": interval, "place": place}
     environment.globals |= {"css": Markup(_file("page.css")), "js": Markup(_file("page.js")), "zip": zip}
@@ -40,22 +44,34 @@ def figure(value: float | int | None, signed: bool = False) -> str:
 
 def interval(change: Change) -> str:
     """Format `+0.004 to +0.020`."""
-    return f"{figure(change.interval[0], True)} to {figure(change.interval[1], True)}" if change.interval else "–"
+    return (
+        f"{figure(change.interval[0], True)} to {figure(change.interval[1], True)}"
+        if change.interval
+        else "–"
+    )
 
 
 def change_table(changes: Sequence[Change]) -> list[str]:
-    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the others."""
-    moved = [one for one in changes if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")]
+    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the
+    others."""
+    moved = [
+        one
+        for one in changes
+        if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")
+    ]
     same = len(changes) - len(moved)
     lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
     for change in moved:
         values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
-        lines.append(f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}")
+        lines.append(
+            f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}"
+        )
     return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
 
 
 def place(change: Change, changes: list[Change]) -> str:
-    """Return CSS lengths of the interval and the difference on an axis that all changes share, with 0 in its middle."""
+    """Return CSS lengths of the interval and the difference on an axis that all changes share, with 0 in its
+    middle."""
     ends = [abs(end) for c in changes for end in (*(c.interval or ()), c.difference)]
     reach = max(ends) or 1.0
     low, high = change.interval or (change.difference, change.difference)

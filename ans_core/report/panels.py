@@ -1,4 +1,5 @@
-"""One sample and the answers of several models in, one picture out: the truth, then every answer, side by side; of a clip an animation."""
+"""One sample and the answers of several models in, one picture out: the truth, then every answer, side by
+side; of a clip an animation."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ FRAME_MS = 250
 QUALITY = 82
 
 
-def draw(frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()) -> dict[str, Any]:
+def draw(
+    frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()
+) -> dict[str, Any]:
     """Return {source, width, height, frames}, the picture as a data URI."""
     content, size = webp(frames, truth, answers, regions=regions)
     return {"source": webp_uri(content), **size}
@@ -35,8 +38,8 @@ def draw(frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets
 def webp(
     frames: Sequence[ImageRef], truth: Masklets, answers: Sequence[Masklets], *, regions: Masklets = ()
 ) -> tuple[bytes, dict[str, int]]:
-    """Return the truth and then each answer as a WebP file, and its width, height and number of frames. Where one has no masks, the
-    regions that were asked about are drawn."""
+    """Return the truth and then each answer as a WebP file, and its width, height and number of frames. Where
+    one has no masks, the regions that were asked about are drawn."""
     columns = [truth or regions, *(answer or regions for answer in answers)]
     moves = any(len(masklet) > 1 for column in columns for masklet in column)
     steps = range(0, len(frames), math.ceil(len(frames) / FRAMES)) if moves else [0]

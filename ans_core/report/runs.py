@@ -1,5 +1,5 @@
-"""Results of two or more runs in, one page out: what changed and how certain that is, settings, metrics, answers to the same samples,
-curves over each other."""
+"""Results of two or more runs in, one page out: what changed and how certain that is, settings, metrics,
+answers to the same samples, curves over each other."""
 
 from __future__ import annotations
 
@@ -43,21 +43,33 @@ class Run:
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics by `<row>/<name>`; those of one evaluation by their names."""
         files = {row: read_json(folder / "metrics.json") for row, folder in self.evaluated.items()}
-        return self.recorded or {f"{row}/{key}".lstrip("/"): float(value) for row, own in files.items() for key, value in own.items()}
+        return self.recorded or {
+            f"{row}/{key}".lstrip("/"): float(value)
+            for row, own in files.items()
+            for key, value in own.items()
+        }
 
     @cached_property
     def evaluated(self) -> dict[str, Path]:
         """Return its evaluations by row; one evaluation has the row ""."""
         if (self.folder / "metrics.json").exists():
             return {"": self.folder}
-        return {row: self.folder / "evaluate" / row for row in ROWS if (self.folder / "evaluate" / row / "metrics.json").exists()}
+        return {
+            row: self.folder / "evaluate" / row
+            for row in ROWS
+            if (self.folder / "evaluate" / row / "metrics.json").exists()
+        }
 
 
 def rows_of(runs: Sequence[Run]) -> list[tuple[str, list[Path]]]:
-    """Return what is compared, the last stage first: (row, a folder of each run). Where one is a single evaluation, it is compared with the
-    others' last row."""
+    """Return what is compared, the last stage first: (row, a folder of each run). Where one is a single
+    evaluation, it is compared with the others' last row."""
     if any("" in run.evaluated for run in runs):
-        return [("", [list(run.evaluated.values())[-1] for run in runs])] if all(run.evaluated for run in runs) else []
+        return (
+            [("", [list(run.evaluated.values())[-1] for run in runs])]
+            if all(run.evaluated for run in runs)
+            else []
+        )
     common = [row for row in reversed(ROWS) if all(row in run.evaluated for run in runs)]
     return [(row, [run.evaluated[row] for run in runs]) for row in common]
 
@@ -65,12 +77,15 @@ def rows_of(runs: Sequence[Run]) -> list[tuple[str, list[Path]]]:
 def read(runs: Sequence[Run], folders: Sequence[Path]) -> tuple[Summary, dict[str, Answers]]:
     """Return metrics and scores by run."""
     read = {run.name: read_json(folder / "metrics.json") for run, folder in zip(runs, folders, strict=True)}
-    summary = {name: {metric: float(value) for metric, value in metrics.items()} for name, metrics in read.items()}
+    summary = {
+        name: {metric: float(value) for metric, value in metrics.items()} for name, metrics in read.items()
+    }
     return summary, {run.name: read_answers(folder) for run, folder in zip(runs, folders, strict=True)}
 
 
 def all_changes(runs: Sequence[Run]) -> list[tuple[str, str, list[Change]]]:
-    """Return (row, run, its changes against the first run) for every row and other run with metrics in common."""
+    """Return (row, run, its changes against the first run) for every row and other run with metrics in
+    common."""
     found = []
     for row, folders in rows_of(runs):
         summary, answers = read(runs, folders)
@@ -83,17 +98,25 @@ def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     known = [run for run in runs if run.settings]
     keys = sorted({key for run in known for key in run.settings}) if len(known) > 1 else []
     values = {key: [run.settings.get(key, "–") for run in runs] for key in keys}
-    return {key: listed for key, listed in values.items() if len({run.settings.get(key) for run in known}) > 1}
+    return {
+        key: listed for key, listed in values.items() if len({run.settings.get(key) for run in known}) > 1
+    }
 
 
-def write(out: Path, runs: Sequence[Run], *, data: Path | None, split: str, sources: Sequence[DataSource]) -> Path:
-    """Write the page. `data` (a prepared folder), `split` and `sources` tell where the pictures and masks of the samples are."""
+def write(
+    out: Path, runs: Sequence[Run], *, data: Path | None, split: str, sources: Sequence[DataSource]
+) -> Path:
+    """Write the page. `data` (a prepared folder), `split` and `sources` tell where the pictures and masks of
+    the samples are."""
     names = [run.name for run in runs]
     compared = rows_of(runs)
     summary, answers = read(runs, compared[0][1]) if compared else ({}, {})
     drawn, lost = _galleries(runs, compared[0][1], answers, data, split, sources) if compared else ({}, {})
     first = names[0]
-    steps = [verdict(f"{name}{f', {row}' if row else ''}", first, name, changed) | {"row": row} for row, name, changed in all_changes(runs)]
+    steps = [
+        verdict(f"{name}{f', {row}' if row else ''}", first, name, changed) | {"row": row}
+        for row, name, changed in all_changes(runs)
+    ]
     row = compared[0][0] if compared else ""
     curves = {stage: over_each_other(stage, runs) for stage in TRAINED}
     return write_page(out, runs, steps, summary, row=row, galleries=drawn, lost=lost, curves=curves)
@@ -111,8 +134,8 @@ def write_page(
     curves: Mapping[str, Sequence[Markup]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write the page of a comparison of any results. steps: the verdicts (`changes.verdict`, with the row that each is about); galleries:
-    pictures by the run that they are of; lost: why there are none."""
+    """Write the page of a comparison of any results. steps: the verdicts (`changes.verdict`, with the row
+    that each is about); galleries: pictures by the run that they are of; lost: why there are none."""
     names = [run.name for run in runs]
     text = page.render_page(
         page.RUNS,
@@ -134,17 +157,29 @@ def write_page(
 
 
 def _galleries(
-    runs: Sequence[Run], folders: Sequence[Path], answers: dict[str, Answers], data: Path | None, split: str, sources: Sequence[DataSource]
+    runs: Sequence[Run],
+    folders: Sequence[Path],
+    answers: dict[str, Answers],
+    data: Path | None,
+    split: str,
+    sources: Sequence[DataSource],
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """Return the samples that changed most between the first run and each other one."""
     first, *others = [run.name for run in runs]
     both = {name: _shared(answers[first], answers[name]) for name in others}
-    chosen = {name: gallery.choose(answers[first], shared, PICTURES // len(others)) for name, shared in both.items()}
+    chosen = {
+        name: gallery.choose(answers[first], shared, PICTURES // len(others)) for name, shared in both.items()
+    }
     wanted = {key for name, listed in chosen.items() for key in gallery.wanted(listed, answers[name])}
     samples, lost = samples_of(wanted, prepared=data, split=split, sources=sources)
-    lost |= {name: f"it was evaluated on other samples than {first}" for name, shared in both.items() if not shared}
+    lost |= {
+        name: f"it was evaluated on other samples than {first}" for name, shared in both.items() if not shared
+    }
     place = dict(zip((first, *others), folders, strict=True))
-    drawn = {name: gallery.pictures({first: place[first], name: place[name]}, listed, samples) for name, listed in chosen.items()}
+    drawn = {
+        name: gallery.pictures({first: place[first], name: place[name]}, listed, samples)
+        for name, listed in chosen.items()
+    }
     order = {name: sorted(shown, key=lambda one: -abs(one["gain"] or 0)) for name, shown in drawn.items()}
     return order, lost
 
@@ -152,7 +187,9 @@ def _galleries(
 def _shared(before: Answers, after: Answers) -> Answers:
     """Return the answers to samples that both have."""
     pairs = {benchmark: paired(before.get(benchmark, {}), own) for benchmark, own in after.items()}
-    return {benchmark: {key: after[benchmark][key] for key in keys} for benchmark, keys in pairs.items() if keys}
+    return {
+        benchmark: {key: after[benchmark][key] for key in keys} for benchmark, keys in pairs.items() if keys
+    }
 
 
 def over_each_other(stage: str, runs: Sequence[Run]) -> list[Markup]:

@@ -1,5 +1,5 @@
-"""Rewards: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. A new one is a file and a line in REWARDS, its name in
-ans_core/config/names.py and in WORDLESS or MASKLESS where it fits; then `make dvc`."""
+"""Rewards: (answer, truth) -> a number in [0, 1]; the truth itself earns 1. A new one is a file and a line in
+REWARDS, its name in ans_core/config/names.py and in WORDLESS or MASKLESS where it fits; then `make dvc`."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 

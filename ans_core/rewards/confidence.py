@@ -1,6 +1,7 @@
 """A predicted mask -> its confidence: the mean probability of foreground inside it.
 
-With `iou` this is the shaped reward alpha * IoU + beta * confidence; alone it rewards any mask with confident pixels.
+With `iou` this is the shaped reward alpha * IoU + beta * confidence; alone it rewards any mask with confident
+pixels.
 """
 
 from __future__ import annotations

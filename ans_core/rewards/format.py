@@ -11,7 +11,8 @@ _TAGS = re.compile(f"{re.escape(P_START)}|{re.escape(P_END)}")
 
 
 def well_formed(answer: Prediction, truth: Prediction) -> float:
-    """Require as many `[SEG]` and masks as the truth has, and every `<p>` closed before the next one opens."""
+    """Require as many `[SEG]` and masks as the truth has, and every `<p>` closed before the next one
+    opens."""
     segs = answer.text.count(SEG)
     tags = _TAGS.findall(answer.text)
     paired = tags == [P_START, P_END] * (len(tags) // 2)

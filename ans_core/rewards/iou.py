@@ -8,8 +8,9 @@ from ans_core.types import Prediction
 
 
 def iou(answer: Prediction, truth: Prediction) -> float:
-    """Compare object i with object i, pixels pooled over its frames, and average over objects. A missing or extra mask counts 0. No object
-    asked for and none predicted = 1; so is an empty mask if the true one is empty."""
+    """Compare object i with object i, pixels pooled over its frames, and average over objects. A missing or
+    extra mask counts 0. No object asked for and none predicted = 1; so is an empty mask if the true one is
+    empty."""
     slots = max(len(answer.masks), len(truth.masks))
     if not slots:
         return 1.0
@@ -21,6 +22,7 @@ def iou(answer: Prediction, truth: Prediction) -> float:
 
 
 def soft(answer: Prediction, truth: Prediction) -> float:
-    """Return `soft_iou` of an answer with known probabilities; for a given mask, whose pixels are 0 or 1, the hard IoU."""
+    """Return `soft_iou` of an answer with known probabilities; for a given mask, whose pixels are 0 or 1, the
+    hard IoU."""
     known = answer.soft_iou if isinstance(answer, MaskPrediction) else None
     return iou(answer, truth) if known is None else known

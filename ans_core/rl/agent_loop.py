@@ -1,4 +1,5 @@
-"""Questions -> episodes: the policy calls operations, looks at what comes back and answers; scored as a whole, learned turn by turn."""
+"""Questions -> episodes: the policy calls operations, looks at what comes back and answers; scored as a
+whole, learned turn by turn."""
 
 from __future__ import annotations
 
@@ -22,13 +23,21 @@ def act(step: RolloutStep) -> Experience:
         played = step.practice.play(step)
     size = step.settings.group
     own = [played[i : i + size] for i in range(0, len(played), size)]
-    assert all(len({one.prefix for one in rollouts}) == 1 for rollouts in own), "rollouts of one sample begin alike"
+    assert all(len({one.prefix for one in rollouts}) == 1 for rollouts in own), (
+        "rollouts of one sample begin alike"
+    )
     return Experience(
-        groups=tuple(Group(prefix=rollouts[0].prefix, rollouts=tuple(one.rollout for one in rollouts)) for rollouts in own),
+        groups=tuple(
+            Group(prefix=rollouts[0].prefix, rollouts=tuple(one.rollout for one in rollouts))
+            for rollouts in own
+        ),
         regions=[[] for _ in own],
         texts=[one.text for one in played],
         masks=[],
-        rewards={part: torch.tensor([[one.rewards[part] for one in rollouts] for rollouts in own]) for part in PARTS},
+        rewards={
+            part: torch.tensor([[one.rewards[part] for one in rollouts] for rollouts in own])
+            for part in PARTS
+        },
         observed=[[part for one in rollouts for part in one.observed] for rollouts in own],
         sampled_logps=[one.logps for one in played],
         metrics=means(played),

@@ -1,4 +1,5 @@
-"""Loop 1: mask -> captions -> masks'. The policy captions a mask; the inverse model draws a mask from each caption."""
+"""Loop 1: mask -> captions -> masks'. The policy captions a mask; the inverse model draws a mask from each
+caption."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ def act(step: RolloutStep) -> Experience:
     requests = [caption_request(sample, true_mask(sample)) for sample in step.batch.samples]
     done = experience_of(step, requests, step.sample_answers(requests, "captions"))
     predictions = step.inverse_masks(done.texts)
-    done.masks = [mask for prediction in predictions for masklet in prediction.masks for mask in masklet if mask is not None]
+    done.masks = [
+        mask
+        for prediction in predictions
+        for masklet in prediction.masks
+        for mask in masklet
+        if mask is not None
+    ]
     done.rewards = step.score(predictions, step.settings.rewards_caption)
     return done
 

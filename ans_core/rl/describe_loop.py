@@ -10,7 +10,9 @@ from ans_core.types import Request
 
 def act(step: RolloutStep) -> Experience:
     text = "<image>\n" + prompts.CAPTION_QUESTION
-    return text_experience(step, [Request(frames=s.frames[:1], text=text) for s in step.batch.samples], "descriptions")
+    return text_experience(
+        step, [Request(frames=s.frames[:1], text=text) for s in step.batch.samples], "descriptions"
+    )
 
 
 LOOP = Loop(

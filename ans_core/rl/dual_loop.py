@@ -1,7 +1,8 @@
 """One RL step: samples -> the loss of all loops, with rollouts, rewards, teacher and reference in between.
 
-First every loop acts (policy and inverse model), then the reference reads the rollouts, then the policy learns from them in `inner_steps`
-updates. The first of these updates is on-policy: its ratio is 1. The frozen encoders run once per picture for all of this.
+First every loop acts (policy and inverse model), then the reference reads the rollouts, then the policy
+learns from them in `inner_steps` updates. The first of these updates is on-policy: its ratio is 1. The frozen
+encoders run once per picture for all of this.
 """
 
 from __future__ import annotations
@@ -31,7 +32,17 @@ from ans_core.model.parts import part_of
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import transforms
 from ans_core.rewards import Reward
-from ans_core.rl import agent_loop, caption_loop, describe_loop, ground_loop, grpo, mask_loop, pictures, refer_loop, vqa_loop
+from ans_core.rl import (
+    agent_loop,
+    caption_loop,
+    describe_loop,
+    ground_loop,
+    grpo,
+    mask_loop,
+    pictures,
+    refer_loop,
+    vqa_loop,
+)
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
@@ -75,7 +86,8 @@ class Batches(TensorBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """What is learned from SFT's rows beside the loops. (In a class of its own, for a module in the module would be saved with it.)"""
+    """What is learned from SFT's rows beside the loops. (In a class of its own, for a module in the module
+    would be saved with it.)"""
 
     supervised: Supervised
 
@@ -83,8 +95,8 @@ class Beside:
 class DualLoop(nn.Module):
     """The loss module of the RL stage.
 
-    Its extra state is saved with every training state: teacher, exploration, rewards so far (of the first process's samples), and rollouts
-    that are still to be learned from.
+    Its extra state is saved with every training state: teacher, exploration, rewards so far (of the first
+    process's samples), and rollouts that are still to be learned from.
     """
 
     def __init__(
@@ -104,10 +116,26 @@ class DualLoop(nn.Module):
     ) -> None:
         super().__init__()
         self.model = policies.model
-        self.policies, self.settings, self.seed, self.points, self.loss_weights = policies, settings, seed, points, loss_weights
-        self.rewards, self.judging, self.practice, self.log, self.pictures_to = rewards, judging, practice, log, pictures_to
+        self.policies, self.settings, self.seed, self.points, self.loss_weights = (
+            policies,
+            settings,
+            seed,
+            points,
+            loss_weights,
+        )
+        self.rewards, self.judging, self.practice, self.log, self.pictures_to = (
+            rewards,
+            judging,
+            practice,
+            log,
+            pictures_to,
+        )
         self.beside = beside
-        self.reader = Reader(temperature=settings.temperature, forbidden=[self.model.image_token_id], guard=settings.logit_guard)
+        self.reader = Reader(
+            temperature=settings.temperature,
+            forbidden=[self.model.image_token_id],
+            guard=settings.logit_guard,
+        )
         self.mask_policy = MASK_POLICIES[settings.mask_policy](settings.mask_grid)
         self.exploration = Exploration(width=settings.mask_sigma)
         self.record: dict[str, list[list[float]]] = defaultdict(list)
@@ -120,7 +148,8 @@ class DualLoop(nn.Module):
         self.waiting: dict[int, dict[str, Experience]] = {}
         """Micro-batch -> loop -> what is still to be learned from."""
         self.acted: dict[int, dict[str, RolloutStep]] = {}
-        """Micro-batch -> loop -> the pictures that it was done with, encoded, from `begin_step` to `forward`."""
+        """Micro-batch -> loop -> the pictures that it was done with, encoded, from `begin_step` to
+        `forward`."""
         self.monitor = GradientMonitor(self.model, settings.stop_grad_norm)
         self.timer = StepTimer()
         self.alike: list[float] = []
@@ -140,7 +169,10 @@ class DualLoop(nn.Module):
             "record": dict(self.record),
             "mean_reward": dict(self.mean_reward),
             "practice": None if self.practice is None else self.practice.state(),
-            "waiting": {micro: {name: done.state() for name, done in loops.items()} for micro, loops in self.waiting.items()},
+            "waiting": {
+                micro: {name: done.state() for name, done in loops.items()}
+                for micro, loops in self.waiting.items()
+            },
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -150,11 +182,13 @@ class DualLoop(nn.Module):
         self.record, self.mean_reward = defaultdict(list, state["record"]), dict(state["mean_reward"])
         if self.practice is not None:
             self.practice.load(state["practice"])
-        self.waiting = {m: {name: Experience.of(s) for name, s in loops.items()} for m, loops in state["waiting"].items()}
+        self.waiting = {
+            m: {name: Experience.of(s) for name, s in loops.items()} for m, loops in state["waiting"].items()
+        }
 
     def after_step(self, step: int) -> dict[str, float]:
-        """Move the teacher towards the policy; called after real steps only. Raises RuntimeError when the run can't learn any more or
-        diverges."""
+        """Move the teacher towards the policy; called after real steps only. Raises RuntimeError when the run
+        can't learn any more or diverges."""
         self.updates += 1
         s = self.settings
         self.timer.stop("update")
@@ -164,30 +198,43 @@ class DualLoop(nn.Module):
         if self.identical:
             self.exploration.identical = self.exploration.identical + 1 if min(self.identical) == 1 else 0
         decay = min(s.ema, (1 + self.updates) / (10 + self.updates)) if s.ema_warmup else s.ema
-        metrics = {"teacher_distance": self.policies.ema(decay), "nonfinite_logits": float(self.reader.nonfinite)}
+        metrics = {
+            "teacher_distance": self.policies.ema(decay),
+            "nonfinite_logits": float(self.reader.nonfinite),
+        }
         metrics |= {} if self.practice is None else self.practice.metrics()
         if self.log is not None and rank() == 0:
             spent = {f"rl/seconds/{name}": value for name, value in self.timer.seconds.items()}
-            self.log({**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step)
+            self.log(
+                {**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step
+            )
         if s.stop_identical and self.exploration.identical >= s.stop_identical:
             raise RuntimeError(
-                f"rl: in {self.exploration.identical} updates in a row every group of loop 2 had one mask only, so it has no gradient;"
-                f" mask_policy is {s.mask_policy!r} with width {self.exploration.width:.3g}: use another, or raise rl.mask_sigma"
+                f"rl: in {self.exploration.identical} updates in a row every group of loop 2 had one mask "
+                "only, so it has no gradient;"
+                f" mask_policy is {s.mask_policy!r} with width {self.exploration.width:.3g}: use another, "
+                "or raise rl.mask_sigma"
             )
         return metrics | self.monitor.found(step, self.model.device)
 
     def _judge_stats(self) -> dict[str, float]:
-        return {} if self.judging is None else {f"rl/judge/{name}": value for name, value in self.judging.judge.stats().items()}
+        return (
+            {}
+            if self.judging is None
+            else {f"rl/judge/{name}": value for name, value in self.judging.judge.stats().items()}
+        )
 
     # A step
 
     def begin_step(self, batches: Sequence[Batches]) -> list[Batches]:
-        """Act in all micro-batches of a step before the policy learns from the first of them: advantages and losses are computed over all
-        of them."""
+        """Act in all micro-batches of a step before the policy learns from the first of them: advantages and
+        losses are computed over all of them."""
         self._forget_step()  # a skipped step ends without `after_step`
         self.timer.start("step")
         moved = [batch.to(self.model.device) for batch in batches]
-        self.monitor.on = bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
+        self.monitor.on = (
+            bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
+        )
         if moved[0].inner == 0:
             for some in grouped(moved, self.settings, self.model.device):
                 self._act(some)
@@ -221,13 +268,24 @@ class DualLoop(nn.Module):
                 done.advantage = part
             if self.pictures_to is not None and self._is_shown(batches[0]):
                 first = batches[0]
-                pictures.save(self.pictures_to, f"{first.rollout:06d}-{LOOPS[name].prefix}", self.acted[first.micro][name], own[0])
+                pictures.save(
+                    self.pictures_to,
+                    f"{first.rollout:06d}-{LOOPS[name].prefix}",
+                    self.acted[first.micro][name],
+                    own[0],
+                )
 
     def _set_mean_rewards(self) -> None:
         """Move the running means by the rewards of all micro-batches and processes."""
         for name, (summed, count) in self.earned.items():
-            share = summed / count / (sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0)
-            self.mean_reward[name] = REWARD_MEMORY * self.mean_reward.get(name, share) + (1 - REWARD_MEMORY) * share
+            share = (
+                summed
+                / count
+                / (sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0)
+            )
+            self.mean_reward[name] = (
+                REWARD_MEMORY * self.mean_reward.get(name, share) + (1 - REWARD_MEMORY) * share
+            )
 
     def _set_totals(self, batches: Sequence[Batches]) -> None:
         """Give every loop's step the counts over all micro-batches and processes."""
@@ -235,9 +293,13 @@ class DualLoop(nn.Module):
         counts = torch.zeros(len(names), 3, dtype=torch.float64)
         for row, name in enumerate(names):
             for done in (self.waiting[batch.micro][name] for batch in batches):
-                counts[row] += torch.tensor([len(done.groups), len(done.groups) * self.settings.group, done.learned_tokens()])
+                counts[row] += torch.tensor(
+                    [len(done.groups), len(done.groups) * self.settings.group, done.learned_tokens()]
+                )
         micro_batches = float(len(batches) * world_size())
-        for name, (samples, answers, tokens) in zip(names, shared_sum(counts, self.model.device).tolist(), strict=True):
+        for name, (samples, answers, tokens) in zip(
+            names, shared_sum(counts, self.model.device).tolist(), strict=True
+        ):
             totals = grpo.Totals(samples=samples, answers=answers, tokens=tokens, micro_batches=micro_batches)
             for batch in batches:
                 self.acted[batch.micro][name] = replace(self.acted[batch.micro][name], totals=totals)
@@ -245,7 +307,8 @@ class DualLoop(nn.Module):
     def forward(self, batch: Batches) -> tuple[Float[Tensor, ""], dict[str, float]]:
         """Return this micro-batch's part of the step's loss, from what `begin_step` did.
 
-        The timer's part `update` ends with the next micro-batch or after the step, so it includes the backward pass and the optimizer.
+        The timer's part `update` ends with the next micro-batch or after the step, so it includes the
+        backward pass and the optimizer.
         """
         s = self.settings
         self.timer.stop("update")
@@ -256,13 +319,19 @@ class DualLoop(nn.Module):
         for name, weight in self._weights().items():
             loss, metrics = LOOPS[name].learn(steps[name], done[name])
             total = total + weight * loss
-            metrics["loss"] = float(loss.detach()) * steps[name].totals.micro_batches  # the mean of all parts of the step is its loss
+            # the mean of all parts of the step is its loss
+            metrics["loss"] = float(loss.detach()) * steps[name].totals.micro_batches
             metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
             found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
         if self.beside is not None and batch.rows is not None:
             loss, metrics = self.beside.supervised(batch.rows)
-            decoder = (p.sum() for name, p in self.policies.parameters("policy").items() if ".sam_mask_decoder." in f".{name}.")
-            total = total + s.rows_weight * loss + 0.0 * sum(decoder)  # no loss may read its scores, as in mask_loop
+            decoder = (
+                p.sum()
+                for name, p in self.policies.parameters("policy").items()
+                if ".sam_mask_decoder." in f".{name}."
+            )
+            # no loss may read its scores, as in mask_loop
+            total = total + s.rows_weight * loss + 0.0 * sum(decoder)
             found |= {f"rows/{key}": value for key, value in metrics.items()}
         for experience in done.values():
             if "identical" in experience.metrics:
@@ -284,9 +353,11 @@ class DualLoop(nn.Module):
         self.earned.clear()
 
     def _check_active(self, gradient: Tensor) -> None:
-        """Assert that the policy's adapter is active. With gradient checkpointing, layers run again in the backward pass: under another
-        adapter the policy would get no gradient."""
-        assert self.policies.active == "policy", f"backward with the adapter {self.policies.active!r} active; only the policy learns"
+        """Assert that the policy's adapter is active. With gradient checkpointing, layers run again in the
+        backward pass: under another adapter the policy would get no gradient."""
+        assert self.policies.active == "policy", (
+            f"backward with the adapter {self.policies.active!r} active; only the policy learns"
+        )
 
     def _rollout_steps(self, batch: Batches) -> dict[str, RolloutStep]:
         with_masks = {batch.of[name] for name in self.settings.loops if LOOPS[name].decodes_masks}
@@ -318,25 +389,34 @@ class DualLoop(nn.Module):
         }
 
     def _looked_at(self, batch: RlBatch) -> list[ImageFeatures]:
-        """Return the vision tower's features of every sample's picture. What a practice shows of it, the practice says: it enlarges small
-        ones."""
+        """Return the vision tower's features of every sample's picture. What a practice shows of it, the
+        practice says: it enlarges small ones."""
         if self.practice is None:
             return self.model.vision_features(batch.views).split(batch.views)
-        return self.practice.encode([(s.frames[0], (0, 0, *transforms.image_size(s.frames[0]))) for s in batch.samples])
+        return self.practice.encode(
+            [(s.frames[0], (0, 0, *transforms.image_size(s.frames[0]))) for s in batch.samples]
+        )
 
     def _goes_on(self, batch: Batches) -> dict[str, RolloutStep]:
         """Return the steps of a micro-batch whose rollouts are learned from once more."""
         steps, done = self._rollout_steps(batch), self.waiting.get(batch.micro)
         if done is None:
-            raise RuntimeError(f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew")
-        return {name: step if (kept := done[name].kept) is None else step.take(kept) for name, step in steps.items()}
+            raise RuntimeError(
+                f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew"
+            )
+        return {
+            name: step if (kept := done[name].kept) is None else step.take(kept)
+            for name, step in steps.items()
+        }
 
     @torch.no_grad()
     def _act(self, batches: Sequence[Batches]) -> None:
-        """Roll out and reward micro-batches, each loop all of them at once, and let the reference read the rollouts.
+        """Roll out and reward micro-batches, each loop all of them at once, and let the reference read the
+        rollouts.
 
-        While a judge reads captions, the other loops act and the reference reads. If there are more candidates than are learned from, those
-        whose rewards vary most are kept, and the reference reads only the kept ones.
+        While a judge reads captions, the other loops act and the reference reads. If there are more
+        candidates than are learned from, those whose rewards vary most are kept, and the reference reads only
+        the kept ones.
         """
         for batch in batches:
             self.acted[batch.micro], self.waiting[batch.micro] = self._rollout_steps(batch), {}
@@ -344,7 +424,11 @@ class DualLoop(nn.Module):
         for name in self.settings.loops:
             steps = [self.acted[batch.micro][name] for batch in batches]
             if LOOPS[name].acts_together:
-                experiences = LOOPS[name].act(RolloutStep.joined(steps)).parts([len(step.batch.samples) for step in steps])
+                experiences = (
+                    LOOPS[name]
+                    .act(RolloutStep.joined(steps))
+                    .parts([len(step.batch.samples) for step in steps])
+                )
             else:
                 experiences = [LOOPS[name].act(step) for step in steps]
             for batch, step, done in zip(batches, steps, experiences, strict=True):
@@ -376,24 +460,37 @@ class DualLoop(nn.Module):
     def _total_reward(self, name: str, experience: Experience) -> Float[Tensor, "B G"]:
         return grpo.weighted_sum(experience.rewards, LOOPS[name].rewards(self.settings))
 
-    def _record_rewards(self, name: str, experience: Experience, judged: Future[list[float | None]] | None) -> None:
-        """Add the judgements to the rewards, and write the rewards to metrics and record, and to what this step earned."""
+    def _record_rewards(
+        self, name: str, experience: Experience, judged: Future[list[float | None]] | None
+    ) -> None:
+        """Add the judgements to the rewards, and write the rewards to metrics and record, and to what this
+        step earned."""
         if judged is not None:
             assert self.judging is not None, "judgements without a judge"
             with self.timer.part("judge"):
-                experience.rewards["meteor"], metrics = self.judging.rewards_with_judge(experience.rewards["meteor"], judged.result())
+                experience.rewards["meteor"], metrics = self.judging.rewards_with_judge(
+                    experience.rewards["meteor"], judged.result()
+                )
             experience.metrics |= metrics
         prefix, rewards = LOOPS[name].prefix, self._total_reward(name, experience)
         for part, values in experience.rewards.items():
             known = values[~values.isnan()]
             if len(known):
-                experience.metrics |= {f"reward/{part}": float(known.mean()), f"reward/{part}_std": float(known.std(correction=0))}
+                experience.metrics |= {
+                    f"reward/{part}": float(known.mean()),
+                    f"reward/{part}_std": float(known.std(correction=0)),
+                }
             self.record[f"{prefix}/{part}"].append([round(float(v), 4) for v in known])
         known = rewards[~rewards.isnan()].double()
-        summed, count = shared_sum(torch.tensor([float(known.sum()), float(len(known))]), self.model.device).tolist()
+        summed, count = shared_sum(
+            torch.tensor([float(known.sum()), float(len(known))]), self.model.device
+        ).tolist()
         if len(known):
             experience.metrics["reward_std"] = float(known.std(correction=0))
-        experience.metrics |= {"failed": 1 - len(known) / rewards.numel(), "zero_spread": grpo.zero_spread(rewards)}
+        experience.metrics |= {
+            "failed": 1 - len(known) / rewards.numel(),
+            "zero_spread": grpo.zero_spread(rewards),
+        }
         if not count:  # every rollout of every process failed: this step has no mean reward
             return
         before = self.earned.get(name, (0.0, 0.0))
@@ -407,20 +504,25 @@ class DualLoop(nn.Module):
     def _weights(self) -> dict[str, float]:
         """Return the weights of the loops' losses.
 
-        Adaptive: proportional to the part of its best reward that a loop still lacks, to the power `adaptive_loops`; the sum stays the
-        same.
+        Adaptive: proportional to the part of its best reward that a loop still lacks, to the power
+        `adaptive_loops`; the sum stays the same.
         """
         fixed = {str(name): weight for name, weight in self.settings.loops.items()}
         if not self.settings.adaptive_loops:
             return fixed
-        wanting = {n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops for n, w in fixed.items()}
+        wanting = {
+            n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops
+            for n, w in fixed.items()
+        }
         return {name: value * sum(fixed.values()) / sum(wanting.values()) for name, value in wanting.items()}
 
 
 class GradientMonitor:
-    """Gradient norms by part of the model, in the steps where it is on; read before the optimizer clears the gradients.
+    """Gradient norms by part of the model, in the steps where it is on; read before the optimizer clears the
+    gradients.
 
-    With several processes the largest norm counts: each process sees the gradient of its own samples, before averaging.
+    With several processes the largest norm counts: each process sees the gradient of its own samples, before
+    averaging.
     """
 
     def __init__(self, model: nn.Module, limit: float) -> None:
@@ -446,9 +548,11 @@ class GradientMonitor:
             self.squares[part][name] = float(p.grad.float().pow(2).sum())
 
     def found(self, step: int, device: torch.device) -> dict[str, float]:
-        """Return `grad_norm/<part>`, before clipping; all processes must call it. Raises RuntimeError if a norm is above the limit (0 = no
-        limit)."""
-        norms = {part: sum(self.squares[part].values()) ** 0.5 for part in sorted(self.parts)} if self.on else {}
+        """Return `grad_norm/<part>`, before clipping; all processes must call it. Raises RuntimeError if a
+        norm is above the limit (0 = no limit)."""
+        norms = (
+            {part: sum(self.squares[part].values()) ** 0.5 for part in sorted(self.parts)} if self.on else {}
+        )
         if norms and world_size() > 1:
             largest = torch.tensor(list(norms.values()), device=device)
             torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
@@ -456,15 +560,17 @@ class GradientMonitor:
         if self.limit and (high := {part: norm for part, norm in norms.items() if not norm <= self.limit}):
             worst = max(high, key=lambda part: high[part])
             raise RuntimeError(
-                f"rl: at step {step} the gradient of the {worst} has norm {high[worst]:.3g}, above rl.stop_grad_norm {self.limit:g};"
+                f"rl: at step {step} the gradient of the {worst} has norm {high[worst]:.3g}, above "
+                f"rl.stop_grad_norm {self.limit:g};"
                 " lower the learning rate, or raise the limit; the same command goes on from the last state"
             )
         return {f"grad_norm/{part}": norm for part, norm in norms.items()}
 
 
 def grouped(batches: Sequence[Batches], settings: Rl, device: torch.device) -> list[Sequence[Batches]]:
-    """Group micro-batches that act together: with `rl.answers_at_once` answers of a loop at most, and one micro-batch at least. Processes
-    whose shares differ group alike, because they wait for each other in every group. All of them must call it."""
+    """Group micro-batches that act together: with `rl.answers_at_once` answers of a loop at most, and one
+    micro-batch at least. Processes whose shares differ group alike, because they wait for each other in every
+    group. All of them must call it."""
     most = largest(max(len(own.samples) for batch in batches for own in batch.batches), device)
     count = max(1, settings.answers_at_once // (settings.group * most))
     return [batches[first : first + count] for first in range(0, len(batches), count)]
@@ -474,6 +580,8 @@ def check_learned(curves: Curves) -> None:
     """Raise RuntimeError if no step of a run had a gradient."""
     if not any(value for _, name, value in curves if name == "grad_norm"):
         raise RuntimeError(
-            "RL learned nothing: in every step all answers of each group had the same reward (zero_spread is 1), so no step had a gradient."
-            " Take more steps, larger groups (`group`) or a higher temperature, or start from a model whose answers are right at times"
+            "RL learned nothing: in every step all answers of each group had the same reward (zero_spread "
+            "is 1), so no step had a gradient."
+            " Take more steps, larger groups (`group`) or a higher temperature, or start from a model whose "
+            "answers are right at times"
         )

@@ -1,4 +1,5 @@
-"""Pictures -> captions whose phrases have masks (GCG). The sampled words are the action; the policy draws its own `[SEG]` tokens."""
+"""Pictures -> captions whose phrases have masks (GCG). The sampled words are the action; the policy draws its
+own `[SEG]` tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +19,12 @@ def act(step: RolloutStep) -> Experience:
     done = experience_of(step, requests, step.sample_answers(requests, "grounded captions"))
     drawn = step.drawn(done.groups)
     nothing = [rle.empty(sample.height, sample.width) for sample in samples]
-    done.masks = [rle.union(masks) if masks else nothing[i // group] for i, masks in enumerate(drawn)]  # for the pictures of rollouts
-    answers = [Prediction(text=text, masks=tuple((mask,) for mask in masks)) for text, masks in zip(done.texts, drawn, strict=True)]
+    # for the pictures of rollouts
+    done.masks = [rle.union(masks) if masks else nothing[i // group] for i, masks in enumerate(drawn)]
+    answers = [
+        Prediction(text=text, masks=tuple((mask,) for mask in masks))
+        for text, masks in zip(done.texts, drawn, strict=True)
+    ]
     with step.timer.part("reward"):
         scores = {
             name: [_score(step, name, samples[i // group], answer) for i, answer in enumerate(answers)]
@@ -30,7 +35,8 @@ def act(step: RolloutStep) -> Experience:
 
 
 def _score(step: RolloutStep, name: str, sample: Sample, answer: Prediction) -> float:
-    """iou: mean over all objects, matched one to one; missed ones and extra masks count 0. Others: the caption as a text."""
+    """iou: mean over all objects, matched one to one; missed ones and extra masks count 0. Others: the
+    caption as a text."""
     if name == "iou":
         drawn, true = [masklet[0] for masklet in answer.masks], [masklet[0] for masklet in sample.masks]
         blank = rle.empty(sample.height, sample.width)

@@ -1,7 +1,7 @@
 """Loop 2: caption or expression -> masks -> captions'.
 
-The policy tries G masks (`mask_policy`); the inverse model captions each of them. The loss adds the supervised mask loss, and a KL that
-keeps the words around `[SEG]` close to the reference.
+The policy tries G masks (`mask_policy`); the inverse model captions each of them. The loss adds the
+supervised mask loss, and a KL that keeps the words around `[SEG]` close to the reference.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from ans_core.rl.step import Experience, Loop, RolloutStep
 
 
 def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
-    """Return the masks that the active adapter draws for every sample's text, and its logits at the answers' tokens, which are given."""
+    """Return the masks that the active adapter draws for every sample's text, and its logits at the answers'
+    tokens, which are given."""
     packed, hidden, rollout = step.hidden(groups, [])
     embeddings, decoded = step.decoded(packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
     total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
-    # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two heads.
+    # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two
+    # heads.
     unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     output = PolicyOutput(
         embeddings=embeddings.float(),
@@ -44,7 +46,9 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
 
 def act(step: RolloutStep) -> Experience:
     s, exploration, policy = step.settings, step.exploration, step.mask_policy
-    groups = tuple(step.group_of(i, [step.referring_rollout(text)]) for i, text in enumerate(step.batch.asked))
+    groups = tuple(
+        step.group_of(i, [step.referring_rollout(text)]) for i, text in enumerate(step.batch.asked)
+    )
     with step.timer.part("draw"):
         before, _ = policy_output(step, groups)
         spread = shared_mean(policy.spread(before), before.logits.device)
@@ -62,7 +66,10 @@ def act(step: RolloutStep) -> Experience:
     masks = [step.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
     texts = step.inverse_captions(masks)
     sure = actions.confidence.flatten().tolist()
-    predictions = [MaskPrediction(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    predictions = [
+        MaskPrediction(text=t, masks=((m,),), confidence=c)
+        for t, m, c in zip(texts, masks, sure, strict=True)
+    ]
     rewards = step.score(predictions, s.rewards_mask)
     alike = grpo.group_overlap(actions.masks)
     metrics = {
@@ -70,7 +77,9 @@ def act(step: RolloutStep) -> Experience:
         "identical": shared_mean(float((alike == 1).float().mean()), alike.device),
         "sigma": exploration.width,
     }
-    return Experience(groups=groups, regions=[], texts=texts, masks=masks, rewards=rewards, actions=actions, metrics=metrics)
+    return Experience(
+        groups=groups, regions=[], texts=texts, masks=masks, rewards=rewards, actions=actions, metrics=metrics
+    )
 
 
 def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
@@ -89,13 +98,24 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     each = torch.arange(len(logps), device=logps.device)
     objective = replace(step.objective, max_tokens=1)
     totals = replace(step.totals, tokens=step.totals.answers)  # an answer is one action
-    share = len(done.groups) / totals.samples  # of the step's samples: the losses below are means over this batch
+    # of the step's samples: the losses below are means over this batch
+    share = len(done.groups) / totals.samples
     loss, metrics = grpo.policy_loss(
-        logps, behaviour, done.advantage.to(logps.device).flatten(), each, objective, answers=len(logps), totals=totals
+        logps,
+        behaviour,
+        done.advantage.to(logps.device).flatten(),
+        each,
+        objective,
+        answers=len(logps),
+        totals=totals,
     )
     kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
-    supervised = step.mask_loss(output.logits, batch.targets, range(len(batch.samples))) if s.mask_weight else loss.new_zeros(())
+    supervised = (
+        step.mask_loss(output.logits, batch.targets, range(len(batch.samples)))
+        if s.mask_weight
+        else loss.new_zeros(())
+    )
     metrics |= {"kl": float(kl.detach()), "words_kl": float(words_kl.detach())}
     if known_masks := [i for i, sample in enumerate(batch.samples) if sample.masks]:
         metrics["iou_mean"] = float(mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks]))

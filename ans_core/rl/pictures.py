@@ -1,4 +1,5 @@
-"""Draw what a loop tried on one sample (masks, texts, rewards) as a picture, with the same content in JSON, for people to look at."""
+"""Draw what a loop tried on one sample (masks, texts, rewards) as a picture, with the same content in JSON,
+for people to look at."""
 
 from __future__ import annotations
 
@@ -15,13 +16,17 @@ PANEL_INCHES = 2.2
 
 
 def save(folder: Path, name: str, step: RolloutStep, done: Experience) -> None:
-    """Write `<folder>/<name>.png` and `.json` for a batch's first sample: truth on the left, then the G rollouts with their rewards."""
+    """Write `<folder>/<name>.png` and `.json` for a batch's first sample: truth on the left, then the G
+    rollouts with their rewards."""
     assert done.advantage is not None, "pictures come after the rewards"
     sample, size = step.batch.samples[0], step.settings.group
     image = transforms.open_image(sample.frames[0])
     truth = [masklet[0] for masklet in sample.masks if masklet[0] is not None]
     earned = [{part: values[0, g].item() for part, values in done.rewards.items()} for g in range(size)]
-    rollouts = [{"text": done.texts[g], "rewards": earned[g], "advantage": done.advantage[0, g].item()} for g in range(size)]
+    rollouts = [
+        {"text": done.texts[g], "rewards": earned[g], "advantage": done.advantage[0, g].item()}
+        for g in range(size)
+    ]
     record = {
         "sample": sample.sample_id,
         "dataset": sample.dataset,
@@ -32,13 +37,21 @@ def save(folder: Path, name: str, step: RolloutStep, done: Experience) -> None:
     panels = [(truth, f"truth: {sample.text}")]
     for g, text in enumerate(done.texts[:size]):
         parts = "  ".join(f"{part} {value:.2f}" for part, value in earned[g].items())
-        panels.append(([done.masks[g]] if done.masks else [], f"{text}\n{parts}\nadvantage {done.advantage[0, g].item():+.2f}"))
+        panels.append(
+            (
+                [done.masks[g]] if done.masks else [],
+                f"{text}\n{parts}\nadvantage {done.advantage[0, g].item():+.2f}",
+            )
+        )
     figure = Figure(figsize=(PANEL_INCHES * len(panels), PANEL_INCHES * 1.6), layout="constrained")
     for axes, (masks, words) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         axes.imshow(overlay.draw(image, masks))
         lines = [line for part in words.split("\n") for line in textwrap.wrap(part, 26)[:4]]
         axes.set_xlabel(
-            "\n".join("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line) for line in lines), fontsize=8
+            "\n".join(
+                "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line) for line in lines
+            ),
+            fontsize=8,
         )
         axes.set_xticks([])
         axes.set_yticks([])

@@ -1,4 +1,5 @@
-"""What an agent acts in, as its loop sees it. Questions, operations and their rewards are of `ans_core.agent`, a layer above."""
+"""What an agent acts in, as its loop sees it. Questions, operations and their rewards are of
+`ans_core.agent`, a layer above."""
 
 from __future__ import annotations
 
@@ -30,21 +31,25 @@ class PlayedRollout:
     text: str
     """The episode for people: turns and observations."""
     rewards: dict[str, float]
-    """Reward parts; NaN for an episode that is no lesson (over-turn): it is left out of its group's baseline and gets advantage 0."""
+    """Reward parts; NaN for an episode that is no lesson (over-turn): it is left out of its group's baseline
+    and gets advantage 0."""
     measured: dict[str, float]
-    """Further numbers of the episode; their means go to the metrics. An episode that lacks one is left out of its mean."""
+    """Further numbers of the episode; their means go to the metrics. An episode that lacks one is left out of
+    its mean."""
 
 
 @runtime_checkable
 class Practice(Protocol):
-    """Plays episodes and keeps from step to step what their rewards depend on; it is saved with every training state."""
+    """Plays episodes and keeps from step to step what their rewards depend on; it is saved with every
+    training state."""
 
     def play(self, step: RolloutStep) -> list[PlayedRollout]:
         """Play G episodes about each of the step's samples."""
         ...
 
     def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
-        """Return the frozen vision tower's features of boxes of frames: of the same part the same bits each time."""
+        """Return the frozen vision tower's features of boxes of frames: of the same part the same bits each
+        time."""
         ...
 
     def end_rollouts(self, total: Total) -> None:

@@ -1,8 +1,9 @@
 """Expressions -> answers that draw what is meant, or deny that it is there; scored as gRefCOCO scores them.
 
-Two things are sampled. The words: whether there is something to draw. And, with `rl.place`, which thing: the mask policy `Place` clicks
-where the logits of the answer's own mask are high, so a group can try other things. Expressions that mean several things, or nothing, leave
-the mask to `[SEG]`: one click draws one thing. As in loop 2 the loss then adds the supervised mask loss, without which masks drift.
+Two things are sampled. The words: whether there is something to draw. And, with `rl.place`, which thing: the
+mask policy `Place` clicks where the logits of the answer's own mask are high, so a group can try other
+things. Expressions that mean several things, or nothing, leave the mask to `[SEG]`: one click draws one
+thing. As in loop 2 the loss then adds the supervised mask loss, without which masks drift.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ def act(step: RolloutStep) -> Experience:
     done.masks = [masks[0] if masks else nothing[i // group] for i, masks in enumerate(drawn)]
     if step.settings.place:
         _click(step, done)
-    answers = [Prediction(text=text, masks=((mask,),)) for text, mask in zip(done.texts, done.masks, strict=True)]
+    answers = [
+        Prediction(text=text, masks=((mask,),)) for text, mask in zip(done.texts, done.masks, strict=True)
+    ]
     truths = [Prediction(text=sample.text, masks=((target(sample),),)) for sample in samples]
     done.rewards = step.score(answers, step.settings.rewards_refer, truths)
     for name, absent in (("denied_if_absent", True), ("denied_if_there", False)):
-        if denied := [not masks for i, masks in enumerate(drawn) if bool(samples[i // group].masks) != absent]:
+        if denied := [
+            not masks for i, masks in enumerate(drawn) if bool(samples[i // group].masks) != absent
+        ]:
             done.metrics[name] = sum(denied) / len(denied)
     return done
 
@@ -51,7 +56,9 @@ def act(step: RolloutStep) -> Experience:
 def target(sample: Sample) -> RLE:
     """Return everything that the expression means as one mask; empty if nothing fits."""
     mask = meant(sample, 0)
-    assert mask is not None, f"{sample.sample_id}: `takes` lets no sample in whose first frame is not annotated"
+    assert mask is not None, (
+        f"{sample.sample_id}: `takes` lets no sample in whose first frame is not annotated"
+    )
     return mask
 
 
@@ -70,7 +77,8 @@ def single_things(
 
 @torch.no_grad()
 def _click(step: RolloutStep, done: Experience) -> None:
-    """Sample which thing to draw for every answer that draws one, and put its mask in the place of the answer's."""
+    """Sample which thing to draw for every answer that draws one, and put its mask in the place of the
+    answer's."""
     group, width = step.settings.group, step.settings.place_width
     with step.timer.part("draw"):
         answers, logits, shown = single_things(step, *step.hidden(done.groups, done.regions))
@@ -81,7 +89,8 @@ def _click(step: RolloutStep, done: Experience) -> None:
         masks = torch.zeros(count, 1, height, wide, dtype=torch.bool, device=answers.device)
         if len(answers):
             sampling = MaskSampling(
-                width=width, scale=1.0, generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds], group=1,
+                width=width, scale=1.0,
+                generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds], group=1,
                 decode=lambda embeddings: step.decode(embeddings, answers // group), click=step.click,
             )  # fmt: skip
             tried = PLACE.draw(logits, sampling)
@@ -111,12 +120,14 @@ def _place_loss(
     hidden: Float[Tensor, "B L D"],
     rollout: Int[Tensor, " M"],
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """Return GRPO's loss of the things that were drawn, one action an answer, and the supervised mask loss; and metrics."""
+    """Return GRPO's loss of the things that were drawn, one action an answer, and the supervised mask loss;
+    and metrics."""
     s, known = step.settings, done.known
     assert done.advantage is not None, "advantages come before learning"
     answers, logits, _ = single_things(step, packed, hidden, rollout)
     every = MaskActions(
-        choice=actions.choice.view(-1, 1), masks=actions.masks.flatten(0, 1)[:, None], confidence=actions.confidence.view(-1, 1),
+        choice=actions.choice.view(-1, 1), masks=actions.masks.flatten(0, 1)[:, None],
+        confidence=actions.confidence.view(-1, 1),
         scale=actions.scale, width=actions.width,
     )  # fmt: skip
     tried = every.choice[answers, 0] != NOWHERE
@@ -141,13 +152,17 @@ def _place_loss(
         first[1:] = of[1:] != of[:-1]
         chosen = of[first].tolist()
         share = len(chosen) / step.totals.samples
-        loss = loss + share * s.mask_weight * step.mask_loss(logits[first], step.batch.targets[chosen], chosen)
+        loss = loss + share * s.mask_weight * step.mask_loss(
+            logits[first], step.batch.targets[chosen], chosen
+        )
     return loss, metrics
 
 
 LOOP = Loop(
     prefix="refer",
-    takes=lambda sample: sample.task == "referring" and len(sample.frames) == 1 and meant(sample, 0) is not None,
+    takes=lambda sample: (
+        sample.task == "referring" and len(sample.frames) == 1 and meant(sample, 0) is not None
+    ),
     wants="referring expressions in pictures",
     decodes_masks=True,
     rewards=lambda settings: settings.rewards_refer,

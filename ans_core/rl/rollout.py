@@ -1,7 +1,8 @@
-"""Rollouts as segments: sampled from the model, and read again as log-probabilities. Both use the same `Reader`.
+"""Rollouts as segments: sampled from the model, and read again as log-probabilities. Both use the same
+`Reader`.
 
-A rollout is a list of segments. Each is either sampled from the policy (trainable) or given to it: a question, a forced answer, a tool's
-reply.
+A rollout is a list of segments. Each is either sampled from the policy (trainable) or given to it: a
+question, a forced answer, a tool's reply.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 
 Guard = Literal["guard", "clip"]
-"""guard: replace and count logits that are not finite, leave others alone. clip: also clamp to +-30, which removes the gradient of every
-token beyond (logits 35, 28, -40 give log p = -0.13 for the first instead of -0.0009)."""
+"""guard: replace and count logits that are not finite, leave others alone. clip: also clamp to +-30, which
+removes the gradient of every token beyond (logits 35, 28, -40 give log p = -0.13 for the first instead of
+-0.0009)."""
 
 CLIP = 30.0
 REPLACED = 1e4
@@ -45,7 +47,8 @@ Rollout = tuple[Segment, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The G rollouts of one sample, which share a prefix: the picture and the question without its last token.
+    """The G rollouts of one sample, which share a prefix: the picture and the question without its last
+    token.
 
     Each rollout holds that last token itself, because it predicts the first token of the answer.
     """
@@ -57,14 +60,15 @@ class Group:
 class Reader:
     """Turn raw logits into the logits of the distribution that the policy samples from.
 
-    Sampling and log-probabilities both use it: a step that only one of them took would make the behaviour policy differ from the learned
-    one. top_p is 1: tokens of a cut tail would have no log-probability.
+    Sampling and log-probabilities both use it: a step that only one of them took would make the behaviour
+    policy differ from the learned one. top_p is 1: tokens of a cut tail would have no log-probability.
     """
 
     def __init__(self, *, temperature: float, forbidden: Sequence[int], guard: Guard) -> None:
         self.temperature, self.guard = temperature, guard
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long)
-        """Token ids that are never sampled: the image slot, which no picture would fill when the answer is read again."""
+        """Token ids that are never sampled: the image slot, which no picture would fill when the answer is
+        read again."""
         self._nonfinite = torch.zeros((), dtype=torch.long)
 
     @property
@@ -77,7 +81,8 @@ class Reader:
         self._nonfinite.fill_(count)
 
     def __call__(self, raw: Float[Tensor, "M V"]) -> Float[Tensor, "M V"]:
-        """Apply guard, temperature and forbidden tokens in fp32: bf16 logits alone put 5 % of noise on a ratio."""
+        """Apply guard, temperature and forbidden tokens in fp32: bf16 logits alone put 5 % of noise on a
+        ratio."""
         logits = self.guarded(raw) / self.temperature
         return logits.index_fill(1, self.forbidden, -torch.inf)
 
@@ -87,18 +92,28 @@ class Reader:
         logits = raw.float()
         bad = ~logits.detach().isfinite()
         self._nonfinite.add_(bad.sum())
-        logits = torch.where(bad, torch.nan_to_num(logits.detach(), nan=-REPLACED, posinf=REPLACED, neginf=-REPLACED), logits)
+        logits = torch.where(
+            bad, torch.nan_to_num(logits.detach(), nan=-REPLACED, posinf=REPLACED, neginf=-REPLACED), logits
+        )
         return logits.clamp(-CLIP, CLIP) if self.guard == "clip" else logits
 
 
 class _Sampling:
     """Sample from softmax(logits) as argmax(logits + Gumbel noise), and keep each token's log-probability.
 
-    The noise is a function of the row's seed, the token's number and the word: of neither the other rows, nor the process, nor the device.
+    The noise is a function of the row's seed, the token's number and the word: of neither the other rows, nor
+    the process, nor the device.
     """
 
     def __init__(
-        self, reader: Reader, seeds: Sequence[int], *, words: int, max_tokens: int, device: torch.device, compiled: bool = False
+        self,
+        reader: Reader,
+        seeds: Sequence[int],
+        *,
+        words: int,
+        max_tokens: int,
+        device: torch.device,
+        compiled: bool = False,
     ) -> None:
         self.reader = reader
         self.words = torch.arange(words, device=device)
@@ -113,9 +128,12 @@ class _Sampling:
         return token
 
 
-def gumbel(seeds: Int[Tensor, " R"], count: Int[Tensor, " 1"], words: Int[Tensor, " V"]) -> Float[Tensor, "R V"]:
-    """Return standard Gumbel noise -ln(-ln(1 - u)), where u is uniform and a hash of (seed, count, word): the outputs of SplitMix64
-    (Steele, Lea and Flood 2014), started for each seed and token at a place that it chooses, too."""
+def gumbel(
+    seeds: Int[Tensor, " R"], count: Int[Tensor, " 1"], words: Int[Tensor, " V"]
+) -> Float[Tensor, "R V"]:
+    """Return standard Gumbel noise -ln(-ln(1 - u)), where u is uniform and a hash of (seed, count, word): the
+    outputs of SplitMix64 (Steele, Lea and Flood 2014), started for each seed and token at a place that it
+    chooses, too."""
     start = _mixed(_mixed(seeds) + (count + 1) * GAMMA)  # (R,)
     bits = _mixed(start[:, None] + (words + 1) * GAMMA)  # (R, V)
     uniform = (_shifted(bits, 24).float() + 0.5) * 2.0**-40  # 40 bits, of which fp32 keeps the first 24
@@ -153,7 +171,9 @@ class SampledAnswer:
 class _Fp32Head(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         with torch.autocast(input.device.type, enabled=False):
-            return F.linear(input.float(), self.weight.float(), None if self.bias is None else self.bias.float())
+            return F.linear(
+                input.float(), self.weight.float(), None if self.bias is None else self.bias.float()
+            )
 
 
 @cache
@@ -173,20 +193,36 @@ def _in_fp32(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def exact_head(model: Network) -> None:
-    """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded to bf16 change a
-    log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that PEFT has wrapped is cast."""
+    """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded
+    to bf16 change a log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that
+    PEFT has wrapped is cast."""
     head = model.vlm.lm_head
-    if isinstance(head, _Fp32Head) or getattr(type(head), "exact", False):  # it is one: another class around it would be called, too
+    # it is one: another class around it would be called, too
+    if isinstance(head, _Fp32Head) or getattr(type(head), "exact", False):
         return
     head.__class__ = _Fp32Head if isinstance(head, nn.Linear) else _in_fp32(type(head.float()))  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def sample(
-    model: Network, prompted: PrefilledBatch, *, group: int, max_tokens: int, reader: Reader, seeds: Sequence[int]
+    model: Network,
+    prompted: PrefilledBatch,
+    *,
+    group: int,
+    max_tokens: int,
+    reader: Reader,
+    seeds: Sequence[int],
 ) -> list[SampledAnswer]:
-    """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B x group)."""
-    sampling = _Sampling(reader, seeds, words=model.vocabulary, max_tokens=max_tokens, device=model.device, compiled=model.compiled)
+    """Sample `group` answers for each of the B requests, in request order; `seeds` has one seed per answer (B
+    x group)."""
+    sampling = _Sampling(
+        reader,
+        seeds,
+        words=model.vocabulary,
+        max_tokens=max_tokens,
+        device=model.device,
+        compiled=model.compiled,
+    )
     out = decode(model, prompted, answers=group, max_tokens=max_tokens, choose=sampling, **stopping(model))
     answers = []
     for generated, chances in zip(out.tolist(), sampling.logps.tolist(), strict=True):
@@ -195,14 +231,21 @@ def sample(
     return answers
 
 
-def pack(groups: Sequence[Group], *, pad_id: int, multiple: int = 1) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
-    """Return fields of `Packed` with one row per group (its prefix is read once for all its rollouts), and the rollout that each of the M
-    trainable tokens belongs to (counted through all groups), in the order of `loss_mask`. `multiple`: of which lengths are
-    multiples."""
+def pack(
+    groups: Sequence[Group], *, pad_id: int, multiple: int = 1
+) -> tuple[dict[str, Tensor], Int[Tensor, " M"]]:
+    """Return fields of `Packed` with one row per group (its prefix is read once for all its rollouts), and
+    the rollout that each of the M trainable tokens belongs to (counted through all groups), in the order of
+    `loss_mask`. `multiple`: of which lengths are multiples."""
     rows = []
     for group in groups:
-        row = pack_row(list(group.prefix), [([], [i for segment in rollout for i in segment.ids]) for rollout in group.rollouts])
-        trainable = [segment.trainable for rollout in group.rollouts for segment in rollout for _ in segment.ids]
+        row = pack_row(
+            list(group.prefix),
+            [([], [i for segment in rollout for i in segment.ids]) for rollout in group.rollouts],
+        )
+        trainable = [
+            segment.trainable for rollout in group.rollouts for segment in rollout for _ in segment.ids
+        ]
         rows.append(replace(row, learned=[False] * len(group.prefix) + trainable))
     fields = pad_rows(rows, pad_id=pad_id, multiple=multiple)
     first = torch.tensor([0, *(len(group.rollouts) for group in groups)]).cumsum(0)
@@ -211,16 +254,24 @@ def pack(groups: Sequence[Group], *, pad_id: int, multiple: int = 1) -> tuple[di
 
 
 def token_logps(
-    model: Network, packed: Packed, hidden: Float[Tensor, "B L D"], reader: Reader, *, learn_entropy: bool = False
+    model: Network,
+    packed: Packed,
+    hidden: Float[Tensor, "B L D"],
+    reader: Reader,
+    *,
+    learn_entropy: bool = False,
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, " M"]]:
-    """Return the log-probability of every trainable token and the entropy in its place, which has a gradient if it is learned too."""
+    """Return the log-probability of every trainable token and the entropy in its place, which has a gradient
+    if it is learned too."""
 
     def read(some: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logp = reader(model.logits(some)).log_softmax(dim=1)
         return logp.gather(1, ids[:, None])[:, 0], entropies(logp if learn_entropy else logp.detach())
 
     at, place = packed.loss_mask.nonzero(as_tuple=True)
-    logps, entropy = in_pieces(read, hidden[at, place - 1], packed.input_ids[at, place], words=model.vocabulary)
+    logps, entropy = in_pieces(
+        read, hidden[at, place - 1], packed.input_ids[at, place], words=model.vocabulary
+    )
     return logps, entropy
 
 

@@ -1,4 +1,5 @@
-"""One step's samples and encoded images, with everything that loops do with them: ask, draw, read answers again, reward.
+"""One step's samples and encoded images, with everything that loops do with them: ask, draw, read answers
+again, reward.
 
 The frozen encoders have run once: all loops and rollouts, policy, teacher and reference use their features.
 """
@@ -67,11 +68,20 @@ class RlBatch(TensorBatch):
     targets: Bool[Tensor, "B M M"]
     """The sample's mask; empty if it has none."""
     repeats: tuple[int, ...]
-    """How often the sample stands before this place in the whole step: few data fill a step several times over."""
+    """How often the sample stands before this place in the whole step: few data fill a step several times
+    over."""
 
 
-def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Network, *, mask_size: int, repeats: Sequence[int] = ()) -> RlBatch:
-    """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands in the step once."""
+def rl_batch(
+    samples: Sequence[Sample],
+    asked: Sequence[str],
+    model: Network,
+    *,
+    mask_size: int,
+    repeats: Sequence[int] = (),
+) -> RlBatch:
+    """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands
+    in the step once."""
     images = [transforms.open_image(s.frames[0]) for s in samples]
     empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
     return RlBatch(
@@ -79,7 +89,9 @@ def rl_batch(samples: Sequence[Sample], asked: Sequence[str], model: Network, *,
         asked=tuple(asked),
         views=[visible(model, [image]) for image in images],
         pixels=transforms.normalise(images, size=model.sam2.image_size),
-        targets=torch.stack([resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]),
+        targets=torch.stack(
+            [resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]
+        ),
         repeats=tuple(repeats) or (0,) * len(samples),
     )
 
@@ -97,30 +109,37 @@ class EncodedImages:
         frames = [part.frames for part in parts if part.frames is not None]
         together = None
         if frames:
-            fine, middle, coarse = (torch.cat(maps) for maps in zip(*((f.fine, f.middle, f.coarse) for f in frames), strict=True))
+            fine, middle, coarse = (
+                torch.cat(maps) for maps in zip(*((f.fine, f.middle, f.coarse) for f in frames), strict=True)
+            )
             together = FrameFeatures(fine=fine, middle=middle, coarse=coarse)
         return EncodedImages(vision=[features for part in parts for features in part.vision], frames=together)
 
     def take(self, kept: Sequence[int]) -> EncodedImages:
-        return EncodedImages(vision=[self.vision[i] for i in kept], frames=None if self.frames is None else self.frames[list(kept)])
+        return EncodedImages(
+            vision=[self.vision[i] for i in kept],
+            frames=None if self.frames is None else self.frames[list(kept)],
+        )
 
 
 @dataclass(kw_only=True)
 class Experience:
-    """What a loop's policy did with B samples and the rewards it got: enough to learn from it again, also after the run was killed."""
+    """What a loop's policy did with B samples and the rewards it got: enough to learn from it again, also
+    after the run was killed."""
 
     groups: tuple[Group, ...]
     regions: list[list[Bool[Tensor, "h w"]]]
     """Visual prompts of every group's row, in the format of `Packed`."""
     texts: list[str]
-    """B x G captions. Of each pair of caption and mask, one is the policy's and the other the inverse model's."""
+    """B x G captions. Of each pair of caption and mask, one is the policy's and the other the inverse
+    model's."""
     masks: list[RLE]
     """B x G masks; empty if a loop has none."""
     rewards: dict[str, Float[Tensor, "B G"]]
     """Reward parts."""
     observed: list[list[FramePart]] = field(default_factory=list)
-    """The pictures that each group's rollouts were shown, in the order of the packed text; empty if none were. Their features are encoded
-    anew where they are needed."""
+    """The pictures that each group's rollouts were shown, in the order of the packed text; empty if none
+    were. Their features are encoded anew where they are needed."""
     kept: list[int] | None = None
     """Indices of these samples among the batch's candidates; None = all."""
     sampled_logps: list[tuple[float, ...]] = field(default_factory=list)
@@ -143,9 +162,13 @@ class Experience:
             observed=[self.observed[i] for i in kept] if self.observed else [],
             texts=[self.texts[i * group + g] for i in kept for g in range(group)],
             masks=[self.masks[i * group + g] for i in kept for g in range(group)] if self.masks else [],
-            sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)] if self.sampled_logps else [],
+            sampled_logps=[self.sampled_logps[i * group + g] for i in kept for g in range(group)]
+            if self.sampled_logps
+            else [],
             rewards={name: values[list(kept)] for name, values in self.rewards.items()},
-            actions=None if self.actions is None else self.actions.take(torch.tensor(kept, device=self.actions.masks.device)),
+            actions=None
+            if self.actions is None
+            else self.actions.take(torch.tensor(kept, device=self.actions.masks.device)),
         )
 
     def parts(self, sizes: Sequence[int]) -> list[Experience]:
@@ -158,17 +181,26 @@ class Experience:
 
     def learned_tokens(self) -> int:
         """Count the sampled tokens that enter the loss."""
-        return sum(len(s.ids) for group in self.groups for rollout in group.rollouts for s in rollout if s.trainable)
+        return sum(
+            len(s.ids) for group in self.groups for rollout in group.rollouts for s in rollout if s.trainable
+        )
 
     def state(self) -> dict[str, Any]:
         """Return plain containers and tensors for a checkpoint."""
         groups = [(g.prefix, [[(s.ids, s.trainable) for s in r] for r in g.rollouts]) for g in self.groups]
-        return {**vars(self), "groups": groups, "actions": None if self.actions is None else dict(vars(self.actions))}
+        return {
+            **vars(self),
+            "groups": groups,
+            "actions": None if self.actions is None else dict(vars(self.actions)),
+        }
 
     @staticmethod
     def of(state: dict[str, Any]) -> Experience:
         groups = tuple(
-            Group(prefix=prefix, rollouts=tuple(tuple(Segment(ids=ids, trainable=t) for ids, t in r) for r in rollouts))
+            Group(
+                prefix=prefix,
+                rollouts=tuple(tuple(Segment(ids=ids, trainable=t) for ids, t in r) for r in rollouts),
+            )
             for prefix, rollouts in state["groups"]
         )
         actions = None if state["actions"] is None else MaskActions(**state["actions"])
@@ -236,7 +268,8 @@ class RolloutStep:
     mask_losses: tuple[float, float]
     """Weights of its BCE and dice."""
     seeds: tuple[object, ...]
-    """(run seed, loop, rollout number): with the sample, its repeat and the rollout's index they decide everything random."""
+    """(run seed, loop, rollout number): with the sample, its repeat and the rollout's index they decide
+    everything random."""
     timer: StepTimer
     practice: Practice | None = None
     """What an agent acts in; None for loops that need samples and rewards alone."""
@@ -250,7 +283,9 @@ class RolloutStep:
     @property
     def objective(self) -> grpo.Objective:
         s = self.settings
-        return grpo.Objective(form=s.objective, clip_low=s.clip_low, clip_high=s.clip_high, max_tokens=s.max_tokens)
+        return grpo.Objective(
+            form=s.objective, clip_low=s.clip_low, clip_high=s.clip_high, max_tokens=s.max_tokens
+        )
 
     @property
     def frames(self) -> FrameFeatures:
@@ -271,7 +306,9 @@ class RolloutStep:
             targets=torch.cat([batch.targets for batch in batches]),
             repeats=tuple(repeat for batch in batches for repeat in batch.repeats),
         )
-        return replace(steps[0], batch=together, encoded=EncodedImages.joined([step.encoded for step in steps]))
+        return replace(
+            steps[0], batch=together, encoded=EncodedImages.joined([step.encoded for step in steps])
+        )
 
     def take(self, kept: Sequence[int]) -> RolloutStep:
         batch = self.batch
@@ -287,11 +324,16 @@ class RolloutStep:
 
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
         chosen, repeat = self.batch.samples[sample], self.batch.repeats[sample]
-        return seed_of(*self.seeds, what, chosen.dataset, chosen.sample_id, rollout, *([repeat] if repeat else []))
+        return seed_of(
+            *self.seeds, what, chosen.dataset, chosen.sample_id, rollout, *([repeat] if repeat else [])
+        )
 
     def generators(self, what: str) -> list[torch.Generator]:
         """Return one generator per sample."""
-        return [torch.Generator(self.model.device).manual_seed(self.seed(what, i)) for i in range(len(self.batch.samples))]
+        return [
+            torch.Generator(self.model.device).manual_seed(self.seed(what, i))
+            for i in range(len(self.batch.samples))
+        ]
 
     # Asking in words
 
@@ -301,14 +343,22 @@ class RolloutStep:
         seeds = [self.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
         with torch.no_grad(), self.timer.part("generate"):
             prompted = prompt(self.model, requests, self.encoded.vision)
-            return sample(self.model, prompted, group=group, max_tokens=self.settings.max_tokens, reader=self.reader, seeds=seeds)
+            return sample(
+                self.model,
+                prompted,
+                group=group,
+                max_tokens=self.settings.max_tokens,
+                reader=self.reader,
+                seeds=seeds,
+            )
 
     def text(self, said: SampledAnswer) -> str:
         return text_of(self.model, spoken_ids(self.model, list(said.ids)))
 
     @torch.no_grad()
     def inverse_captions(self, masks: Sequence[RLE]) -> list[str]:
-        """Return the inverse model's greedy captions of G masks per sample; an empty mask gets an empty text."""
+        """Return the inverse model's greedy captions of G masks per sample; an empty mask gets an empty
+        text."""
         group = self.settings.group
         asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
         texts = [""] * len(masks)
@@ -327,19 +377,26 @@ class RolloutStep:
     def group_of(self, index: int, rollouts: Sequence[Rollout]) -> Group:
         """Make a group of rollouts that share the sample's picture."""
         tokens, marks = self.batch.views[index].tokens, self.model.backbone.marks
-        prefix = prefix_ids(self.model.tokenizer, template=self.model.config.template, frame_tokens=tokens, marks=marks)
+        prefix = prefix_ids(
+            self.model.tokenizer, template=self.model.config.template, frame_tokens=tokens, marks=marks
+        )
         return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
 
     def answers_of(self, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
         """Make a group of rollouts that share the picture and the question."""
         picture = self.group_of(index, ())
         last = replace(question, ids=question.ids[-1:])
-        return Group(prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers))
+        return Group(
+            prefix=picture.prefix + question.ids[:-1], rollouts=tuple((last, answer) for answer in answers)
+        )
 
     def question(self, text: str, cells: Sequence[int] = (), past: Sequence[tuple[str, str]] = ()) -> Segment:
-        """Return the question, after earlier questions and answers, as a given segment. The first question comes without `<image>`."""
+        """Return the question, after earlier questions and answers, as a given segment. The first question
+        comes without `<image>`."""
         turns, model = (*past, (text, "")), self.model
-        *asked, _ = conversation_ids(model.tokenizer, turns, template=model.config.template, cells=cells, marks=model.backbone.marks)
+        *asked, _ = conversation_ids(
+            model.tokenizer, turns, template=model.config.template, cells=cells, marks=model.backbone.marks
+        )
         return Segment(ids=tuple(token for part in asked for token in part), trainable=False)
 
     def referring_rollout(self, text: str) -> Rollout:
@@ -353,13 +410,21 @@ class RolloutStep:
         return transforms.grid_cells(rle.decode(mask), grid=self.batch.views[index].shown)
 
     def hidden(
-        self, groups: Sequence[Group], regions: list[list[Tensor]], observed: Sequence[Sequence[FramePart]] = ()
+        self,
+        groups: Sequence[Group],
+        regions: list[list[Tensor]],
+        observed: Sequence[Sequence[FramePart]] = (),
     ) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
-        """Return packed tokens, their hidden states under the active adapter, and the rollout of every trainable token."""
+        """Return packed tokens, their hidden states under the active adapter, and the rollout of every
+        trainable token."""
         multiple = self.model.length_multiple
         tokens, rollout = pack(groups, pad_id=self.model.tokenizer.pad_token_id or 0, multiple=multiple)
         device = self.model.device
-        packed = Packed(**dict[str, Any](tokens), places=branch_places(tokens["branch"], multiple=multiple), regions=regions).to(device)
+        packed = Packed(
+            **dict[str, Any](tokens),
+            places=branch_places(tokens["branch"], multiple=multiple),
+            regions=regions,
+        ).to(device)
         asked = [self.model.project(v) for v in self.encoded.vision]
         return packed, self.model.hidden_states(packed, asked, self._observed(observed)), rollout.to(device)
 
@@ -374,7 +439,9 @@ class RolloutStep:
 
     # Masks
 
-    def decoded(self, packed: Packed, hidden: Float[Tensor, "B L D"]) -> tuple[Float[Tensor, "P C"], MaskOutput]:
+    def decoded(
+        self, packed: Packed, hidden: Float[Tensor, "B L D"]
+    ) -> tuple[Float[Tensor, "P C"], MaskOutput]:
         """Return the embeddings of every row's `[SEG]` tokens and the masks they decode to."""
         at = (packed.input_ids == self.model.seg_token_id) & packed.loss_mask
         embeddings = self.model.seg_embeddings(hidden[at])
@@ -383,8 +450,9 @@ class RolloutStep:
     def first_masks(
         self, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
     ) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
-        """Return the answers that say `[SEG]`, the logits of the first one's mask in each, and whether it is shown. What makes masks of
-        hidden states is a constant here: gradients reach the language model alone."""
+        """Return the answers that say `[SEG]`, the logits of the first one's mask in each, and whether it is
+        shown. What makes masks of hidden states is a constant here: gradients reach the language model
+        alone."""
         drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id]
         first = torch.ones_like(drawing, dtype=torch.bool)
         first[1:] = drawing[1:] != drawing[:-1]
@@ -393,7 +461,9 @@ class RolloutStep:
                 out = self.decoded(packed, hidden)[1]
             else:  # SAM2 can't decode nothing
                 embeddings = self.model.seg_embeddings(hidden[0, :1])
-                out = self.model.sam2.decode(self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings)
+                out = self.model.sam2.decode(
+                    self.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings
+                )
         kept = first if len(drawing) else first.new_zeros(1)
         shown = self.model.sam2.shown(out).flatten(1).amax(1) > 0
         return drawing[first], out.logits[kept], shown[kept]
@@ -406,38 +476,54 @@ class RolloutStep:
         """Return the prompt embeddings of clicks at (x, y), shares of the picture."""
         return self.model.sam2.click_embeddings(at.to(self.model.device) * self.model.sam2.image_size)
 
-    def mask_loss(self, logits: Float[Tensor, "P h w"], targets: Bool[Tensor, "P M M"], samples: Sequence[int]) -> Float[Tensor, ""]:
-        """Return BCE and dice loss of the masks of these samples (their indices), weighted as in SFT. The random points of a sample are
-        seeded by the sample, so they don't depend on its process."""
-        bce, dice = mask_losses(logits, targets, points=self.mask_points, seeds=[self.seed("mask points", i) for i in samples])
+    def mask_loss(
+        self, logits: Float[Tensor, "P h w"], targets: Bool[Tensor, "P M M"], samples: Sequence[int]
+    ) -> Float[Tensor, ""]:
+        """Return BCE and dice loss of the masks of these samples (their indices), weighted as in SFT. The
+        random points of a sample are seeded by the sample, so they don't depend on its process."""
+        bce, dice = mask_losses(
+            logits, targets, points=self.mask_points, seeds=[self.seed("mask points", i) for i in samples]
+        )
         return self.mask_losses[0] * bce + self.mask_losses[1] * dice
 
     @torch.no_grad()
     def inverse_masks(self, texts: Sequence[str]) -> list[MaskPrediction]:
-        """Return the inverse model's masks for G texts per sample. All texts of a picture share one packed row, and one that several
-        rollouts say is drawn once."""
+        """Return the inverse model's masks for G texts per sample. All texts of a picture share one packed
+        row, and one that several rollouts say is drawn once."""
         size = self.settings.group
         said = [dict.fromkeys(texts[i * size : (i + 1) * size]) for i in range(len(self.batch.samples))]
-        groups = [self.group_of(i, [self.referring_rollout(text) for text in own]) for i, own in enumerate(said)]
+        groups = [
+            self.group_of(i, [self.referring_rollout(text) for text in own]) for i, own in enumerate(said)
+        ]
         asked = [(i, text) for i, own in enumerate(said) for text in own]
         with self.timer.part("draw"), self.policies.using(self.settings.inverse):
             packed, hidden, _ = self.hidden(groups, [])
             logits = self.model.sam2.shown(self.decoded(packed, hidden)[1])
             confidence = mean_probability(logits.sigmoid(), logits > 0)
             targets = self.batch.targets[[i for i, _ in asked]]
-            overlap = soft_iou(F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(), targets)
+            overlap = soft_iou(
+                F.interpolate(logits[:, None], size=targets.shape[-2:], mode="bilinear")[:, 0].sigmoid(),
+                targets,
+            )
             found = {
-                (i, text): MaskPrediction(text=text, masks=((self.rle(z, i),),), confidence=float(sure), soft_iou=float(soft))
+                (i, text): MaskPrediction(
+                    text=text, masks=((self.rle(z, i),),), confidence=float(sure), soft_iou=float(soft)
+                )
                 for (i, text), z, sure, soft in zip(asked, logits, confidence, overlap, strict=True)
             }
         return [found[i // size, text] for i, text in enumerate(texts)]
 
     @torch.no_grad()
     def drawn(self, groups: Sequence[Group]) -> list[list[RLE]]:
-        """Return the masks that the active adapter draws for the `[SEG]` tokens of each of B x G sampled answers, in order; also of
-        answers that are cut off and that nothing is learned from."""
+        """Return the masks that the active adapter draws for the `[SEG]` tokens of each of B x G sampled
+        answers, in order; also of answers that are cut off and that nothing is learned from."""
         found: list[list[RLE]] = [[] for group in groups for _ in group.rollouts]
-        groups = [replace(g, rollouts=tuple((*asked, replace(answer, trainable=True)) for *asked, answer in g.rollouts)) for g in groups]
+        groups = [
+            replace(
+                g, rollouts=tuple((*asked, replace(answer, trainable=True)) for *asked, answer in g.rollouts)
+            )
+            for g in groups
+        ]
         with self.timer.part("draw"):
             packed, hidden, rollout = self.hidden(groups, [[] for _ in groups])
             drawing = rollout[packed.input_ids[packed.loss_mask] == self.model.seg_token_id].tolist()
@@ -448,22 +534,29 @@ class RolloutStep:
 
     def rle(self, logits: Float[Tensor, "h w"], index: int) -> RLE:
         chosen = self.batch.samples[index]
-        return rle.encode(upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width))
+        return rle.encode(
+            upsample(logits, size=self.model.sam2.image_size, height=chosen.height, width=chosen.width)
+        )
 
     # Rewards
 
     def score(
         self, answers: Sequence[Prediction], weights: Collection[str], truths: Sequence[Prediction] = ()
     ) -> dict[str, Float[Tensor, "B G"]]:
-        """Compute every reward part of B x G answers (text and mask, or text alone) against the truths: the samples' texts and masks,
-        unless given."""
+        """Compute every reward part of B x G answers (text and mask, or text alone) against the truths: the
+        samples' texts and masks, unless given."""
         size = self.settings.group
         with self.timer.part("reward"):
             drawn = bool(answers[0].masks)
-            truths = truths or [Prediction(text=s.text, masks=((true_mask(s),),) if drawn and s.masks else ()) for s in self.batch.samples]
+            truths = truths or [
+                Prediction(text=s.text, masks=((true_mask(s),),) if drawn and s.masks else ())
+                for s in self.batch.samples
+            ]
             judged = [replace(answer, text=answer.text.rstrip(".")) for answer in answers]
             return {
-                name: torch.tensor([self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]).view(-1, size)
+                name: torch.tensor(
+                    [self.rewards[name](a, truths[i // size]) for i, a in enumerate(judged)]
+                ).view(-1, size)
                 for name in weights
             }
 
@@ -483,7 +576,8 @@ def constant(*modules: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A task that the policy practises. A new one is a file with a `Loop` and a line in LOOPS (ans_core/rl/dual_loop.py)."""
+    """A task that the policy practises. A new one is a file with a `Loop` and a line in LOOPS
+    (ans_core/rl/dual_loop.py)."""
 
     prefix: str
     """Prefix of its metrics."""

@@ -15,13 +15,17 @@ from ans_core.rl.step import Experience, RolloutStep
 from ans_core.types import Prediction, Request
 
 
-def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Sequence[SampledAnswer]) -> Experience:
+def experience_of(
+    step: RolloutStep, requests: Sequence[Request], answers: Sequence[SampledAnswer]
+) -> Experience:
     """Turn sampled answers into rollouts; rewards are still missing."""
     s, size = step.settings, step.settings.group
     groups, regions = [], []
     for i, request in enumerate(requests):
         cells = [step.cells(i, mask) for mask in request.mask_prompts]
-        *past, (asked, _) = [(q.removeprefix("<image>").removeprefix("\n"), a) for q, a in (*request.past, (request.text, ""))]
+        *past, (asked, _) = [
+            (q.removeprefix("<image>").removeprefix("\n"), a) for q, a in (*request.past, (request.text, ""))
+        ]
         question = step.question(asked, [int(c.sum()) for c in cells], past)
         own = answers[i * size : (i + 1) * size]
         learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in own]
@@ -37,7 +41,15 @@ def experience_of(step: RolloutStep, requests: Sequence[Request], answers: Seque
         "distinct": sum(len(set(texts[i : i + size])) for i in range(0, len(texts), size)) / len(texts),
     }
     sampled = [a.logps for a in answers]
-    return Experience(groups=tuple(groups), regions=regions, texts=texts, masks=[], rewards={}, metrics=metrics, sampled_logps=sampled)
+    return Experience(
+        groups=tuple(groups),
+        regions=regions,
+        texts=texts,
+        masks=[],
+        rewards={},
+        metrics=metrics,
+        sampled_logps=sampled,
+    )
 
 
 def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
@@ -50,7 +62,11 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
 
 
 def words_loss(
-    step: RolloutStep, done: Experience, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
+    step: RolloutStep,
+    done: Experience,
+    packed: Packed,
+    hidden: Float[Tensor, "B L D"],
+    rollout: Int[Tensor, " M"],
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Return the loss of the tokens sampled, from hidden states of the policy, and metrics."""
     s, advantage = step.settings, done.advantage
@@ -78,9 +94,11 @@ def words_loss(
 
 
 def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
-    """Return the largest difference between a token's log-probability when sampled and when learned: rounding alone, unless the two read
-    the model differently."""
-    learned = [any(segment.trainable for segment in rollout) for group in done.groups for rollout in group.rollouts]
+    """Return the largest difference between a token's log-probability when sampled and when learned: rounding
+    alone, unless the two read the model differently."""
+    learned = [
+        any(segment.trainable for segment in rollout) for group in done.groups for rollout in group.rollouts
+    ]
     sampled = [p for ps, kept in zip(done.sampled_logps, learned, strict=True) if kept for p in ps]
     return float((logps.cpu() - torch.tensor(sampled)).abs().max()) if sampled else 0.0
 

@@ -16,7 +16,9 @@ def act(step: RolloutStep) -> Experience:
 def request(sample: Sample) -> Request:
     shown = regions_of(sample)
     gap = "" if shown else "\n"  # the sentence that lists regions has its own
-    questions = [prompts.plain_question(question) for question, _ in sample.past] + [prompts.plain_question(sample.question or "")]
+    questions = [prompts.plain_question(question) for question, _ in sample.past] + [
+        prompts.plain_question(sample.question or "")
+    ]
     questions[0] = f"<image>{gap}{questions[0]}"
     past = tuple(zip(questions[:-1], (answer for _, answer in sample.past), strict=True))
     return Request(frames=sample.frames[:1], text=questions[-1], past=past, mask_prompts=shown)

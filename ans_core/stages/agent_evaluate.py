@@ -1,9 +1,11 @@
-"""agent_evaluate: an agent and held-out questions in; figures by family, controls, and episodes turn by turn out.
+"""agent_evaluate: an agent and held-out questions in; figures by family, controls, and episodes turn by turn
+out.
 
     dvc repro agent/dvc.yaml:agent_evaluate@sft
 
-`row` is direct (taught to answer at once), oracle (the shortest plans on the real operations: the ceiling), sft or rft. Several processes
-play a batch each in turn, and all know all outcomes: the figures are those of one process.
+`row` is direct (taught to answer at once), oracle (the shortest plans on the real operations: the ceiling),
+sft or rft. Several processes play a batch each in turn, and all know all outcomes: the figures are those of
+one process.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from ans_core import data, dist
 from ans_core.agent import controls, tokens
 from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import Outcome, held_out_names, metrics, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import (
+    Outcome,
+    held_out_names,
+    metrics,
+    operations_told,
+    outcome_of,
+    request_of,
+)
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, Limits, PlayedEpisode, play
@@ -38,13 +47,16 @@ from ans_core.types import Log, Sample
 POLICIES = {"direct": "agent/sft/direct", "sft": "agent/sft/tools", "rft": "agent/rft"}
 """Row -> the input folder of its adapter."""
 CONTROLS = ("forbidden", "random", "shuffled", "blank", "plan")
-"""What rows that call are also asked under: no calls (only words of answers can be said, or an agent that always calls would say parts
-of calls); calls at random places; observations of other questions of the family; blank ones; the shortest plan given, so that only the
-answer is the model's."""
+"""What rows that call are also asked under: no calls (only words of answers can be said, or an agent that
+always calls would say parts of calls); calls at random places; observations of other questions of the family;
+blank ones; the shortest plan given, so that only the answer is the model's."""
 
 
-def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, model, the row's adapter. Writes metrics.json, and episodes.json with pictures in `episodes`."""
+def run(
+    cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log
+) -> dict[str, float]:
+    """Run the stage. inputs: data, model, the row's adapter. Writes metrics.json, and episodes.json with
+    pictures in `episodes`."""
     check_reader(cfg.agent.reader)
     with dist.process_group():
         found = measure(cfg, row=row, inputs=inputs, out=out)
@@ -60,7 +72,12 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
     if row == "oracle":
         return ceiling(cfg, path, device)
     policy = load_policy(
-        path, inputs[POLICIES[row]], operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=cfg.agent.reader
+        path,
+        inputs[POLICIES[row]],
+        operations=OPERATIONS,
+        device=device,
+        dtype=inference_dtype(device),
+        reader=cfg.agent.reader,
     )
     found = _of_policy(cfg, policy, row, out)
     if settings.referring and row != "direct":
@@ -69,11 +86,14 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
 
 
 def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
-    """Return what draws a held-out question by family and index, each one once. A process draws only those that it plays."""
+    """Return what draws a held-out question by family and index, each one once. A process draws only those
+    that it plays."""
 
     @cache
     def draw(family: str, index: int) -> Question:
-        return draw_question(family, seed=cfg.seed, split=cfg.agent.evaluate.split, index=index, tile=toolbox.tile)
+        return draw_question(
+            family, seed=cfg.seed, split=cfg.agent.evaluate.split, index=index, tile=toolbox.tile
+        )
 
     return draw
 
@@ -81,14 +101,20 @@ def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
 def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
-    model = load_base(path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device))
+    model = load_base(
+        path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device)
+    )
     with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
         draw = drawing(cfg, toolbox)
 
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
             return [outcome_of_plan(draw(*name), toolbox) for name in names]
 
-        return metrics(dist.by_turns(held_out_names(cfg.agent.families, each=settings.each), 1, made, desc="shortest plans"))
+        return metrics(
+            dist.by_turns(
+                held_out_names(cfg.agent.families, each=settings.each), 1, made, desc="shortest plans"
+            )
+        )
 
 
 def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
@@ -96,7 +122,8 @@ def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
     counts = ran.episode.counts
     return without_frames(
         Outcome(
-            question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0, evidence=ran.evidence,
+            question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0,
+            evidence=ran.evidence,
             calls=counts["calls"], valid_calls=counts["ok"],
             faithful_calls=faithful_calls(question, ran.episode.workspace, ran.episode.observations),
         )
@@ -110,7 +137,9 @@ def without_frames(outcome: Outcome) -> Outcome:
 
 def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[str, float]:
     settings, episode = cfg.agent.evaluate, cfg.agent.episode
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
+    with Toolbox(
+        policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader
+    ) as toolbox:
         told = episode.operations_told and row != "direct"
         ask = _Asking(cfg=cfg, policy=policy, toolbox=toolbox, draw=drawing(cfg, toolbox), told=told)
         names = held_out_names(cfg.agent.families, each=settings.each)
@@ -118,7 +147,13 @@ def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[st
         found = metrics(outcomes)
         shown = [outcomes[place] for place in chosen(outcomes, each=settings.shown)]
         own = {number: played.get(outcome.question.question_id) for number, outcome in enumerate(shown)}
-        entries = dist.union({number: album_entry(number, shown[number], one) for number, one in own.items() if one is not None})
+        entries = dist.union(
+            {
+                number: album_entry(number, shown[number], one)
+                for number, one in own.items()
+                if one is not None
+            }
+        )
         if dist.rank() == 0:
             write_album(out / "episodes", [entries[number] for number in range(len(shown))])
         if settings.controls and row != "direct":
@@ -153,7 +188,9 @@ class _Asking:
                 return [
                     o
                     for own in families
-                    for o in self.about([n for n in names if n[0] == own], change=controls.shuffled, desc=f"{control} {own}")[0]
+                    for o in self.about(
+                        [n for n in names if n[0] == own], change=controls.shuffled, desc=f"{control} {own}"
+                    )[0]
                 ]
             case "blank":
                 return self.about(names, change=controls.blank, desc=control)[0]
@@ -170,7 +207,8 @@ class _Asking:
         plan: bool = False,
         desc: str = "questions",
     ) -> tuple[list[Outcome], dict[str, PlayedEpisode]]:
-        """Return the outcomes of all questions, without frames, and the episodes that this process played, by question_id."""
+        """Return the outcomes of all questions, without frames, and the episodes that this process played, by
+        question_id."""
         episode, used = self.cfg.agent.episode, toolbox or self.toolbox
         told = operations_told(used, self.told)
         openers = tokens.call_openers(self.policy.model) if forbid_calls else ()
@@ -179,7 +217,11 @@ class _Asking:
         def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
             questions = [self.draw(*name) for name in batch]
             plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
-            said = [text for question in questions for text in (question.answer, *question.choices)] if answers_alone else []
+            said = (
+                [text for question in questions for text in (question.answer, *question.choices)]
+                if answers_alone
+                else []
+            )
             forbidden = tokens.all_but(self.policy.model, said) if answers_alone else openers
             played = play(
                 self.policy.model,
@@ -192,23 +234,35 @@ class _Asking:
                 batch=len(questions),
             )
             kept.update({question.question_id: own for question, own in zip(questions, played, strict=True)})
-            return [without_frames(outcome_of(question, own)) for question, own in zip(questions, played, strict=True)]
+            return [
+                without_frames(outcome_of(question, own))
+                for question, own in zip(questions, played, strict=True)
+            ]
 
         return dist.by_turns(names, episode.batch, made, desc=desc), kept
 
 
 def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, float]:
-    """Return gIoU over all samples with the agent's adapter, and with the base alone; nothing where there are no samples."""
+    """Return gIoU over all samples with the agent's adapter, and with the base alone; nothing where there are
+    no samples."""
     settings, benchmark = cfg.agent.evaluate, BENCHMARKS["referring"]
-    held = [s for source in data.sources(prepared, settings.split, ["referring", "extra"]) for s in source.samples]
-    samples: list[Sample] = [s for s in held if s.task == "referring" and len(s.frames) == 1][: settings.referring]
+    held = [
+        s for source in data.sources(prepared, settings.split, ["referring", "extra"]) for s in source.samples
+    ]
+    samples: list[Sample] = [s for s in held if s.task == "referring" and len(s.frames) == 1][
+        : settings.referring
+    ]
     if not samples:
         return {}
 
-    ask = on_all_processes(partial(predict, policy.model, max_tokens=cfg.evaluate.max_tokens), cfg.evaluate.batch)
+    ask = on_all_processes(
+        partial(predict, policy.model, max_tokens=cfg.evaluate.max_tokens), cfg.evaluate.batch
+    )
 
     def score() -> float:
-        return benchmark.of_samples(samples, ask([benchmark.request(sample) for sample in samples])).metrics["gIoU_all"]
+        return benchmark.of_samples(samples, ask([benchmark.request(sample) for sample in samples])).metrics[
+            "gIoU_all"
+        ]
 
     own = score()
     with policy.base():

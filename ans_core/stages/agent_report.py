@@ -1,4 +1,5 @@
-"""agent_report: figures and episodes of every row in; agent.json and a self-contained page of episodes, turn by turn, out.
+"""agent_report: figures and episodes of every row in; agent.json and a self-contained page of episodes, turn
+by turn, out.
 
 dvc repro agent/dvc.yaml:agent_report
 """
@@ -19,8 +20,13 @@ FOLDER = "agent/evaluate/"
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: agent/evaluate/<row>. Writes agent.json and episodes.html."""
-    folders = {name.removeprefix(FOLDER): folder for name, folder in inputs.items() if name.startswith(FOLDER)}
-    figures = {row: {str(k): float(v) for k, v in read_json(folder / "metrics.json").items()} for row, folder in folders.items()}
+    folders = {
+        name.removeprefix(FOLDER): folder for name, folder in inputs.items() if name.startswith(FOLDER)
+    }
+    figures = {
+        row: {str(k): float(v) for k, v in read_json(folder / "metrics.json").items()}
+        for row, folder in folders.items()
+    }
     albums = {row: episodes.album(folder / "episodes") for row, folder in folders.items()}
     (out / "episodes.html").write_text(episodes.render(cfg.profile, figures, albums), encoding="utf-8")
     (out / "agent.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")

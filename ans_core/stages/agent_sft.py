@@ -1,10 +1,12 @@
-"""agent_sft: the base and the traces (of `cota`, or own ones) in; the agent's adapter out (the base is referred to by its hash).
+"""agent_sft: the base and the traces (of `cota`, or own ones) in; the agent's adapter out (the base is
+referred to by its hash).
 
     dvc repro agent/dvc.yaml:agent_sft@tools
 
-`row` is tools (calls, then the answer) or direct (the same questions and steps, answered at once: what tools must beat). Trained: LoRA on
-the language model (or copies of its layers), projector, and rows of the tokens that are said. The rest is frozen, and with the adapter
-off the model is the base. Several processes share a step's rows, and the questions that parts are checked on.
+`row` is tools (calls, then the answer) or direct (the same questions and steps, answered at once: what tools
+must beat). Trained: LoRA on the language model (or copies of its layers), projector, and rows of the tokens
+that are said. The rest is frozen, and with the adapter off the model is the base. Several processes share a
+step's rows, and the questions that parts are checked on.
 """
 
 from __future__ import annotations
@@ -50,12 +52,16 @@ CHECKED_FROM = 1_000_000
 """Index of the first question that parts are checked on: the stage `agent_evaluate` asks others."""
 
 
-def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv, moved.json and curriculum.json."""
+def run(
+    cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log
+) -> dict[str, float]:
+    """Run the stage. inputs: data, model, agent/cota. Writes the trained tensors (delta), curves.csv,
+    moved.json and curriculum.json."""
     check_reader(cfg.agent.reader)
     settings = cfg.agent.sft
     settings.check_shares(processes=dist.world_size())
-    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small
+    # an adapter's optimizer is small
+    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)
     loop.let_processes_talk(machine)  # they check parts together
     path = inputs["model"]
     folder = Path(settings.traces) if settings.traces else inputs["agent/cota"] / "train"
@@ -65,10 +71,18 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     readers = readers_of(traces)
     warn_of_other_reader(readers, here=cfg.agent.reader, what=f"the traces in {folder} were made")
     tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
-    model = load_base(path, operations=OPERATIONS, device=machine.device, tiles=cfg.agent.tiles, dtype=weights_dtype(machine.dtype))
+    model = load_base(
+        path,
+        operations=OPERATIONS,
+        device=machine.device,
+        tiles=cfg.agent.tiles,
+        dtype=weights_dtype(machine.dtype),
+    )
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
-        trained_rows |= set(said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable)))
+        trained_rows |= set(
+            said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable))
+        )
     seed = dist.seed_of(cfg.seed, "agent lora")
     lora = lora_of(settings, model, tuned)
     del tuned  # it is as large as the model
@@ -76,8 +90,14 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     policy = AgentPolicy(model, lora=lora, rows=sorted(trained_rows), seed=seed)
     model.checkpointing = layers_again(settings.checkpointing)
     before = hashes(model)
-    share = settings.referring  # losses of masks are means over the rows that have some: by their share, over all rows
-    module = Supervised(model, mask_weight=share * cfg.sft.mask_weight, dice_weight=share * cfg.sft.dice_weight, points=cfg.sft.mask_points)
+    # losses of masks are means over the rows that have some: by their share, over all rows
+    share = settings.referring
+    module = Supervised(
+        model,
+        mask_weight=share * cfg.sft.mask_weight,
+        dice_weight=share * cfg.sft.dice_weight,
+        points=cfg.sft.mask_points,
+    )
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
@@ -87,9 +107,13 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
             known = _right(cfg, policy, toolbox, row, part.before)
-            start = {name: tensor.clone() for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()}
+            start = {
+                name: tensor.clone()
+                for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()
+            }
             found = loop.train(
-                module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps), machine=machine,
+                module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps),
+                machine=machine,
                 seed=cfg.seed, scratch=scratch, log=log,
             )  # fmt: skip
             reached = _right(cfg, policy, toolbox, row, part.before)
@@ -110,29 +134,38 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
     dist.wait_for_all()
-    return last_means(curves) | {"traces": float(len(traces)), "taken_back": float(sum(bool(j["taken_back"]) for j in judged))}
+    return last_means(curves) | {
+        "traces": float(len(traces)),
+        "taken_back": float(sum(bool(j["taken_back"]) for j in judged)),
+    }
 
 
 def tuned_weights(folder: Path, *, base: Path) -> dict[str, Tensor]:
-    """Load what full fine-tuning made of the base, by the base's names: a whole model, or an agent's copies of layers. Raises ValueError
-    for an agent of another base and for one trained with LoRA."""
+    """Load what full fine-tuning made of the base, by the base's names: a whole model, or an agent's copies
+    of layers. Raises ValueError for an agent of another base and for one trained with LoRA."""
     if not (folder / checkpoint.DELTA).is_file():
         return dict(checkpoint.load(folder).named_parameters())
     tensors, config = checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(base))
     if config.get("lora") is not None:
         raise ValueError(
-            f"agent.sft.lora_ranks_from: {folder} was trained with LoRA, whose change has no more than LoRA's own rank; name a full "
+            f"agent.sft.lora_ranks_from: {folder} was trained with LoRA, whose change has no more than "
+            "LoRA's own rank; name a full "
             "fine-tuning of the base, or an agent trained with agent.sft.whole=true"
         )
     return {name.replace(".modules_to_save.*.", "."): tensor for name, tensor in tensors.items()}
 
 
 def lora_of(settings: AgentSft, base: Network, tuned: Mapping[str, Tensor] | None) -> dict[str, Any] | None:
-    """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs. None = copies of the layers."""
+    """Return the adapter's ranks: `lora.rank`, or what each layer's change in full fine-tuning needs. None =
+    copies of the layers."""
     if settings.whole:
         return None
     lora = settings.lora.model_dump()
-    return lora if tuned is None else {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
+    return (
+        lora
+        if tuned is None
+        else {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,25 +182,45 @@ class Part:
 
 
 def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> Iterator[Part]:
-    """Yield a part for every difficulty that there are traces of and that has steps; the last one takes what is left of them."""
+    """Yield a part for every difficulty that there are traces of and that has steps; the last one takes what
+    is left of them."""
     there = {trace.difficulty for trace in traces}
-    names = [name for name, share in zip(DIFFICULTIES, shares, strict=True) if name in there and (share or name == DIFFICULTIES[-1])]
+    names = [
+        name
+        for name, share in zip(DIFFICULTIES, shares, strict=True)
+        if name in there and (share or name == DIFFICULTIES[-1])
+    ]
     names = names or [max(there, key=DIFFICULTIES.index)]
     first = 0
     families: tuple[str, ...] = ()
     for name in names:
         easier = DIFFICULTIES[: DIFFICULTIES.index(name) + 1]
-        own = tuple(traces) if name == names[-1] else tuple(trace for trace in traces if trace.difficulty in easier)
+        own = (
+            tuple(traces)
+            if name == names[-1]
+            else tuple(trace for trace in traces if trace.difficulty in easier)
+        )
         end = steps if name == names[-1] else first + round(shares[DIFFICULTIES.index(name)] * steps)
         if end > first:
             yield Part(name=name, traces=own, before=families, first=first, steps=end - first)
-            first, families = end, tuple(dict.fromkeys(trace.family for trace in own if trace.family in FAMILIES))
+            first, families = (
+                end,
+                tuple(dict.fromkeys(trace.family for trace in own if trace.family in FAMILIES)),
+            )
 
 
 class TraceBatches:
     """Traces and pictures with expressions, mixed; decided by (seed, part, step) alone."""
 
-    def __init__(self, cfg: Config, policy: AgentPolicy, toolbox: Toolbox, inputs: dict[str, Path], folder: Path, row: str) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        policy: AgentPolicy,
+        toolbox: Toolbox,
+        inputs: dict[str, Path],
+        folder: Path,
+        row: str,
+    ) -> None:
         settings = cfg.agent.sft
         self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
         self.micros = settings.optim.accumulate
@@ -181,10 +234,13 @@ class TraceBatches:
             sources = data.sources(inputs["data"], "train", ["referring", "extra"])
             shares = {"referring": 1.0, "extra": 1.0}
             asked = cfg.sft.questions_per_image
-            self.mixture = Mixture(sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn)
+            self.mixture = Mixture(
+                sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn
+            )
 
     def check(self, traces: Sequence[Trace]) -> None:
-        """Raise ValueError where a trace can't be learned from, and warn where it can't be played, before work is spent."""
+        """Raise ValueError where a trace can't be learned from, and warn where it can't be played, before
+        work is spent."""
         rows.check_lengths(self.model, traces, self.folder, question=self._asked, max_length=self.max_length)
         if dist.rank() == 0:
             rows.warn_of_limits(self.model, traces, self.folder, self.limits)
@@ -201,8 +257,17 @@ class TraceBatches:
             of_step = [order.number(number) for number in range(step * each, (step + 1) * each)]
             place, places = micro * dist.world_size() + dist.rank(), self.micros * dist.world_size()
             for trace in shared_out(of_step, place, places):
-                read.append(rows.read_trace(self.model, trace, self.folder, question=self._asked(trace), max_length=self.max_length))
-            if self.mixture is not None and micro == self.micros - 1:  # several questions each: the longest rows
+                read.append(
+                    rows.read_trace(
+                        self.model,
+                        trace,
+                        self.folder,
+                        question=self._asked(trace),
+                        max_length=self.max_length,
+                    )
+                )
+            # several questions each: the longest rows
+            if self.mixture is not None and micro == self.micros - 1:
                 own = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
                 read += [read_row(row, self.model.tokenizer, self.layout) for row in own]
             return batch_of(read, self.model.tokenizer, self.layout)
@@ -211,25 +276,31 @@ class TraceBatches:
 
 
 def shared_out(traces: Sequence[Trace], part: int, parts: int) -> list[Trace]:
-    """Return the traces of a step that micro-batch `part` of `parts`, on all processes, holds: the shortest in the first, the longest in
-    the last, since all rows of one are padded alike."""
+    """Return the traces of a step that micro-batch `part` of `parts`, on all processes, holds: the shortest
+    in the first, the longest in the last, since all rows of one are padded alike."""
     ordered = sorted(traces, key=lambda trace: sum(len(turn.text) for turn in trace.turns))
     return ordered[len(ordered) * part // parts : len(ordered) * (part + 1) // parts]
 
 
-def _right(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]) -> list[bool]:
+def _right(
+    cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, families: Sequence[str]
+) -> list[bool]:
     """Return which held-out questions of these families are answered right, the same ones every time."""
     episode, each = cfg.agent.episode, cfg.agent.sft.checked
     if not families or not each:
         return []
     policy.model.eval()
-    questions: list[Question] = held_out(families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM)
+    questions: list[Question] = held_out(
+        families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM
+    )
     told = operations_told(toolbox, episode.operations_told and row == "tools")
     forbidden = tokens.call_openers(policy.model) if row == "direct" else ()
 
     def right(some: Sequence[Question]) -> Iterator[bool]:
         asked = [request_of(question, told) for question in some]
-        played = play(policy.model, toolbox, asked, limits=Limits.of(episode), batch=episode.batch, forbidden=forbidden)
+        played = play(
+            policy.model, toolbox, asked, limits=Limits.of(episode), batch=episode.batch, forbidden=forbidden
+        )
         return (outcome_of(question, own).right for question, own in zip(some, played, strict=True))
 
     return dist.by_turns(questions, episode.batch, right)

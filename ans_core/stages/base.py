@@ -1,10 +1,12 @@
-"""base: data in, the model that SFT starts from out: imported published weights, or a tiny model pre-trained from random weights.
+"""base: data in, the model that SFT starts from out: imported published weights, or a tiny model pre-trained
+from random weights.
 
     dvc repro -s base          tiny: about 11 minutes on 2 cores; prompted IoU (held-out) in metrics.json
 
-Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions' words apart; words lie near the
-image tokens they fit; SAM2 segments what is clicked or boxed in pictures (through clips: the stage `memory`); the language model captions
-pictures and regions and finds described things (boxes, clicks). No part knows `[SEG]` yet.
+Pre-training of a tiny model replaces what published weights have learned: the vision tower tells regions'
+words apart; words lie near the image tokens they fit; SAM2 segments what is clicked or boxed in pictures
+(through clips: the stage `memory`); the language model captions pictures and regions and finds described
+things (boxes, clicks). No part knows `[SEG]` yet.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ OBJECTS = 3
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data. Writes out/untrained (tiny only) and out/base (both whole model folders), curves.csv and moved.json."""
+    """Run the stage. inputs: data. Writes out/untrained (tiny only) and out/base (both whole model folders),
+    curves.csv and moved.json."""
     if cfg.base.source == "sam2":
         alone = sam2.load(cfg.base.sam2)
         sam2.save(alone, out / "sam2", metadata={"stage": "base", "source": cfg.base.sam2})
@@ -78,13 +81,16 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return {"parameters": float(sum(p.numel() for p in model.parameters()))}
     train = data.sources(inputs["data"], "train", DRAWN)
     tokenizer = build_tokenizer(_texts(train, seed=cfg.seed), kind=cfg.base.kind)
-    model = build_tiny(_tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights"))
+    model = build_tiny(
+        _tiny(cfg.base, tokenizer, cfg.sft.frames), tokenizer, seed=dist.seed_of(cfg.seed, "weights")
+    )
     checkpoint.save(model, out / "untrained", metadata={"stage": "untrained", "seed": cfg.seed})
     # One process trains here: nothing to share out.
     machine = replace(machine_of(cfg.launch, cfg.base.dtype, log=log), deepspeed_stage=0)
     moved, curves = {}, {}
     for name, start in PHASES.items():
-        dist.seed_everything(cfg.seed, name, "start")  # some losses add heads: random, but the same after a restart
+        # some losses add heads: random, but the same after a restart
+        dist.seed_everything(cfg.seed, name, "start")
         phase = start(cfg, model, train)
         before = hashes(model)
         curves[name] = loop.train(
@@ -108,7 +114,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 @torch.no_grad()
 def _start_seg(model: Network) -> None:
-    """Initialise `[SEG]`, which no text has used so far, as `<box>`, in whose place it will stand: read alike, and said alike."""
+    """Initialise `[SEG]`, which no text has used so far, as `<box>`, in whose place it will stand: read
+    alike, and said alike."""
     box = model.tokenizer.convert_tokens_to_ids(prompts.BOX_START)
     for layer in (model.vlm.get_input_embeddings(), model.vlm.get_output_embeddings()):
         layer.weight[model.seg_token_id] = layer.weight[box]
@@ -142,7 +149,8 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
 
 
 def _shown(sources: list[Source]) -> list[Shown]:
-    """Return every picture of the region captions, and of masks without words, with all things in it, each once."""
+    """Return every picture of the region captions, and of masks without words, with all things in it, each
+    once."""
     found: dict[ImageRef, list[RLE]] = defaultdict(list)
     for sample in (*data.of_kind(sources, "region_caption"), *data.of_kind(sources, "masks")):
         known = found[sample.frames[0]]
@@ -164,8 +172,11 @@ def _sam_images(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     return Phase(loss=Promptable(model.sam2), batches=make, optim=optim)
 
 
-def _chosen(pictures: list[T], cfg: Config, name: str, optim: Optim, step: int, micro: int) -> tuple[list[T], Random]:
-    """Return this process's pictures of a micro-batch, and the random numbers that chose them, for what else is drawn."""
+def _chosen(
+    pictures: list[T], cfg: Config, name: str, optim: Optim, step: int, micro: int
+) -> tuple[list[T], Random]:
+    """Return this process's pictures of a micro-batch, and the random numbers that chose them, for what else
+    is drawn."""
     rng = dist.rng_of(cfg.seed, name, step, micro, dist.rank())
     return rng.sample(pictures, min(_share(optim), len(pictures))), rng
 
@@ -176,7 +187,10 @@ def _share(optim: Optim) -> int:
 
 
 def _vision_words(cfg: Config, model: Network, sources: list[Source]) -> Phase:
-    choose, optim = _pictures(data.of_kind(sources, "region_caption"), cfg, "words", cfg.base.vision_words), cfg.base.vision_words
+    choose, optim = (
+        _pictures(data.of_kind(sources, "region_caption"), cfg, "words", cfg.base.vision_words),
+        cfg.base.vision_words,
+    )
     model.requires_grad_(False)
     model.backbone.vision_tower.requires_grad_(True)
 
@@ -200,7 +214,9 @@ def _alignment(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     return Phase(loss=Alignment(model), batches=make, optim=optim)
 
 
-def _pictures(samples: list[Sample], cfg: Config, name: str, optim: Optim) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
+def _pictures(
+    samples: list[Sample], cfg: Config, name: str, optim: Optim
+) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
     """Return this process's pictures of a micro-batch, each with its samples."""
     found: dict[ImageRef, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -218,19 +234,34 @@ def _language(cfg: Config, model: Network, sources: list[Source]) -> Phase:
     model.requires_grad_(False)
     model.vlm.requires_grad_(True)
     model.text_hidden_fcs.requires_grad_(cfg.base.click_weight > 0)
-    model.backbone.vision_tower.requires_grad_(False)  # trained by then: a new language model's gradients would undo it (LOG)
+    # trained by then: a new language model's gradients would undo it (LOG)
+    model.backbone.vision_tower.requires_grad_(False)
     for part in model.backbone.connectors:
         part.requires_grad_(True)
     stills = [source for source in sources if source.kind != "video"]
     questions = cfg.base.questions_per_image
-    mixture = Mixture(stills, cfg.base.mixture, questions=questions, frames=1, seed=cfg.seed, turn=conversation.pretraining_turn)
+    mixture = Mixture(
+        stills,
+        cfg.base.mixture,
+        questions=questions,
+        frames=1,
+        seed=cfg.seed,
+        turn=conversation.pretraining_turn,
+    )
     layout = layout_of(model, mask_size=model.sam2.image_size, max_length=cfg.sft.max_length)
 
     def make(step: int, micro: int) -> Any:
-        return collate(mixture.rows(step, micro, batch=optim.batch, micros=optim.accumulate), model.tokenizer, layout)
+        return collate(
+            mixture.rows(step, micro, batch=optim.batch, micros=optim.accumulate), model.tokenizer, layout
+        )
 
     base = cfg.base
-    loss = Finding(model, attention_weight=base.attention_weight, box_weight=base.box_weight, click_weight=base.click_weight)
+    loss = Finding(
+        model,
+        attention_weight=base.attention_weight,
+        box_weight=base.box_weight,
+        click_weight=base.click_weight,
+    )
     return Phase(loss=loss, batches=make, optim=optim)
 
 
@@ -251,5 +282,7 @@ def held_out(cfg: Config, model: Network, sources: list[Source]) -> dict[str, fl
     if not pictures:
         return {}
     rng = dist.rng_of(cfg.seed, "held out", "region_caption")
-    _, ious = Promptable(model.sam2)(prompt_batch(pictures, size=size, objects=OBJECTS, rng=rng).to(model.device))
+    _, ious = Promptable(model.sam2)(
+        prompt_batch(pictures, size=size, objects=OBJECTS, rng=rng).to(model.device)
+    )
     return {"prompted_image/IoU": float(ious["iou_three"])}

@@ -1,4 +1,5 @@
-"""convert: base, SFT and RL tensors in, one Hugging Face folder out that `Sa2VA.from_pretrained` loads, checked to equal the trained model.
+"""convert: base, SFT and RL tensors in, one Hugging Face folder out that `Sa2VA.from_pretrained` loads,
+checked to equal the trained model.
 
 dvc repro -s convert       tiny: seconds
 """
@@ -34,27 +35,32 @@ PROBES = 8
 TOLERANCE = 2e-4
 """Largest difference of mask logits relative to their largest value; merging LoRA rounds once."""
 HALF_TOLERANCE, HALF_TEXTS = 0.1, 0.25
-"""For weights in half precision: the same tolerance, and the share of answers that may differ, because merged weights are rounded. (tiny's,
-cast to bf16: 0.011 and none of 16.)"""
+"""For weights in half precision: the same tolerance, and the share of answers that may differ, because merged
+weights are rounded. (tiny's, cast to bf16: 0.011 and none of 16.)"""
 CARD_SETTINGS: Any = {
-    "seed": True, "base": True, "memory": True, "sft": True, "rl": True, "convert": True, "evaluate": {"split"},
+    "seed": True, "base": True, "memory": True, "sft": True, "rl": True, "convert": True,
+    "evaluate": {"split"},
     "judge": {"model", "meteor_weight", "judge_weight", "on_failure"},
 }  # fmt: skip
-"""Settings that decide the weights and this stage's output: a card with others would make another folder of equal weights."""
+"""Settings that decide the weights and this stage's output: a card with others would make another folder of
+equal weights."""
 BENCHMARK_DATA = ("regions", "videos")
 """Formats whose known data sets are benchmark test items: a model trained on them gets a tag that says so."""
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base, sft, rl. Writes the model folder (weights, config, tokenizer, README.md as model card,
-    parity.json) to `out`."""
+    """Run the stage. inputs: data, base, sft, rl. Writes the model folder (weights, config, tokenizer,
+    README.md as model card, parity.json) to `out`."""
     machine = machine_of(cfg.launch)
     base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
     asked = probes(inputs["data"], cfg.evaluate.split)
     dtype = inference_dtype(machine.device)
-    trained = outputs(policy_model(base, sft, rl, dtype=dtype, device=machine.device), asked, cfg.rl.max_tokens)
+    trained = outputs(
+        policy_model(base, sft, rl, dtype=dtype, device=machine.device), asked, cfg.rl.max_tokens
+    )
     metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
-    merged = rl_model(base, sft, rl, device=machine.device)  # in the base's own precision, which rounds what is merged
+    # in the base's own precision, which rounds what is merged
+    merged = rl_model(base, sft, rl, device=machine.device)
     rounded = merged.dtype != torch.float32
     checkpoint.save(merged, out, max_shard=cfg.convert.max_shard, metadata=metadata)
     del merged
@@ -62,15 +68,18 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     difference = compare(trained, outputs(model, asked, cfg.rl.max_tokens))
     tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if rounded else (TOLERANCE, 0.0)
     if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too
-        raise RuntimeError(f"the converted model is not the trained one: {difference}; relative tolerance {tolerance}, answers {texts:.0f}")
+        raise RuntimeError(
+            f"the converted model is not the trained one: {difference}; relative tolerance {tolerance}, "
+            f"answers {texts:.0f}"
+        )
     (out / "parity.json").write_text(json.dumps(difference, indent=1))
     (out / "README.md").write_text(model_card(cfg, inputs["data"], difference))
     return {f"parity/{key}": value for key, value in difference.items()}
 
 
 def probes(prepared: Path, split: str) -> list[Request]:
-    """Return requests in both directions for a few held-out regions; if the data has none, what benchmarks ask about pictures (a clip's
-    first frame)."""
+    """Return requests in both directions for a few held-out regions; if the data has none, what benchmarks
+    ask about pictures (a clip's first frame)."""
     sources = data.sources(prepared, split) or data.sources(prepared, "train")
     samples = [s for source in sources for s in source.samples]
     regions = [s for s in samples if is_region(s) and rle.area(true_mask(s))][:PROBES]
@@ -80,7 +89,9 @@ def probes(prepared: Path, split: str) -> list[Request]:
 
 
 @torch.no_grad()
-def outputs(model: Network, requests: Sequence[Request], max_tokens: int) -> tuple[list[list[int]], list[torch.Tensor]]:
+def outputs(
+    model: Network, requests: Sequence[Request], max_tokens: int
+) -> tuple[list[list[int]], list[torch.Tensor]]:
     """Return every greedy answer's token ids, and the mask logits of its `[SEG]` tokens."""
     if not requests:
         return [], []
@@ -91,16 +102,25 @@ def outputs(model: Network, requests: Sequence[Request], max_tokens: int) -> tup
         frames = model.sam2.encode(pixels.to(model.device))
         embeddings = seg_embeddings_of(model, prompted, ids)
         frame = [torch.full((len(e),), i, device=e.device) for i, e in enumerate(embeddings)]
-        return ids, [model.sam2.decode(frames, f, e).logits if len(e) else e for f, e in zip(frame, embeddings, strict=True)]
+        return ids, [
+            model.sam2.decode(frames, f, e).logits if len(e) else e
+            for f, e in zip(frame, embeddings, strict=True)
+        ]
 
 
-def compare(one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]) -> dict[str, float]:
-    """Compare outputs. texts: number of answers that differ; masks: largest relative difference of mask logits in the others; probes:
-    answers compared."""
+def compare(
+    one: tuple[list[list[int]], list[torch.Tensor]], other: tuple[list[list[int]], list[torch.Tensor]]
+) -> dict[str, float]:
+    """Compare outputs. texts: number of answers that differ; masks: largest relative difference of mask
+    logits in the others; probes: answers compared."""
     same = [a == b for a, b in zip(one[0], other[0], strict=True)]
     drawn = [(a, b) for alike, a, b in zip(same, one[1], other[1], strict=True) if alike and len(a)]
     relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in drawn]
-    return {"texts": float(same.count(False)), "masks": float(torch.stack(relative).max()) if relative else 0.0, "probes": float(len(same))}
+    return {
+        "texts": float(same.count(False)),
+        "masks": float(torch.stack(relative).max()) if relative else 0.0,
+        "probes": float(len(same)),
+    }
 
 
 def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str:
@@ -108,10 +128,15 @@ def model_card(cfg: Config, prepared: Path, difference: dict[str, float]) -> str
     listed = "\n".join(f"- `{e.name}` ({e.split}, format {e.format})" for e in entries)
     tested = [e.name for e in entries if e.split == "train" and e.format in BENCHMARK_DATA]
     warning = (
-        f"\n> Trained on benchmark test items ({', '.join(sorted(set(tested)))}): not for reported benchmark numbers.\n" if tested else ""
+        f"\n> Trained on benchmark test items ({', '.join(sorted(set(tested)))}): not for reported "
+        "benchmark numbers.\n"
+        if tested
+        else ""
     )
     tags = ["ans", "sa2va", "image-segmentation", *(["trained-on-test-items"] if tested else [])]
-    front = yaml.safe_dump({"license": "apache-2.0", "library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": tags})
+    front = yaml.safe_dump(
+        {"license": "apache-2.0", "library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": tags}
+    )
     settings = yaml.safe_dump(cfg.model_dump(mode="json", include=CARD_SETTINGS), sort_keys=False)
     return f"""---
 {front}---

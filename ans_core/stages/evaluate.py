@@ -2,9 +2,10 @@
 
     dvc repro -s evaluate@sft          tiny: about a minute on 2 cores
 
-`row` is untrained, base, sft or rl (the converted folder). The loops of every row are measured with the same frozen SFT model as the
-inverse; results with the row as its own inverse are named `*_self`. A killed run resumes after the last finished batch.
-Several processes answer a batch each in turn, and all know all answers: the figures are those of one process.
+`row` is untrained, base, sft or rl (the converted folder). The loops of every row are measured with the same
+frozen SFT model as the inverse; results with the row as its own inverse are named `*_self`. A killed run
+resumes after the last finished batch. Several processes answer a batch each in turn, and all know all
+answers: the figures are those of one process.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ LOOPS = "loops"
 """Not in BENCHMARKS because it needs two models."""
 
 
-def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. Writes metrics.json, predictions.jsonl, overlays/, public/ (a folder a public benchmark) and skipped.json (benchmarks
-    without samples or files) to `out`."""
+def run(
+    cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log
+) -> dict[str, float]:
+    """Run the stage. Writes metrics.json, predictions.jsonl, overlays/, public/ (a folder a public benchmark)
+    and skipped.json (benchmarks without samples or files) to `out`."""
     if dist.rank() > 0:  # what it would write, the first process writes
         out = scratch / f"process{dist.rank()}"
         shutil.rmtree(out, ignore_errors=True)
@@ -66,7 +69,9 @@ def run(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: P
     return metrics
 
 
-def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
+def measure(
+    cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log
+) -> dict[str, float]:
     settings = cfg.evaluate
     machine = machine_of(cfg.launch)
     if row == "untrained" and not (inputs["base"] / "untrained").exists():
@@ -74,7 +79,9 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
         return {}
     if row == "base" and "sft" in inputs and is_passed_through(inputs["sft"]):
         (out / "metrics.json").write_text("{}")
-        (out / "skipped.json").write_text(json.dumps({"base": "SFT passed it through (sft.optim.steps 0): it is the row sft"}))
+        (out / "skipped.json").write_text(
+            json.dumps({"base": "SFT passed it through (sft.optim.steps 0): it is the row sft"})
+        )
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
     require_samples(settings, {asked.benchmark for asked in sets})
@@ -100,9 +107,13 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
             scored = benchmark.of_samples(samples, predictions)
             metrics |= {f"{name}/{key}": value for key, value in scored.metrics.items()}
             write_predictions(lines, name, samples, predictions, scored)
-            write_overlays(out / "overlays", name, benchmark, samples, predictions, scored, count=settings.overlays)
+            write_overlays(
+                out / "overlays", name, benchmark, samples, predictions, scored, count=settings.overlays
+            )
             if asked.benchmark == "referring" and can_shuffle(samples):
-                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(ask, benchmark, samples, name=name, seed=cfg.seed)
+                metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(
+                    ask, benchmark, samples, name=name, seed=cfg.seed
+                )
         for result in public_results(cfg, model, row, out=out / "public", scratch=scratch / "public"):
             metrics |= {f"{result.title}/{key}": float(value) for key, value in result.metrics.items()}
             notes |= {result.title: result.reason} if result.reason else {}
@@ -114,7 +125,8 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratc
 
 
 def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch: Path) -> Iterator[Result]:
-    """Run the model on the public benchmarks of the settings, and log the reason of those that give no figures."""
+    """Run the model on the public benchmarks of the settings, and log the reason of those that give no
+    figures."""
     settings = cfg.evaluate
 
     def follow(items: Sequence[Item]) -> list[Prediction]:
@@ -126,27 +138,33 @@ def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch:
         data, split = Path(one.path), one.split or runner.split_in(Path(one.path))
         folder = "-".join(filter(None, (one.name, split)))
         session = Session(
-            name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=out / folder, model=row, limit=one.limit,
+            name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=out / folder, model=row,
+            limit=one.limit,
             batch=settings.batch, absent=runner.missing(data, split),
         )  # fmt: skip
         words = in_words(model, max_tokens=one.max_tokens, video_mode=model.video_mode(settings.video_mode))
         answer = follow if runner.follows else words
-        result = evaluate_session(session, answer, judge=False, page=False, log=logging.info, scratch=scratch / folder)
+        result = evaluate_session(
+            session, answer, judge=False, page=False, log=logging.info, scratch=scratch / folder
+        )
         if result.reason:
             logging.warning("evaluate.public: %s: %s", result.title, result.reason)
         yield result
 
 
 class Asking:
-    """A model to whom every request is put once, by all processes together: benchmarks and loops ask some of the same. All processes must
-    call it alike; a killed run that calls it alike again goes on where it stopped."""
+    """A model to whom every request is put once, by all processes together: benchmarks and loops ask some of
+    the same. All processes must call it alike; a killed run that calls it alike again goes on where it
+    stopped."""
 
     def __init__(self, answer: Answerer, *, batch: int, scratch: Path) -> None:
         self.answer, self.batch, self.scratch = answer, batch, scratch
         self.answers: dict[object, Prediction] = {}
         self.calls = 0
 
-    def __call__(self, requests: Sequence[Request], *, desc: str = LOOPS, window: int | None = None) -> list[Prediction]:
+    def __call__(
+        self, requests: Sequence[Request], *, desc: str = LOOPS, window: int | None = None
+    ) -> list[Prediction]:
         """Return the answers. Batches are formed among `window` requests; None: among all."""
         keys = [(r.frames, r.text, repr(r.mask_prompts), r.is_clip) for r in requests]
         new: dict[object, Item] = {}
@@ -156,7 +174,9 @@ class Asking:
         self.calls += 1
         if new:
             batches = list(by_length(list(new.values()), self.batch, window or len(requests)))
-            path = predict_all(lambda: batches, self.answer, record, out=self.scratch / f"{self.calls:04d}", desc=desc)
+            path = predict_all(
+                lambda: batches, self.answer, record, out=self.scratch / f"{self.calls:04d}", desc=desc
+            )
             lines = Lines(path, name_of)
             self.answers |= {key: prediction_of(lines[item.name]) for key, item in new.items()}
         return [self.answers[key] for key in keys]
@@ -167,8 +187,8 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 
 
 def by_length(items: Sequence[Item], size: int, window: int) -> Iterator[list[Item]]:
-    """Yield batches of `size` items, formed among those of every `window` places (their names): items about one picture or clip together,
-    then those of about one length."""
+    """Yield batches of `size` items, formed among those of every `window` places (their names): items about
+    one picture or clip together, then those of about one length."""
     for _, some in itertools.groupby(items, key=lambda item: int(item.name) // window):
         own = list(some)
         ordered = [own[place] for place in alike([item.request for item in own])]
@@ -189,7 +209,8 @@ def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Network
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The samples that one benchmark, or the loops, ask about: those of one data set, or of the drawn ones together."""
+    """The samples that one benchmark, or the loops, ask about: those of one data set, or of the drawn ones
+    together."""
 
     benchmark: str
     dataset: str | None
@@ -203,7 +224,8 @@ class Asked:
 
 
 def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
-    """Return every benchmark of every data set that has samples for it, the loops last. Raises ValueError if two sets share a name."""
+    """Return every benchmark of every data set that has samples for it, the loops last. Raises ValueError if
+    two sets share a name."""
     settings = cfg.evaluate
     loaded: dict[str | None, list[Sample]] = {None: []}
     for source in data.sources(prepared, settings.split):
@@ -216,7 +238,10 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
             loaded[entry.name] = list(data.read_entry(prepared, entry))
     for s in settings.sources:
         if s.name in loaded:
-            raise ValueError(f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its own")
+            raise ValueError(
+                f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its "
+                "own"
+            )
         loaded[s.name] = data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)
     found = []
     for benchmark in sorted(settings.benchmarks, key=lambda name: name == LOOPS):
@@ -234,20 +259,27 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
 def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
     """Return and log, for each optional benchmark that no data set has samples of, the reason."""
     missing = [name for name in cfg.evaluate.benchmarks if name not in {asked.benchmark for asked in sets}]
-    reasons = dict.fromkeys(missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it")
+    reasons = dict.fromkeys(
+        missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it"
+    )
     for name, reason in reasons.items():
         logging.warning("evaluate.benchmarks: %s %s", name, reason)
     return reasons
 
 
 def other_splits(prepared: Path, split: str) -> dict[str, str]:
-    """Return and log, for each data set of the user's without the split that is asked for, what is evaluated instead: its `val` split."""
+    """Return and log, for each data set of the user's without the split that is asked for, what is evaluated
+    instead: its `val` split."""
     notes: dict[str, str] = {}
     own = data.read_entries(prepared, kinds=["extra"])
     for name in dict.fromkeys(entry.name for entry in own):
         splits = {entry.split for entry in own if entry.name == name}
         if split not in splits:
-            instead = "its split 'val' is evaluated" if "val" in splits else "nothing of it is evaluated: give it a split 'val' or 'test'"
+            instead = (
+                "its split 'val' is evaluated"
+                if "val" in splits
+                else "nothing of it is evaluated: give it a split 'val' or 'test'"
+            )
             notes[name] = f"it has no split {split!r}; {instead}"
             logging.warning("evaluate: data set %s: %s", name, notes[name])
     return notes
@@ -259,7 +291,8 @@ def can_shuffle(samples: Sequence[Sample]) -> bool:
 
 
 def shuffled_text(ask: Asking, benchmark: Benchmark, samples: list[Sample], *, name: str, seed: int) -> float:
-    """Return gIoU of single-object samples asked with another image's expression: near 0 only for a model that reads."""
+    """Return gIoU of single-object samples asked with another image's expression: near 0 only for a model
+    that reads."""
     swapped = shuffled(samples, dist.seed_of(seed, "shuffled"))
     answers = ask([benchmark.request(s) for s in swapped], desc=f"{name}, shuffled texts", window=WINDOW)
     return benchmark.of_samples(swapped, answers).metrics["gIoU"]
@@ -268,26 +301,37 @@ def shuffled_text(ask: Asking, benchmark: Benchmark, samples: list[Sample], *, n
 def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, FoundEach]:
     """Return both loops' scores by how they were closed.
 
-    "": with the frozen SFT model as inverse; `_self`: with the row as its own inverse. With `truth` also `_of_truth`: what the inverse
-    makes of true captions and masks, the most that either loop can gain.
+    "": with the frozen SFT model as inverse; `_self`: with the row as its own inverse. With `truth` also
+    `_of_truth`: what the inverse makes of true captions and masks, the most that either loop can gain.
     """
     regions = asked.samples
-    found = {"": loop_scores(regions, ask=ask, inverse=inverse), "_self": loop_scores(regions, ask=ask, inverse=ask)}
+    found = {
+        "": loop_scores(regions, ask=ask, inverse=inverse),
+        "_self": loop_scores(regions, ask=ask, inverse=ask),
+    }
     return found | ({"_of_truth": loop_scores_of_truth(regions, inverse=inverse)} if truth else {})
 
 
 def loop_metrics(asked: Asked, closed: dict[str, FoundEach]) -> dict[str, float]:
-    """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...), with the suffixes of `close_loops`."""
-    return {f"{asked.name(loop)}/{metric}{suffix}": value for suffix, found in closed.items() for loop, metric, value in averages(found)}
+    """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...), with the suffixes of
+    `close_loops`."""
+    return {
+        f"{asked.name(loop)}/{metric}{suffix}": value
+        for suffix, found in closed.items()
+        for loop, metric, value in averages(found)
+    }
 
 
 def write_loop_scores(lines, asked: Asked, closed: dict[str, FoundEach]) -> None:  # type: ignore[no-untyped-def]
-    """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the others."""
+    """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the
+    others."""
     for place, (loop, _, values) in enumerate(closed[""]):
         others = {f"score{suffix}": found[place][2] for suffix, found in closed.items() if suffix}
         for number, sample in enumerate(asked.samples):
             record = about(asked.name(loop), sample) | {"score": round(values[number], 4)}
-            lines.write(json.dumps(record | {key: round(each[number], 4) for key, each in others.items()}) + "\n")
+            lines.write(
+                json.dumps(record | {key: round(each[number], 4) for key, each in others.items()}) + "\n"
+            )
 
 
 def about(benchmark: str, sample: Sample) -> dict[str, object]:
@@ -302,9 +346,13 @@ def about(benchmark: str, sample: Sample) -> dict[str, object]:
     }
 
 
-def write_predictions(lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], scored: Scored) -> None:  # type: ignore[no-untyped-def]
+def write_predictions(
+    lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], scored: Scored
+) -> None:  # type: ignore[no-untyped-def]
     for sample, prediction, facts in zip(samples, predictions, scored.samples, strict=True):
-        lines.write(json.dumps(about(name, sample) | {"score": round(facts["score"], 4)} | asdict(prediction)) + "\n")
+        lines.write(
+            json.dumps(about(name, sample) | {"score": round(facts["score"], 4)} | asdict(prediction)) + "\n"
+        )
 
 
 def write_overlays(
@@ -317,7 +365,8 @@ def write_overlays(
     *,
     count: int,
 ) -> None:
-    """Draw half the best and half the worst samples, ground truth beside prediction, and list them in index.json."""
+    """Draw half the best and half the worst samples, ground truth beside prediction, and list them in
+    index.json."""
     folder.mkdir(exist_ok=True)
     index_file = folder / "index.json"
     index = json.loads(index_file.read_text()) if index_file.exists() else []
@@ -338,14 +387,21 @@ def write_overlays(
             )
             file = f"{name.replace('/', '_')}_{len(index):04d}.png"
             picture.save(folder / file)
-            entry = {"file": file, "benchmark": name, "sample_id": sample.sample_id, "text": prediction.text, "truth": truth.text}
+            entry = {
+                "file": file,
+                "benchmark": name,
+                "sample_id": sample.sample_id,
+                "text": prediction.text,
+                "truth": truth.text,
+            }
             index.append(entry | {"score": scores[i], "verdict": verdict})
     index_file.write_text(json.dumps(index, indent=1))
 
 
 def is_right(sample: Sample, prediction: Prediction, facts: Mapping[str, Any]) -> bool:
-    """Tell whether the gallery shows an answer as right. If no object is meant, the answer's words must say so: drawing no mask is not
-    enough. A region's caption is right word for word: METEOR gives 0.47 to one of which every attribute is wrong."""
+    """Tell whether the gallery shows an answer as right. If no object is meant, the answer's words must say
+    so: drawing no mask is not enough. A region's caption is right word for word: METEOR gives 0.47 to one of
+    which every attribute is wrong."""
     if sample.task == "region_caption":
         return same_text(prediction.text, sample.text)
     denied = bool(sample.masks) or facts.get("denies", True)

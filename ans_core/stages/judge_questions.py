@@ -1,5 +1,5 @@
-"""judge_questions: the true captions that RL trains on in, the judge's questions about them out (questions.jsonl). None if `rl` judges
-nothing: an endpoint may cost money for every caption."""
+"""judge_questions: the true captions that RL trains on in, the judge's questions about them out
+(questions.jsonl). None if `rl` judges nothing: an endpoint may cost money for every caption."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ class _Written:
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache has what was done, so `scratch`
-    stays empty. Raises RuntimeError if the endpoint fails."""
+    """Run the stage. inputs: data. Equal captions share their questions. After a failure the judge's cache
+    has what was done, so `scratch` stays empty. Raises RuntimeError if the endpoint fails."""
     judged = is_judged(cfg.rl.loops, loop1=cfg.rl.use_llm_judge, loop2=cfg.rl.use_llm_judge_loop2)
     sources = data.sources(inputs["data"], "train") if judged else ()
     samples = [s for source in sources for s in source.samples if is_region(s)]
     captions = list(dict.fromkeys(sample.text for sample in samples))
     written: dict[str, _Written] = {}
-    with closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge, tqdm(total=len(captions), desc="questions") as bar:
+    with (
+        closing(judge_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as judge,
+        tqdm(total=len(captions), desc="questions") as bar,
+    ):
         for start in range(0, len(captions), CHUNK):
             chunk = captions[start : start + CHUNK]
             found = write_chunk(judge, chunk, positives=cfg.judge.positives, negatives=cfg.judge.negatives)
@@ -50,18 +53,25 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             log({f"judge/{name}": value for name, value in stats.items()}, start + len(chunk))
             if stats["failed"]:
                 raise RuntimeError(
-                    f"the judge's endpoint gave no answer {stats['failed']:.0f} times; the log file says why. Run again to go on from here"
+                    f"the judge's endpoint gave no answer {stats['failed']:.0f} times; the log file says "
+                    "why. Run again to go on from here"
                 )
             bar.update(len(chunk))
-    write_questions(out / FILE, {(sample.dataset, sample.sample_id): written[sample.text].questions for sample in samples})
+    write_questions(
+        out / FILE, {(sample.dataset, sample.sample_id): written[sample.text].questions for sample in samples}
+    )
     return _metrics(len(samples), list(written.values()))
 
 
 def write_chunk(judge: Judge, captions: Sequence[str], *, positives: int, negatives: int) -> list[_Written]:
     """Write questions for a chunk of captions; unreadable drafts count as no questions."""
-    drafted = [draft or () for draft in judge.write(captions, positives=positives, negatives=negatives).result()]
+    drafted = [
+        draft or () for draft in judge.write(captions, positives=positives, negatives=negatives).result()
+    ]
     checked = self_checked(judge, captions, drafted)
-    return [_Written(questions=kept, drafted=len(draft)) for kept, draft in zip(checked, drafted, strict=True)]
+    return [
+        _Written(questions=kept, drafted=len(draft)) for kept, draft in zip(checked, drafted, strict=True)
+    ]
 
 
 def _metrics(samples: int, written: Sequence[_Written]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""Turn a stage's settings into what the training loop takes, set up the machine, show LoRA's ranks, and summarise curves as metrics."""
+"""Turn a stage's settings into what the training loop takes, set up the machine, show LoRA's ranks, and
+summarise curves as metrics."""
 
 from __future__ import annotations
 
@@ -29,14 +30,17 @@ def schedule_of(optim: Optim, *, inner_steps: int = 1) -> Schedule:
 
 
 def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -> Machine:
-    """Return the machine; also sets threads and determinism for the process. With `log`, what `dtype` became is printed and logged."""
+    """Return the machine; also sets threads and determinism for the process. With `log`, what `dtype` became
+    is printed and logged."""
     if launch.threads:
         torch.set_num_threads(launch.threads)
     deterministic(launch.deterministic is True)
     device = pick_device(launch.device)
     chosen = precision.resolved(dtype, device)
     if log is not None and rank() == 0:
-        print(f"precision: {chosen} as set" if dtype == chosen else f"precision: {precision.described(device)}")
+        print(
+            f"precision: {chosen} as set" if dtype == chosen else f"precision: {precision.described(device)}"
+        )
         log({"precision/bf16": float(chosen == "bf16")}, 0)
     return Machine(
         device=device,
@@ -46,7 +50,8 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
         keep_states=launch.keep_states,
         halt_on_nan=launch.halt_on_nan,
         profile_steps=launch.profile_steps,
-        compile=launch.compile == "layers" or (launch.compile == "auto" and device.type == "cuda" and launch.deepspeed_stage < 3),
+        compile=launch.compile == "layers"
+        or (launch.compile == "auto" and device.type == "cuda" and launch.deepspeed_stage < 3),
     )
 
 
@@ -57,40 +62,51 @@ def cores_of_process() -> int:
 
 def local_processes() -> int:
     """Return how many processes of this run are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")  # torchrun's word, DeepSpeed's
+    # torchrun's word, DeepSpeed's
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")
 
 
-def check_shared_memory(workers: int, batch_bytes: int, *, processes: int, folder: Path = Path("/dev/shm")) -> None:
-    """Raise RuntimeError if shared memory can't hold a batch of every loader process of `processes` training processes: the kernel would
-    kill one in the middle of the run."""
+def check_shared_memory(
+    workers: int, batch_bytes: int, *, processes: int, folder: Path = Path("/dev/shm")
+) -> None:
+    """Raise RuntimeError if shared memory can't hold a batch of every loader process of `processes` training
+    processes: the kernel would kill one in the middle of the run."""
     needed = workers * processes * batch_bytes
     if not folder.is_dir() or needed <= (free := shutil.disk_usage(folder).free):
         return
     raise RuntimeError(
-        f"{folder} has {free / 1e6:,.0f} MB free, and {processes} x {workers} loader processes (launch.workers) pass batches of up to"
-        f" {batch_bytes / 1e6:,.0f} MB through it: give the container more (docker run --shm-size={math.ceil(2 * needed / 1e9)}g;"
+        f"{folder} has {free / 1e6:,.0f} MB free, and {processes} x {workers} loader processes "
+        "(launch.workers) pass batches of up to"
+        f" {batch_bytes / 1e6:,.0f} MB through it: give the container more (docker run "
+        f"--shm-size={math.ceil(2 * needed / 1e9)}g;"
         f" Kubernetes: a volume emptyDir of medium Memory at {folder}), or set launch.workers=0"
     )
 
 
 def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:
-    """Return the settings with a number of steps: where they say `epochs`, as many as see `samples` samples that often. `section`: named in
-    the line that says how many. inner_steps: optimizer steps that learn from the same samples."""
+    """Return the settings with a number of steps: where they say `epochs`, as many as see `samples` samples
+    that often. `section`: named in the line that says how many. inner_steps: optimizer steps that learn from
+    the same samples."""
     if not optim.epochs:
         return optim
     steps = max(1, math.ceil(optim.epochs * samples / optim.batch)) * inner_steps
     if rank() == 0:
-        print(f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {optim.batch} a step: {steps:,} steps")
+        print(
+            f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {optim.batch} a step: {steps:,} "
+            "steps"
+        )
     return optim.model_copy(update={"steps": steps, "epochs": 0.0})
 
 
 def weights_dtype(dtype: str) -> torch.dtype | None:
-    """Return the dtype to load weights in for a forward pass of `dtype`: None for autocast, which keeps the stored dtype."""
+    """Return the dtype to load weights in for a forward pass of `dtype`: None for autocast, which keeps the
+    stored dtype."""
     return torch.float32 if dtype == "fp32" else None
 
 
 def show_ranks(lora: Mapping[str, Any] | None, log: Log) -> None:
-    """Print the ranks that layers have of their own by kind of layer, and log their means; nothing if all have `lora.rank`."""
+    """Print the ranks that layers have of their own by kind of layer, and log their means; nothing if all
+    have `lora.rank`."""
     if rank() > 0 or not lora or "rank_pattern" not in lora:
         return
     kinds: dict[str, list[int]] = {}

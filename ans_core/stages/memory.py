@@ -1,11 +1,13 @@
-"""memory: data and base in, a SAM2 that follows objects better out (its trained tensors; the base is referred to by its hash).
+"""memory: data and base in, a SAM2 that follows objects better out (its trained tensors; the base is referred
+to by its hash).
 
     dvc repro -s memory
 
-Trained: the modules named in memory.trainable_modules, with gradients through the memory over the whole clip. The best epoch by J&F on the
-validation clips counts; the base itself, as epoch 0, is one of them, so the result is never worse than what it started from there.
-Without held-out videos the validation clips are pseudo-clips, made of held-out pictures.
-With `train: false` the base is passed through. A base that is a SAM2 alone gives a SAM2 alone, for the stock package and transformers.
+Trained: the modules named in memory.trainable_modules, with gradients through the memory over the whole clip.
+The best epoch by J&F on the validation clips counts; the base itself, as epoch 0, is one of them, so the
+result is never worse than what it started from there. Without held-out videos the validation clips are
+pseudo-clips, made of held-out pictures. With `train: false` the base is passed through. A base that is a SAM2
+alone gives a SAM2 alone, for the stock package and transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +40,15 @@ from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_win
 from ans_core.tracking.kept import Kept
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
-from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, epoch_order, open_modules, places, set_dropout
+from ans_core.tracking.training import (
+    PATIENCE,
+    GradientCheck,
+    Tracking,
+    epoch_order,
+    open_modules,
+    places,
+    set_dropout,
+)
 from ans_core.tracking.validation import follow_clip, validate
 from ans_core.train import loop
 from ans_core.types import RLE, ImageRef, Log
@@ -62,12 +72,17 @@ class Pool:
     def epoch(self, settings: Memory) -> int:
         """Return the number of clips in an epoch."""
         whole = len(self.videos if settings.image_share < 1 else self.stills)
-        return min(whole, settings.limit_train_batches * settings.optim.batch) if settings.limit_train_batches else whole
+        return (
+            min(whole, settings.limit_train_batches * settings.optim.batch)
+            if settings.limit_train_batches
+            else whole
+        )
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs (last/epoch-N, each a delta),
-    curves.csv, metrics.json and clips/*.gif to `out`; of a SAM2 alone sam2/ and transformers/; of what is not trained on left_out.txt."""
+    """Run the stage. inputs: data, base. Writes the trained tensors (delta), those of the newest other epochs
+    (last/epoch-N, each a delta), curves.csv, metrics.json and clips/*.gif to `out`; of a SAM2 alone sam2/ and
+    transformers/; of what is not trained on left_out.txt."""
     settings, alone = cfg.memory, inputs["base"] / "sam2"
     base = alone if alone.is_dir() else inputs["base"] / "base"
     if not (settings.train or settings.validate_only):
@@ -78,10 +93,16 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
-    pool = _pool(settings, train) if settings.train else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
+    pool = (
+        _pool(settings, train)
+        if settings.train
+        else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
+    )
     chosen = _held_out(settings, val)
     if settings.train:
-        settings = settings.model_copy(update={"optim": lasting(settings.optim, "memory", samples=pool.epoch(settings))})
+        settings = settings.model_copy(
+            update={"optim": lasting(settings.optim, "memory", samples=pool.epoch(settings))}
+        )
         cfg = cfg.model_copy(update={"memory": settings})
     sam2 = _load(base, settings, machine.device)
     stills = len(chosen[0].frames) == 1
@@ -98,7 +119,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         tensors = kept.load(best)
         sam2.load_state_dict(tensors, strict=False)
         before = _without_memory(_load(base, settings, machine.device), held_out, settings)
-        metrics = {"J&F/before": scores[0], "J&F/best": scores[best], "best_epoch": float(best), "trained": 1.0}
+        metrics = {
+            "J&F/before": scores[0],
+            "J&F/best": scores[best],
+            "best_epoch": float(best),
+            "trained": 1.0,
+        }
         metrics |= {"J&F/before_without_memory": before}
         metrics |= {"J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before}
         metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
@@ -111,7 +137,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             for epoch in kept.present():
                 if epoch not in (0, best):
                     _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
-            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out)))
+            (out / "left_out.txt").write_text(
+                "".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out))
+            )
         if alone.is_dir():
             sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})
@@ -127,9 +155,18 @@ def _without_memory(sam2: Grounding, held_out: Sequence[Clip], settings: Memory)
 
 
 def _train(
-    cfg: Config, sam2: Grounding, pool: Pool, held_out: Sequence[Clip], kept: Kept, *, machine: loop.Machine, scratch: Path, log: Log
+    cfg: Config,
+    sam2: Grounding,
+    pool: Pool,
+    held_out: Sequence[Clip],
+    kept: Kept,
+    *,
+    machine: loop.Machine,
+    scratch: Path,
+    log: Log,
 ) -> tuple[loop.Curves, int]:
-    """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a gradient."""
+    """Train and keep the epochs' tensors; return the curves, and how many trained tensors never had a
+    gradient."""
     settings, batch = cfg.memory, cfg.memory.optim.batch
     trained = open_modules(sam2, settings.trainable_modules)
     if 0 not in kept.scores():
@@ -148,7 +185,8 @@ def _train(
         return {f"val_{name}": value for name, value in found.items()}
 
     def after(step: int) -> dict[str, float]:
-        """Check and validate. It is not called after a step that is skipped: what was due then is done after the next one."""
+        """Check and validate. It is not called after a step that is skipped: what was due then is done after
+        the next one."""
         nonlocal first, judged, gradients_judged
         if first < 0:  # of this process; what a run before it judged up to here stands
             first, judged = step, max(epoch for epoch in kept.scores() if epoch * steps_per_epoch <= step)
@@ -156,7 +194,9 @@ def _train(
         if not gradients_judged and (step + 1 == steps or step + 1 - first >= PATIENCE):
             check.judge(step + 1)
             gradients_judged = True
-        epoch = math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
+        epoch = (
+            math.ceil((step + 1) / steps_per_epoch) if step + 1 == steps else (step + 1) // steps_per_epoch
+        )
         return left_out.metrics(step, machine.device) | (validated(epoch) if epoch > judged else {})
 
     sam2.train()
@@ -164,7 +204,8 @@ def _train(
     sam2.blank_absent = True
     make = _batches(cfg, pool, sam2.image_size, left_out)
     curves = loop.train(
-        module, make, name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+        module, make, name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
+        scratch=scratch, log=log,
         after_step=after,
     )  # fmt: skip
     if not gradients_judged:  # the last step was skipped, or a run before this one did it
@@ -174,12 +215,15 @@ def _train(
     return curves, len(check.missing)
 
 
-def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile) -> Callable[[int, int], TrackingBatch]:
+def _batches(
+    cfg: Config, pool: Pool, size: int, left_out: LeftOutFile
+) -> Callable[[int, int], TrackingBatch]:
     """Return (step, micro-batch) -> this process's clips."""
     settings, per_epoch = cfg.memory, pool.epoch(cfg.memory)
     prompts = settings.prompts
     options = PromptOptions(
-        kinds=dict(prompts.kinds), points=prompts.num_pos_points, include_center=prompts.include_center, clicks=prompts.clicks,
+        kinds=dict(prompts.kinds), points=prompts.num_pos_points, include_center=prompts.include_center,
+        clicks=prompts.clicks,
         second_frame=prompts.second_frame, at_once=settings.objects_at_once,
     )  # fmt: skip
     common = {"size": size, "max_objects": settings.max_objects}
@@ -187,7 +231,9 @@ def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile) -> Calla
     def candidates(epoch: int, place: int) -> Iterator[tuple[Clip, Random]]:
         """Yield the clip of this place, then stand-ins, each with its own random numbers."""
         for attempt in range(1 + STAND_INS):
-            rng = dist.rng_of(cfg.seed, "memory clip", epoch, place, *([f"stand-in {attempt}"] if attempt else []))
+            rng = dist.rng_of(
+                cfg.seed, "memory clip", epoch, place, *([f"stand-in {attempt}"] if attempt else [])
+            )
             choices = pool.stills if rng.random() < settings.image_share else pool.videos
             order = epoch_order(len(choices), seed=cfg.seed, epoch=epoch)
             yield choices[rng.randrange(len(choices)) if attempt else order[place % len(choices)]], rng
@@ -200,8 +246,13 @@ def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile) -> Calla
         return load_window(clip, window, rng=rng, **common)
 
     def make(step: int, micro: int) -> TrackingBatch:
-        share = places(step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch)
-        found = [first_readable(candidates(*at), read, name=lambda candidate: candidate[0].name, stage="memory") for at in share]
+        share = places(
+            step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch
+        )
+        found = [
+            first_readable(candidates(*at), read, name=lambda candidate: candidate[0].name, stage="memory")
+            for at in share
+        ]
         left_out.add(step, [clip for *_, broken in found for clip in broken])
         return make_batch([clip for _, clip, _ in found], options, rngs=[rng for (_, rng), *_ in found])
 
@@ -210,7 +261,10 @@ def _batches(cfg: Config, pool: Pool, size: int, left_out: LeftOutFile) -> Calla
 
 def _check_names(settings: Memory, names: Sequence[str]) -> None:
     if unknown := sorted(set(settings.data) - set(names)):
-        raise ValueError(f"memory.data: no data set {unknown} with a split 'train' or 'val'; there are {sorted(set(names))}")
+        raise ValueError(
+            f"memory.data: no data set {unknown} with a split 'train' or 'val'; there are "
+            f"{sorted(set(names))}"
+        )
 
 
 def _chosen(settings: Memory, sources: Sequence[Source]) -> list[Source]:
@@ -239,60 +293,97 @@ def _pool(settings: Memory, sources: Sequence[Source]) -> Pool:
                 videos.append(number)
     names = [source.name for source in chosen]
     _check_pool(settings, names, videos=len(videos), stills=len(stills), left_out=videos_left_out)
-    pool = Pool(videos=clips.at(videos), stills=clips.at(stills), left_out=videos_left_out + stills_left_out, joined=dict(+joined))
+    pool = Pool(
+        videos=clips.at(videos),
+        stills=clips.at(stills),
+        left_out=videos_left_out + stills_left_out,
+        joined=dict(+joined),
+    )
     if dist.rank() == 0:
         for line in _joined(pool):
             print(line)
         if videos_left_out:
-            print(f"{len(videos_left_out)} of {len(videos) + len(videos_left_out)} videos are left out: {videos_left_out[0]} ...")
+            print(
+                f"{len(videos_left_out)} of {len(videos) + len(videos_left_out)} videos are left out: "
+                f"{videos_left_out[0]} ..."
+            )
     return pool
 
 
-def _check_pool(settings: Memory, names: Sequence[str], *, videos: int, stills: int, left_out: Sequence[str]) -> None:
+def _check_pool(
+    settings: Memory, names: Sequence[str], *, videos: int, stills: int, left_out: Sequence[str]
+) -> None:
     if settings.image_share < 1 and not videos:
         if left_out:
             raise ValueError(
-                f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames (prepare.clip_frames for"
+                f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames "
+                "(prepare.clip_frames for"
                 " drawn clips), or give the objects identities where they have none"
             )
-        raise ValueError(f"no videos with masks in {names}; add some to prepare.sources, or set memory.image_share=1 or memory.train=false")
+        raise ValueError(
+            f"no videos with masks in {names}; add some to prepare.sources, or set memory.image_share=1 or "
+            "memory.train=false"
+        )
     if settings.image_share and not stills:
-        raise ValueError(f"memory.image_share is {settings.image_share:g}, and {names} hold no stills with masks of single objects")
+        raise ValueError(
+            f"memory.image_share is {settings.image_share:g}, and {names} hold no stills with masks of "
+            "single objects"
+        )
 
 
 def _joined(pool: Pool) -> list[str]:
     """Say how many masks of a data set are left out, also of clips that are trained on."""
-    why = "stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"
+    why = (
+        "stand for several objects each (crowds, or categories without instance_id or track_id) and are "
+        "left out"
+    )
     return [f"{name}: {count} masks {why}" for name, count in pool.joined.items()]
 
 
 def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
-    """Choose the held-out videos; stills where there are none, of which validation makes pseudo-clips. Raises ValueError without both."""
+    """Choose the held-out videos; stills where there are none, of which validation makes pseudo-clips. Raises
+    ValueError without both."""
     clips = Clips([source.samples for source in _chosen(settings, sources)])
     most = settings.limit_val_batches * settings.optim.batch or None
-    videos = (n for n, clip in enumerate(clips) if len(clip.frames) > 1 and clip.followed(range(len(clip.frames))))
+    videos = (
+        n for n, clip in enumerate(clips) if len(clip.frames) > 1 and clip.followed(range(len(clip.frames)))
+    )
     if chosen := list(islice(videos, most)):
         return clips.at(chosen)
     stills = (n for n, clip in enumerate(clips) if len(clip.frames) == 1 and clip.visible.any())
     if chosen := list(islice(stills, most)):
         if dist.rank() == 0:
-            print(f"no videos in split 'val': J&F is that of pseudo-clips, one of each of {len(chosen)} of its pictures (docs/video.md)")
+            print(
+                f"no videos in split 'val': J&F is that of pseudo-clips, one of each of {len(chosen)} of "
+                "its pictures (docs/video.md)"
+            )
         return clips.at(chosen)
     raise ValueError(
-        f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a split 'val' with videos in"
-        " which an object can be followed, or with pictures with masks of single objects: J&F on them chooses the best epoch; give about"
+        f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a "
+        "split 'val' with videos in"
+        " which an object can be followed, or with pictures with masks of single objects: J&F on them "
+        "chooses the best epoch; give about"
         " one video in ten to it, or, without videos, one picture in ten, or set memory.train=false"
     )
 
 
 def _load(base: Path, settings: Memory, device: torch.device) -> Grounding:
-    """Load SAM2 as it was before Sa2VA's training. Raises ValueError if its mask decoder is to be trained and was by Sa2VA already: both
-    can't be kept."""
-    if (base / "tokenizer_config.json").is_file() and any(name.split(".")[0] == "sam_mask_decoder" for name in settings.trainable_modules):
+    """Load SAM2 as it was before Sa2VA's training. Raises ValueError if its mask decoder is to be trained and
+    was by Sa2VA already: both can't be kept."""
+    if (base / "tokenizer_config.json").is_file() and any(
+        name.split(".")[0] == "sam_mask_decoder" for name in settings.trainable_modules
+    ):
         _, tensors = sam2_files.of_sa2va(base)
         before = sam2_files.stock_names(tensors)
-        if any(not torch.equal(tensors[name], before[name]) for name in tensors if name.startswith(sam2_files.DECODER)):
-            raise ValueError(f"memory.trainable_modules: {base} has a mask decoder trained for [SEG]; leave sam_mask_decoder out")
+        if any(
+            not torch.equal(tensors[name], before[name])
+            for name in tensors
+            if name.startswith(sam2_files.DECODER)
+        ):
+            raise ValueError(
+                f"memory.trainable_modules: {base} has a mask decoder trained for [SEG]; leave "
+                "sam_mask_decoder out"
+            )
     return sam2_files.load(base, image_size=settings.image_size, device=device)
 
 
@@ -317,7 +408,9 @@ def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: 
         overlay.save_animation(shots, folder / f"{number:02d}-{name}.gif", sample=sample, fps=FPS)
 
 
-def _side_by_side(frame: ImageRef, true: Sequence[RLE | None], predicted: Sequence[RLE | None]) -> Image.Image:
+def _side_by_side(
+    frame: ImageRef, true: Sequence[RLE | None], predicted: Sequence[RLE | None]
+) -> Image.Image:
     picture = transforms.open_image(frame)
     both = Image.new("RGB", (2 * picture.width + 4, picture.height), "white")
     both.paste(overlay.draw(picture, true), (0, 0))

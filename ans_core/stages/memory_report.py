@@ -1,4 +1,5 @@
-"""memory_report: what the stage `memory` measured in; a self-contained page of its figures, curves and clips out.
+"""memory_report: what the stage `memory` measured in; a self-contained page of its figures, curves and clips
+out.
 
 dvc repro memory/dvc.yaml:memory_report
 """

@@ -1,9 +1,11 @@
-"""online: the agent after RL and a simulated stream of shifted questions in; what learning online from them did, for every arm, out.
+"""online: the agent after RL and a simulated stream of shifted questions in; what learning online from them
+did, for every arm, out.
 
     dvc repro online/dvc.yaml:online
 
-Every arm begins with the same weights and gets the same stream through the real engine, store and worker. Measured is on questions of their
-own, never on the stream: `target` has its shift, `source` has none. Several processes run an arm each in turn, every one by itself.
+Every arm begins with the same weights and gets the same stream through the real engine, store and worker.
+Measured is on questions of their own, never on the stream: `target` has its shift, `source` has none. Several
+processes run an arm each in turn, every one by itself.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ ARMS: dict[str, Arm | None] = {
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv (by arm and update)."""
+    """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv
+    (by arm and update)."""
     check_reader(cfg.agent.reader)
     machine = machine_of(cfg.launch)
     if machine.device.type == "cuda":
@@ -73,7 +76,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         for name in own:
             folder = scratch / name
             if not (folder / RESULT).exists():
-                made = run_arm(cfg, ARMS[name], base=base, start=inputs["agent/rft"], folder=folder, machine=machine, log=named(log, name))
+                made = run_arm(
+                    cfg,
+                    ARMS[name],
+                    base=base,
+                    start=inputs["agent/rft"],
+                    folder=folder,
+                    machine=machine,
+                    log=named(log, name),
+                )
                 (folder / f"{RESULT}.partial").write_text(json.dumps(made))
                 (folder / f"{RESULT}.partial").replace(folder / RESULT)
     with dist.process_group():
@@ -82,14 +93,19 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     curves: dict[str, Curves] = {}
     for name in arms:
         figures, rows = json.loads((scratch / name / RESULT).read_text())
-        found[name], curves[name] = figures, [(int(step), str(key), float(value)) for step, key, value in rows]
+        found[name], curves[name] = (
+            figures,
+            [(int(step), str(key), float(value)) for step, key, value in rows],
+        )
         for step, metrics in by_step(curves[name] if name not in own else []).items():
             log({f"{name}/online/{key}": value for key, value in metrics.items()}, step)
         log({f"{name}/{key}": value for key, value in figures.items()}, 0)
     if dist.rank() == 0:
         loop.write_curves(out / "curves.csv", curves)
         (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    return {f"{name}/{key}": value for name, own_figures in found.items() for key, value in own_figures.items()}
+    return {
+        f"{name}/{key}": value for name, own_figures in found.items() for key, value in own_figures.items()
+    }
 
 
 def by_step(curves: Curves) -> dict[int, dict[str, float]]:
@@ -108,18 +124,22 @@ def named(log: Log, arm: str) -> Log:
 def run_arm(
     cfg: Config, arm: Arm | None, *, base: Path, start: Path, folder: Path, machine: Machine, log: Log
 ) -> tuple[dict[str, float], Curves]:
-    """Return an arm's figures at the end, and its curves. A killed one goes on from its last training state."""
+    """Return an arm's figures at the end, and its curves. A killed one goes on from its last training
+    state."""
     if not list((folder / "online").glob("step-*")):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     families = cfg.agent.online.simulation.families
-    with opened(cfg, base=base, start=start, folder=folder / STORE, machine=machine, families=families) as parts:
+    with opened(
+        cfg, base=base, start=start, folder=folder / STORE, machine=machine, families=families
+    ) as parts:
         stream = Stream(parts)
         if arm is None:
             return measured(parts), []
         settings, rows = cfg.agent.online, folder / ROWS
         worker = worker_of(
-            parts, waits=False, guard=arm.guard, wrap=lambda confirm: _verifier(cfg, arm, confirm), relabel=_relabel(cfg, arm),
+            parts, waits=False, guard=arm.guard, wrap=lambda confirm: _verifier(cfg, arm, confirm),
+            relabel=_relabel(cfg, arm),
             truth=stream.truth, before_batch=stream.fill,
         )  # fmt: skip
         stream.worker = worker
@@ -139,15 +159,24 @@ def run_arm(
 
 
 def read_rows(path: Path) -> Curves:
-    """Return what was logged. An update that was done twice, before and after a kill, counts as it was last."""
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    """Return what was logged. An update that was done twice, before and after a kill, counts as it was
+    last."""
+    lines = (
+        [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if path.exists()
+        else []
+    )
     updates = {int(step): metrics for step, metrics in map(json.loads, lines)}
-    return [(step, name, float(value)) for step, metrics in sorted(updates.items()) for name, value in metrics.items()]
+    return [
+        (step, name, float(value))
+        for step, metrics in sorted(updates.items())
+        for name, value in metrics.items()
+    ]
 
 
 class Stream:
-    """Shifted questions as they come, answered by the engine: enough for the next update, the same for every arm. From update `back_from`
-    on they come without the shift."""
+    """Shifted questions as they come, answered by the engine: enough for the next update, the same for every
+    arm. From update `back_from` on they come without the shift."""
 
     def __init__(self, parts: Parts) -> None:
         settings = parts.cfg.agent.online
@@ -160,7 +189,8 @@ class Stream:
         self.worker: Worker | None = None
 
     def fill(self, step: int) -> None:
-        """Ask until an update's tasks are there. What update `step` gets depends on it alone: asked again, a question is kept once."""
+        """Ask until an update's tasks are there. What update `step` gets depends on it alone: asked again, a
+        question is kept once."""
         assert self.worker is not None, "the worker says how many it takes"
         each = self.worker.pace.tasks
         begin = max(0, self.cold - each)
@@ -168,7 +198,12 @@ class Stream:
         most, drawn = self.parts.store.limits.queue, self.plain if step >= self.back_from else self.drawn
         for place in range(first, last, most):
             questions = [drawn.number(number) for number in range(place, min(last, place + most))]
-            self.engine.answer([Asked(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1) for q in questions])
+            self.engine.answer(
+                [
+                    Asked(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1)
+                    for q in questions
+                ]
+            )
 
     def truth(self, task: Task) -> str | None:
         return self.drawn.named(task.request).answer
@@ -185,7 +220,11 @@ def _verifier(cfg: Config, arm: Arm, confirm: Confirm) -> Confirm:
 
 
 def _relabel(cfg: Config, arm: Arm) -> Relabel | None:
-    return poisoning(cfg.agent.online.simulation.poison, seed=cfg.seed, answer=one_answer) if arm.poisoned else None
+    return (
+        poisoning(cfg.agent.online.simulation.poison, seed=cfg.seed, answer=one_answer)
+        if arm.poisoned
+        else None
+    )
 
 
 # Figures
@@ -195,8 +234,14 @@ def measured(parts: Parts) -> dict[str, float]:
     """Return accuracy of what is served on held-out questions, with the stream's shift and without."""
     settings = parts.cfg.agent.online.simulation
     count = settings.each * len(settings.families)
-    sets = {"target": shifted(parts, split="val", first=STREAM_FROM), "source": parts.drawn(split="val", first=STREAM_FROM)}
-    return {name: _accuracy(parts, [drawn.number(number) for number in range(count)]) for name, drawn in sets.items()}
+    sets = {
+        "target": shifted(parts, split="val", first=STREAM_FROM),
+        "source": parts.drawn(split="val", first=STREAM_FROM),
+    }
+    return {
+        name: _accuracy(parts, [drawn.number(number) for number in range(count)])
+        for name, drawn in sets.items()
+    }
 
 
 def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
@@ -213,7 +258,8 @@ def of_store(parts: Parts) -> dict[str, float]:
     """Return what the store says at the end."""
     counts = overview.counts(parts.store)
     names = (
-        "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review", "stale", "flooded", "unreadable",
+        "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review",
+        "stale", "flooded", "unreadable",
         "not_finite",
     )  # fmt: skip
     found = {f"store/{name}": float(counts.get(name, 0)) for name in names}

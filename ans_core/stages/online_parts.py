@@ -1,4 +1,5 @@
-"""Settings -> the parts of learning online, for the stage `online` and for `ans agent`: policy, store, snapshots, engine, worker."""
+"""Settings -> the parts of learning online, for the stage `online` and for `ans agent`: policy, store,
+snapshots, engine, worker."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ CROPS = 2048
 """Whose features are kept."""
 SERVED = ADAPTERS[3]
 LEAST_BYTES, COPIES = 100_000_000, 20
-"""Room that a store begins with: for pictures, and so many copies of the adapter: snapshots, and two training states with moments."""
+"""Room that a store begins with: for pictures, and so many copies of the adapter: snapshots, and two training
+states with moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,9 @@ class Parts:
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
         told = operations_told(self.toolbox, self.policy.is_told(self.cfg.agent.episode.operations_told))
-        return Request(frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1)
+        return Request(
+            frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1
+        )
 
     def drawn(self, *, split: str, first: int) -> Drawn:
         """Return questions of the agent's own world."""
@@ -86,28 +90,46 @@ class Parts:
     def known(self, drawn: Drawn, number: int) -> tuple[Request, str, str]:
         """Return a drawn question as request, answer and form."""
         question = drawn.number(number)
-        return self.ask(question.text, question.frames, len(question.frames) > 1), question.answer, question.family
+        return (
+            self.ask(question.text, question.frames, len(question.frames) > 1),
+            question.answer,
+            question.family,
+        )
 
     def engine(self, *, read_only: bool = False) -> Engine:
         return Engine(
-            self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
+            self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED,
+            limits=self.limits, ask=self.ask,
             batch=self.cfg.agent.episode.batch, read_only=read_only,
         )  # fmt: skip
 
 
 @contextmanager
 def opened(
-    cfg: Config, *, base: Path, start: Path | None, folder: Path, machine: Machine, families: Sequence[str], names: Sequence[str] = ADAPTERS
+    cfg: Config,
+    *,
+    base: Path,
+    start: Path | None,
+    folder: Path,
+    machine: Machine,
+    families: Sequence[str],
+    names: Sequence[str] = ADAPTERS,
 ) -> Iterator[Parts]:
-    """Open a store and load its policy: its first snapshot, or `start` (an adapter's folder), which becomes the first one of a new store.
+    """Open a store and load its policy: its first snapshot, or `start` (an adapter's folder), which becomes
+    the first one of a new store.
 
-    Raises ValueError for a store or snapshots of another base and OSError for a full disk, before a model is loaded.
+    Raises ValueError for a store or snapshots of another base and OSError for a full disk, before a model is
+    loaded.
     """
     base_hash = checkpoint.weights_hash(base)
     keeping, release = cfg.agent.online.keeping, cfg.agent.online.release
     limits = stores.Limits(queue=keeping.queue, experiences=keeping.experiences, days=keeping.days)
     encoder = encoder_name(base_hash)
-    with Store(folder, encoder=encoder if start is not None or (folder / stores.FILE).exists() else None, limits=limits) as store:
+    with Store(
+        folder,
+        encoder=encoder if start is not None or (folder / stores.FILE).exists() else None,
+        limits=limits,
+    ) as store:
         snapshots = Snapshots(store, base_hash=base_hash, keep=release.keep)
         first = snapshots.path(0)
         source = first if first.is_dir() else start
@@ -115,7 +137,15 @@ def opened(
             raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
         check_room(folder, source)
         dtype = inference_dtype(machine.device)
-        policy = load_policy(base, source, operations=OPERATIONS, device=machine.device, names=names, dtype=dtype, reader=cfg.agent.reader)
+        policy = load_policy(
+            base,
+            source,
+            operations=OPERATIONS,
+            device=machine.device,
+            names=names,
+            dtype=dtype,
+            reader=cfg.agent.reader,
+        )
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), told={})
@@ -123,7 +153,8 @@ def opened(
         with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
             yield Parts(
-                cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features, families=tuple(families),
+                cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features,
+                families=tuple(families),
             )  # fmt: skip
 
 
@@ -131,7 +162,10 @@ def check_room(folder: Path, adapter: Path) -> None:
     """Check for room for snapshots and training states. Raises OSError."""
     need = LEAST_BYTES + COPIES * sum(file.stat().st_size for file in adapter.glob("*.safetensors"))
     if (free := shutil.disk_usage(folder).free) < need:
-        raise OSError(f"{folder} needs about {need / 1e9:.1f} GB, its disk has {free / 1e9:.1f} GB left; free some, or name another folder")
+        raise OSError(
+            f"{folder} needs about {need / 1e9:.1f} GB, its disk has {free / 1e9:.1f} GB left; free some, "
+            "or name another folder"
+        )
 
 
 def worker_of(
@@ -144,8 +178,8 @@ def worker_of(
     truth: Callable[[Task], str | None] = lambda task: None,
     before_batch: Callable[[int], None] = lambda step: None,
 ) -> Worker:
-    """Make the worker. waits: for tasks, for ever. The others are of trials: what verification is turned into, labels that are changed,
-    what metrics hold them against, what fills the queue."""
+    """Make the worker. waits: for tasks, for ever. The others are of trials: what verification is turned
+    into, labels that are changed, what metrics hold them against, what fills the queue."""
     cfg, guard = parts.cfg, guard or Guard()
     online = cfg.agent.online
     admission, release = online.admission, online.release
@@ -164,20 +198,26 @@ def worker_of(
         seed=cfg.seed,
     )
     practice = OnlinePractice(
-        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits, batch=cfg.agent.episode.batch, gate=gate,
+        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits,
+        batch=cfg.agent.episode.batch, gate=gate,
         strategy=admission.strategy if guard.admission else "majority", weigh_labels=guard.admission,
         confirm=wrap(confirm) if guard.verification else None, relabel=relabel,
     )  # fmt: skip
     practice.progress.beta = online.update.beta if guard.update else 0.0
     canary = Canary(
-        adapters=parts.policy.adapters, toolbox=parts.toolbox, limits=parts.limits, features=parts.features, batch=cfg.agent.episode.batch
+        adapters=parts.policy.adapters, toolbox=parts.toolbox, limits=parts.limits, features=parts.features,
+        batch=cfg.agent.episode.batch
     )  # fmt: skip
     questions = parts.drawn(split="train", first=CANARY_FROM)
-    source: list[Asked] = [parts.known(questions, number)[:2] for number in range(release.canary)] if guard.release else []
+    source: list[Asked] = (
+        [parts.known(questions, number)[:2] for number in range(release.canary)] if guard.release else []
+    )
     replayed = parts.drawn(split="train", first=REPLAY_FROM)
     return Worker(
-        parts.policy, parts.store, parts.snapshots, practice, canary, pace=_pace(cfg, guard, waits=waits), ask=parts.ask,
-        replayed=lambda number: parts.known(replayed, number), source=source, seed=cfg.seed, truth=truth, before_batch=before_batch,
+        parts.policy, parts.store, parts.snapshots, practice, canary, pace=_pace(cfg, guard, waits=waits),
+        ask=parts.ask,
+        replayed=lambda number: parts.known(replayed, number), source=source, seed=cfg.seed, truth=truth,
+        before_batch=before_batch,
     )  # fmt: skip
 
 
@@ -204,22 +244,30 @@ def _pace(cfg: Config, guard: Guard, *, waits: bool) -> Pace:
 def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Log) -> OnlineLoop:
     """Make the loss module of a segment."""
     update, guard = parts.cfg.agent.online.update, guard or Guard()
-    control = KlControl(target=update.kl_target) if guard.update else KlControl(low=0.0, high=0.0, target=float("inf"))
+    control = (
+        KlControl(target=update.kl_target)
+        if guard.update
+        else KlControl(low=0.0, high=0.0, target=float("inf"))
+    )
     return OnlineLoop(
-        parts.policy.adapters, control=control, practice=worker.practice, settings=rl_settings(parts.cfg, guard), seed=parts.cfg.seed,
+        parts.policy.adapters, control=control, practice=worker.practice,
+        settings=rl_settings(parts.cfg, guard), seed=parts.cfg.seed,
         points=0, loss_weights=(0.0, 0.0), rewards={}, log=log,
     )  # fmt: skip
 
 
 def rl_settings(cfg: Config, guard: Guard) -> Rl:
-    """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight scales them. Without the release
-    tier the moving average has decay 0: it is the policy."""
+    """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight
+    scales them. Without the release tier the moving average has decay 0: it is the policy."""
     update, episode = cfg.agent.online.update, cfg.agent.episode
     optim = DataOptim(**update.optim.model_dump())
     return Rl(
-        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group, temperature=update.temperature,
-        max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta,
-        scale_rewards="none", ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
+        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group,
+        temperature=update.temperature,
+        max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low,
+        clip_high=update.clip_high, kl=update.beta,
+        scale_rewards="none", ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0,
+        samples_every=0,
     )  # fmt: skip
 
 

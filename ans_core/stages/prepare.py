@@ -1,5 +1,5 @@
-"""prepare: settings in, a prepared folder out: drawn data sets, a list of all data sets read and checked (datasets.json), and a data
-report."""
+"""prepare: settings in, a prepared folder out: drawn data sets, a list of all data sets read and checked
+(datasets.json), and a data report."""
 
 from __future__ import annotations
 
@@ -29,29 +29,48 @@ DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
 )
 CLIPS: tuple[str, str, str, Kind] = ("scenes_clips", "mevis", "scenes/mevis", "video")
 MASKS: tuple[str, str, str, Kind] = ("scenes_masks", "sa1b", "scenes/images", "masks")
-PHRASES: tuple[str, str, str, Kind] = ("scenes_phrases", "annotations", "scenes/images/annotations.jsonl", "phrases")
+PHRASES: tuple[str, str, str, Kind] = (
+    "scenes_phrases",
+    "annotations",
+    "scenes/images/annotations.jsonl",
+    "phrases",
+)
 """Name, format, path, kind."""
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. Real data sets are checked before anything is drawn. Metrics: samples per data set and split, and measures of
-    difficulty."""
+    """Run the stage. Real data sets are checked before anything is drawn. Metrics: samples per data set and
+    split, and measures of difficulty."""
     entries = source_entries(cfg.prepare.sources)
-    read = {entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)}
+    read = {
+        entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)
+    }
     for entry, samples in read.items():
         if not len(samples) and entry.hold_out:
             raise ValueError(
-                f"data set {entry.name!r} ({entry.path}): hold_out {entry.hold_out:g} puts no picture into {entry.split!r};"
+                f"data set {entry.name!r} ({entry.path}): hold_out {entry.hold_out:g} puts no picture into "
+                f"{entry.split!r};"
                 " raise it, or set it to 0"
             )
         if not len(samples):
-            raise ValueError(f"data set {entry.name!r} ({entry.path}) has no samples of {entry.on_disk}: correct its split, or remove it")
-    for entry, samples in read.items():  # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
+            raise ValueError(
+                f"data set {entry.name!r} ({entry.path}) has no samples of {entry.on_disk}: correct its "
+                "split, or remove it"
+            )
+    # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
+    for entry, samples in read.items():
         if turned := check_pictures(samples, where=f"{entry.path}, split {entry.split!r}"):
-            logging.warning("%s: %d pictures have an EXIF tag that turns them; `ans data check` says more", entry.path, len(turned))
+            logging.warning(
+                "%s: %d pictures have an EXIF tag that turns them; `ans data check` says more",
+                entry.path,
+                len(turned),
+            )
     drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
     if not drawn and not read:
-        raise ValueError("prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; set one of them")
+        raise ValueError(
+            "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; "
+            "set one of them"
+        )
     read |= {entry: read_entry(out, entry) for entry in tqdm(drawn, desc="read back", disable=not drawn)}
     write_entries(out, list(read))
     write_report(out / "report.html", read)
@@ -59,23 +78,35 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
-    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation. Raises ValueError for a split
-    that the set on disk does not have."""
+    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation.
+    Raises ValueError for a split that the set on disk does not have."""
     entries = []
     names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)}
     for source in sources:
         if source.name in names:
-            raise ValueError(f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own")
+            raise ValueError(
+                f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own"
+            )
         names.add(source.name)
         path = Path(source.path)
         if source.format not in SPLITS or not path.exists():
-            read_samples(format=source.format, path=path, name=source.name, split=source.split)  # raises with the reason
+            # raises with the reason
+            read_samples(format=source.format, path=path, name=source.name, split=source.split)
         present = SPLITS[source.format](path)
-        parts = splits.chosen([source.split] if isinstance(source.split, str) else source.split, present, path=path)
+        parts = splits.chosen(
+            [source.split] if isinstance(source.split, str) else source.split, present, path=path
+        )
         trained = source.role == "train"
         if source.hold_out and (not trained or "val" in present):
-            has = "it has a split 'val' of its own" if "val" in present else f"split {source.split!r} is asked for"
-            raise ValueError(f"prepare.sources: {source.name!r} has hold_out {source.hold_out:g}, and {has}; set hold_out to 0")
+            has = (
+                "it has a split 'val' of its own"
+                if "val" in present
+                else f"split {source.split!r} is asked for"
+            )
+            raise ValueError(
+                f"prepare.sources: {source.name!r} has hold_out {source.hold_out:g}, and {has}; set "
+                "hold_out to 0"
+            )
         if trained and "val" not in present and not source.hold_out:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
         held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
@@ -103,7 +134,15 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
     if cfg.scenes:
         counts = {"train": cfg.scenes, "val": cfg.val_scenes, "test": cfg.test_scenes}
         captioned, masked = math.ceil(cfg.caption_share * cfg.scenes), math.ceil(cfg.mask_share * cfg.scenes)
-        write_scenes(root, seed=seed, counts=counts, image_size=cfg.image_size, captioned=captioned, masked=masked, world=world)
+        write_scenes(
+            root,
+            seed=seed,
+            counts=counts,
+            image_size=cfg.image_size,
+            captioned=captioned,
+            masked=masked,
+            world=world,
+        )
         entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
         if captioned < cfg.scenes:
             entries.append(_entry(MASKS, "train"))
@@ -111,7 +150,9 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
             entries.append(_entry(PHRASES, "train"))
     if cfg.clips:
         counts = {"train": cfg.clips, "val": cfg.val_clips, "test": cfg.test_clips}
-        write_clips(root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames, world=world)
+        write_clips(
+            root, seed=seed, counts=counts, image_size=cfg.image_size, frames=cfg.clip_frames, world=world
+        )
         entries += [_entry(CLIPS, split) for split, count in counts.items() if count]
     return entries
 
@@ -126,16 +167,20 @@ def _metrics(read: Mapping[DatasetEntry, Sequence[Sample]]) -> dict[str, float]:
     for entry, samples in read.items():
         if entry.name == "scenes_single" and entry.split == "val":
             shares = [rle.area(_mask(s)) / (s.height * s.width) for s in samples]
-            regions = next(found for e, found in read.items() if e.name == "scenes_regions" and e.split == "val")
+            regions = next(
+                found for e, found in read.items() if e.name == "scenes_regions" and e.split == "val"
+            )
             metrics["val_target_area_median"] = float(np.median(shares))
             metrics["val_scenes_with_distractor"] = _distractor_share(samples, regions)
     return metrics
 
 
 def _distractor_share(expressions: Sequence[Sample], regions: Sequence[Sample]) -> float:
-    """Return the share of images in which a thing other than the target of some single-object expression has the target's colour or shape.
+    """Return the share of images in which a thing other than the target of some single-object expression has
+    the target's colour or shape.
 
-    `regions` are the region captions of the same images, with attributes in meta; things are matched by their mask.
+    `regions` are the region captions of the same images, with attributes in meta; things are matched by their
+    mask.
     """
     things: dict[ImageRef, dict[str, dict[str, str]]] = {}
     for region in regions:

@@ -1,11 +1,12 @@
-"""report: outputs of the stages before (metrics, scores, curves, rewards, pictures) in; a self-contained report.html, summary.json,
-headline.json out.
+"""report: outputs of the stages before (metrics, scores, curves, rewards, pictures) in; a self-contained
+report.html, summary.json, headline.json out.
 
-Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/predictions.jsonl` (benchmark, dataset,
-sample_id, asked, score, text, masks), `evaluate/<row>/skipped.json` {benchmark: why it has no figures}, the data sets of `data` for
-pictures and truth, `<base|memory|sft|rl>/curves.csv` (step,name,value), `memory/clips/*.gif`, `rl/rewards.json` {name: [rewards of step 1,
-...]}, `rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: `versions` of code and data, `stages` with times,
-`settings` that differ from the profile). The report names what is missing.
+Read, per stage: `evaluate/<row>/metrics.json` {"referring/val/gIoU": .7}, `evaluate/<row>/predictions.jsonl`
+(benchmark, dataset, sample_id, asked, score, text, masks), `evaluate/<row>/skipped.json` {benchmark: why it
+has no figures}, the data sets of `data` for pictures and truth, `<base|memory|sft|rl>/curves.csv`
+(step,name,value), `memory/clips/*.gif`, `rl/rewards.json` {name: [rewards of step 1, ...]},
+`rl/samples/<rollout>-<loop>.png` and `.json`, and the file `versions` (JSON: `versions` of code and data,
+`stages` with times, `settings` that differ from the profile). The report names what is missing.
 """
 
 from __future__ import annotations
@@ -32,20 +33,38 @@ from ans_core.types import Log
 
 STEPS = (("RL", "sft", "rl"), ("SFT", "base", "sft"))
 """(name, row before, row after), most interesting first."""
-CARDS = ("referring/gIoU", "region_caption/METEOR", "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU")
+CARDS = (
+    "referring/gIoU",
+    "region_caption/METEOR",
+    "grounded_caption/mIoU_all_objects",
+    "video/J&F",
+    "loop1/IoU",
+)
 PACKAGES = ("torch", "transformers", "peft", "sam2", "numpy", "pycocotools", "pycocoevalcap", "nltk")
 
 
 def run(
-    cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, rows: Sequence[str] = ROWS, title: str = ""
+    cfg: Config,
+    *,
+    inputs: dict[str, Path],
+    out: Path,
+    scratch: Path,
+    log: Log,
+    rows: Sequence[str] = ROWS,
+    title: str = "",
 ) -> dict[str, float]:
-    """Run the stage. `inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... `scratch` stays empty: nothing to resume.
+    """Run the stage. `inputs` by folder name under runs/<profile>: "evaluate/rl", "sft", ... `scratch` stays
+    empty: nothing to resume.
 
-    rows: the models to speak of, in the order of training; the first one is where that began. title: of the page; "": the profile."""
+    rows: the models to speak of, in the order of training; the first one is where that began. title: of the
+    page; "": the profile."""
     evaluated = {row: inputs.get(f"evaluate/{row}") for row in rows}
     summary = {row: _metrics(folder) for row, folder in evaluated.items()}
     if not any(summary.values()):
-        raise FileNotFoundError(f"no metrics.json in any of {[str(folder) for folder in evaluated.values() if folder]}: evaluate first")
+        raise FileNotFoundError(
+            f"no metrics.json in any of {[str(folder) for folder in evaluated.values() if folder]}: "
+            "evaluate first"
+        )
     answers = {row: read_answers(folder) for row, folder in evaluated.items()}
     headline = metrics.headline(summary)
     galleries, lost = _galleries(cfg, inputs, answers, rows)
@@ -77,7 +96,10 @@ def run(
     _write_json(out / "summary.json", {row: values for row, values in summary.items() if values})
     _write_json(out / "headline.json", headline)
     flat = {f"{row}/{name}": value for row, values in summary.items() for name, value in values.items()}
-    log({f"{row}/{name}": values[name] for row, values in summary.items() for name in metrics.named(values)}, 0)
+    log(
+        {f"{row}/{name}": values[name] for row, values in summary.items() for name in metrics.named(values)},
+        0,
+    )
     return flat
 
 
@@ -116,36 +138,54 @@ def _cards(summary: Summary) -> list[dict[str, Any]]:
             before, start = having[-2] if len(having) > 1 else (None, value)
             task, _, metric = name.partition("/")
             cards.append(
-                {"task": metrics.TASKS[task], "metric": metric, "row": row, "value": value, "before": before, "gain": value - start}
+                {
+                    "task": metrics.TASKS[task],
+                    "metric": metric,
+                    "row": row,
+                    "value": value,
+                    "before": before,
+                    "gain": value - start,
+                }
             )
     return cards
 
 
 def _verdicts(summary: Summary, answers: dict[str, Answers]) -> list[dict[str, Any]]:
-    compared = [(name, before, after, changes(summary, answers, before, after)) for name, before, after in STEPS]
+    compared = [
+        (name, before, after, changes(summary, answers, before, after)) for name, before, after in STEPS
+    ]
     return [verdict(name, before, after, changed) for name, before, after, changed in compared if changed]
 
 
 def _galleries(
     cfg: Config, inputs: dict[str, Path], answers: dict[str, Answers], rows: Sequence[str]
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """Return pictures by row, the last row first, each beside the row before; and by data set why there are none of it."""
+    """Return pictures by row, the last row first, each beside the row before; and by data set why there are
+    none of it."""
     pairs = {row: rows[max(0, place - 1) : place + 1] for place, row in enumerate(rows) if answers[row]}
     chosen = {
-        row: gallery.choose(answers[pair[0]] if len(pair) > 1 else {}, answers[row], cfg.report.overlays) for row, pair in pairs.items()
+        row: gallery.choose(answers[pair[0]] if len(pair) > 1 else {}, answers[row], cfg.report.overlays)
+        for row, pair in pairs.items()
     }
     wanted = {key for row, listed in chosen.items() for key in gallery.wanted(listed, answers[row])}
-    samples, lost = samples_of(wanted, prepared=inputs.get("data"), split=cfg.evaluate.split, sources=cfg.evaluate.sources)
+    samples, lost = samples_of(
+        wanted, prepared=inputs.get("data"), split=cfg.evaluate.split, sources=cfg.evaluate.sources
+    )
     drawn = {
-        row: gallery.pictures({name: inputs.get(f"evaluate/{name}") for name in pair}, chosen[row], samples) for row, pair in pairs.items()
+        row: gallery.pictures({name: inputs.get(f"evaluate/{name}") for name in pair}, chosen[row], samples)
+        for row, pair in pairs.items()
     }
     return {row: drawn.get(row, []) for row in reversed(rows)}, lost
 
 
 def _versions(given: dict[str, str]) -> dict[str, str]:
-    """Return versions of code and data (written by whoever started the run), then of the machine and the packages of this process."""
+    """Return versions of code and data (written by whoever started the run), then of the machine and the
+    packages of this process."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = f"{platform.platform()}, {os.cpu_count()} CPUs, {', '.join(gpus) or 'no GPU'}"
     packages = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
-    here = {"report made on": machine, "packages": ", ".join([f"python {platform.python_version()}", *packages])}
+    here = {
+        "report made on": machine,
+        "packages": ", ".join([f"python {platform.python_version()}", *packages]),
+    }
     return (given or {"code and data": "not there"}) | here

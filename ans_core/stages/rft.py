@@ -1,9 +1,10 @@
-"""rft: the agent after SFT and fresh questions in; its adapter after reinforcement learning on whole episodes out.
+"""rft: the agent after SFT and fresh questions in; its adapter after reinforcement learning on whole episodes
+out.
 
     dvc repro agent/dvc.yaml:rft
 
-Policy, teacher and reference are three adapters over the frozen base, on which operations run. Questions are drawn, behind those of
-`cota`, so none was seen before. Several processes share a step's questions.
+Policy, teacher and reference are three adapters over the frozen base, on which operations run. Questions are
+drawn, behind those of `cota`, so none was seen before. Several processes share a step's questions.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ LOOP: Final = "agent"
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries` (policy and teacher at the end of
-    each phase of the rewards), curves.csv, rewards.json, moved.json and `samples` (episodes with their rewards)."""
+    """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries`
+    (policy and teacher at the end of each phase of the rewards), curves.csv, rewards.json, moved.json and
+    `samples` (episodes with their rewards)."""
     check_reader(cfg.agent.reader)
     settings = cfg.agent.rft
     settings.check_shares(processes=dist.world_size())
-    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)  # an adapter's optimizer is small
+    # an adapter's optimizer is small
+    machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)
     base = inputs["model"]
     policy = load_policy(
-        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS, dtype=weights_dtype(machine.dtype),
+        base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS,
+        dtype=weights_dtype(machine.dtype),
         reader=cfg.agent.reader,
     )  # fmt: skip
     policy.model.checkpointing = layers_again(settings.checkpointing)
@@ -80,7 +84,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             return metrics
 
         curves = loop.train(
-            module, questions.batches(policy.model), name="rft", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps),
+            module, questions.batches(policy.model), name="rft",
+            schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps),
             machine=machine, seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
         )  # fmt: skip
     check_learned(curves)
@@ -114,7 +119,12 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         batch=episode.batch,
         weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
-        rules=Rules(base=_exit(phases.base), coherence=_exit(phases.coherence), every=phases.every, allowed_loss=phases.allowed_loss),
+        rules=Rules(
+            base=_exit(phases.base),
+            coherence=_exit(phases.coherence),
+            every=phases.every,
+            allowed_loss=phases.allowed_loss,
+        ),
         seed=cfg.seed,
     )
 
@@ -124,10 +134,12 @@ def _exit(end: PhaseEnd) -> Exit:
 
 
 def grpo_settings(cfg: Config) -> Rl:
-    """Return the settings of RL's steps: those that are the same for every loop. Of the longest episode all turns count."""
+    """Return the settings of RL's steps: those that are the same for every loop. Of the longest episode all
+    turns count."""
     s, episode = cfg.agent.rft, cfg.agent.episode
     names = (
-        "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high", "kl", "entropy",
+        "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high",
+        "kl", "entropy",
         "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
     )  # fmt: skip
     given = {name: getattr(s, name) for name in names}
@@ -162,7 +174,9 @@ class Questions:
 
 def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
     """Return one turn: every family as often as wanted, its questions spread over the turn."""
-    places = [((i + 0.5) / often.get(family, 1), family) for family in families for i in range(often.get(family, 1))]
+    places = [
+        ((i + 0.5) / often.get(family, 1), family) for family in families for i in range(often.get(family, 1))
+    ]
     return [family for _, family in sorted(places, key=lambda place: place[0])]
 
 
@@ -176,10 +190,13 @@ class RftBatches:
         s = self.settings
         rollout, inner = divmod(step, s.inner_steps)
         numbers = range(rollout * s.optim.batch, (rollout + 1) * s.optim.batch)
-        chosen = [self.questions.number(n) for n in dist.own_share(numbers, micro=micro, micros=s.optim.accumulate)]
+        chosen = [
+            self.questions.number(n) for n in dist.own_share(numbers, micro=micro, micros=s.optim.accumulate)
+        ]
         batch = rl_batch([sample_of(q) for q in chosen], [q.text for q in chosen], self.model, mask_size=1)
         return Batches(
-            batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner, step=step
+            batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner,
+            step=step
         )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
     dvc repro -s rl            tiny: about 6 minutes on 2 cores
 
-Policy and teacher are two adapters over one backbone; adapters off is the reference. Frozen: embeddings, head, encoders.
+Policy and teacher are two adapters over one backbone; adapters off is the reference. Frozen: embeddings,
+head, encoders.
 """
 
 from __future__ import annotations
@@ -42,20 +43,32 @@ from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
-from ans_core.stages.launch import check_shared_memory, last_means, lasting, local_processes, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import (
+    check_shared_memory,
+    last_means,
+    lasting,
+    local_processes,
+    machine_of,
+    schedule_of,
+    weights_dtype,
+)
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
 from ans_core.types import Log, Sample
 
 
-def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, must_learn: bool = True) -> dict[str, float]:
-    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), the teacher's (teacher/, the same),
-    curves.csv, rewards.json, moved.json and `samples` (pictures of rollouts) to `out`. Another sample is practised in the place of one
-    that can't be read; the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them. Raises RuntimeError if
-    no step had a gradient, unless `must_learn` is False (a trial of a few steps)."""
+def run(
+    cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, must_learn: bool = True
+) -> dict[str, float]:
+    """Run the stage. inputs: data, base, sft, questions. Writes the policy's tensors (delta on SFT), the
+    teacher's (teacher/, the same), curves.csv, rewards.json, moved.json and `samples` (pictures of rollouts)
+    to `out`. Another sample is practised in the place of one that can't be read; the curve `skipped_samples`
+    counts them, `left_out-<process>.jsonl` in `scratch` names them. Raises RuntimeError if no step had a
+    gradient, unless `must_learn` is False (a trial of a few steps)."""
     if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
         logging.warning(
-            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it is there for comparison"
+            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it "
+            "is there for comparison"
         )
     with _judging(cfg, inputs) as judging:
         return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log, must_learn=must_learn)
@@ -78,12 +91,21 @@ def _judging(cfg: Config, inputs: dict[str, Path]) -> Iterator[Judging | None]:
 
 
 def _run(
-    cfg: Config, judging: Judging | None, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log, must_learn: bool
+    cfg: Config,
+    judging: Judging | None,
+    *,
+    inputs: dict[str, Path],
+    out: Path,
+    scratch: Path,
+    log: Log,
+    must_learn: bool,
 ) -> dict[str, float]:
     settings = cfg.rl
     machine = machine_of(cfg.launch, settings.dtype, log=log)
     if machine.deepspeed_stage == 3:
-        raise ValueError("rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0")
+        raise ValueError(
+            "rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0"
+        )
     sources = data.sources(inputs["data"], "train")
     joined = Joined([source.samples for source in sources])
     practice = samples_by_loop(
@@ -93,16 +115,25 @@ def _run(
         wordless=not compares_words(settings),
         maskless=not compares_masks(settings),
     )
-    epoch = max(len(samples) for samples in practice.samples)  # of the loop with most samples; the others repeat theirs
-    settings = settings.model_copy(update={"optim": lasting(settings.optim, "rl", samples=epoch, inner_steps=settings.inner_steps)})
+    # of the loop with most samples; the others repeat theirs
+    epoch = max(len(samples) for samples in practice.samples)
+    settings = settings.model_copy(
+        update={"optim": lasting(settings.optim, "rl", samples=epoch, inner_steps=settings.inner_steps)}
+    )
     cfg = cfg.model_copy(update={"rl": settings})
-    model = sft_model(inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device)
+    model = sft_model(
+        inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device
+    )
     model.compiled = machine.compile
     modules = adapters.policy_modules(model, drawing=settings.drawing)
     lora = adapters.rl_config(**settings.lora.model_dump(), modules=modules)
     policies = adapters.Policies(model, lora, seed=dist.seed_of(cfg.seed, "rl lora"))
     model.checkpointing = checkpointed_layers(cfg, model, "rl", machine=machine, log=log)
-    check_shared_memory(machine.workers, loader_bytes(cfg, model, "rl", processes=dist.world_size()), processes=local_processes())
+    check_shared_memory(
+        machine.workers,
+        loader_bytes(cfg, model, "rl", processes=dist.world_size()),
+        processes=local_processes(),
+    )
     before = hashes(model)
     module = DualLoop(
         policies,
@@ -113,7 +144,9 @@ def _run(
         rewards=REWARDS
         | corpus_rewards(
             (s.text for samples in practice.samples for s in samples if s.text),
-            needed=set().union(*(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))),
+            needed=set().union(
+                *(getattr(settings, f"rewards_{kind}") for kind in ("caption", "mask", "ground", "text"))
+            ),
         ),
         judging=judging,
         beside=Beside(supervised=objective_of(cfg, model)) if settings.rows else None,
@@ -124,7 +157,8 @@ def _run(
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
     make = RolloutBatches(cfg, practice, model, joined, left_out, rows)
     curves = loop.train(
-        module, make, name="rl", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine, seed=cfg.seed,
+        module, make, name="rl", schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps),
+        machine=machine, seed=cfg.seed,
         scratch=scratch, log=log,
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
         scales=dict.fromkeys(modules, settings.modules_lr),
@@ -146,7 +180,10 @@ def _run(
     return last_means(curves)
 
 
-PHRASES_NEED = "rl.loops must have 'mask', rl.rewards_mask nothing that reads a mask, rl.mask_weight 0, and no judge for loop 2"
+PHRASES_NEED = (
+    "rl.loops must have 'mask', rl.rewards_mask nothing that reads a mask, rl.mask_weight 0, and no judge "
+    "for loop 2"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,17 +200,24 @@ def compares_words(settings: Rl) -> bool:
 
 
 def compares_masks(settings: Rl) -> bool:
-    """Tell whether a reward of loop 2, be its weight 0, or its loss reads the true mask. (The judge has questions about captions of known
-    regions alone.)"""
-    return settings.use_llm_judge_loop2 or settings.mask_weight > 0 or not set(settings.rewards_mask) <= MASKLESS
+    """Tell whether a reward of loop 2, be its weight 0, or its loss reads the true mask. (The judge has
+    questions about captions of known regions alone.)"""
+    return (
+        settings.use_llm_judge_loop2 or settings.mask_weight > 0 or not set(settings.rewards_mask) <= MASKLESS
+    )
 
 
 def samples_by_loop(
-    samples: Joined, loops: Collection[str], *, absent: float = 0.0, wordless: bool = False, maskless: bool = False
+    samples: Joined,
+    loops: Collection[str],
+    *,
+    absent: float = 0.0,
+    wordless: bool = False,
+    maskless: bool = False,
 ) -> LoopSamples:
-    """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. `wordless`: the loop caption also takes
-    masks that no caption is known for. `maskless`: the loop mask also takes captions that no mask is known for. Raises ValueError for a
-    loop without samples in the data."""
+    """Select each loop's samples; of the loop refer's, the share `absent` has nothing to draw. `wordless`:
+    the loop caption also takes masks that no caption is known for. `maskless`: the loop mask also takes
+    captions that no mask is known for. Raises ValueError for a loop without samples in the data."""
     chosen: dict[tuple[Callable[[Sample], bool], str], int] = {}
     phrases = Selected(samples, samples.where(lambda sample: sample.task == "phrase"))
     unpaired: dict[str, Selected] = {}
@@ -195,32 +239,40 @@ def samples_by_loop(
         found.of[name] = chosen[key]
         if not len(found.samples[chosen[key]]):
             raise ValueError(
-                f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes give none for training"
+                f"rl.loops has {name!r}, which needs {LOOPS[name].wants}; prepare.sources or prepare.scenes "
+                "give none for training"
             )
     return found
 
 
 def with_absent(samples: Selected, share: float) -> Selected:
-    """Repeat the samples without an object, or leave some of them out, until they are this share of all; samples without any such stay, and
-    a warning says so."""
+    """Repeat the samples without an object, or leave some of them out, until they are this share of all;
+    samples without any such stay, and a warning says so."""
     has_masks = np.isin(samples.numbers, samples.joined.where(lambda sample: bool(sample.masks)))
     there, silent = samples.numbers[has_masks], samples.numbers[~has_masks]
     if share and len(there) and not len(silent):
         warnings.warn(
-            f"rl.absent is {share:g}, but no expression of the training data names an absent thing: the loop refer never practises to deny."
-            " gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves this line out",
+            f"rl.absent is {share:g}, but no expression of the training data names an absent thing: the "
+            "loop refer never practises to deny."
+            " gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves "
+            "this line out",
             stacklevel=2,
         )
     wanted = round(len(there) * share / (1 - share)) if len(silent) else 0
     return Selected(samples.joined, np.concatenate([there, np.resize(silent, wanted)]))
 
 
-def rows_of_sft(cfg: Config, sources: Sequence[Source], model: Network, left_out: LeftOutFile) -> Callable[[int, int], Batch]:
-    """Return (step, micro-batch) -> this process's rows of SFT's mixture, without those that can't be read. Raises ValueError where a
-    micro-batch would have none."""
+def rows_of_sft(
+    cfg: Config, sources: Sequence[Source], model: Network, left_out: LeftOutFile
+) -> Callable[[int, int], Batch]:
+    """Return (step, micro-batch) -> this process's rows of SFT's mixture, without those that can't be read.
+    Raises ValueError where a micro-batch would have none."""
     s, seed = cfg.rl, dist.seed_of(cfg.seed, "rl rows")
     if s.rows < (least := s.optim.accumulate * dist.world_size()):
-        raise ValueError(f"rl.rows is {s.rows}: {dist.world_size()} processes with {s.optim.accumulate} micro-batches each need {least}")
+        raise ValueError(
+            f"rl.rows is {s.rows}: {dist.world_size()} processes with {s.optim.accumulate} micro-batches "
+            f"each need {least}"
+        )
     mixture = mixture_of(cfg, sources, seed=seed)
     layout = sft_layout(cfg, model)
 
@@ -250,7 +302,10 @@ class RolloutBatches:
         self.expressions = [Expressions(samples, joined) for samples in practice.samples]
         """Expressions for the samples of loop 2; empty for samples of other loops."""
         s = cfg.rl
-        self.order = [easiest_first(samples, s.curriculum) if s.curriculum != "none" else None for samples in practice.samples]
+        self.order = [
+            easiest_first(samples, s.curriculum) if s.curriculum != "none" else None
+            for samples in practice.samples
+        ]
 
     def __call__(self, step: int, micro: int) -> Batches:
         s = self.cfg.rl
@@ -276,11 +331,17 @@ class RolloutBatches:
             rows = rows_of(len(samples), rollout, batch=candidates, seed=cfg.seed)
         else:
             progress = rollout * s.inner_steps / s.optim.steps
-            pool = taking_part(len(samples), progress=progress, start=s.curriculum_start, until=s.curriculum_until)
+            pool = taking_part(
+                len(samples), progress=progress, start=s.curriculum_start, until=s.curriculum_until
+            )
             rng = dist.rng_of(cfg.seed, "rl curriculum", kind, rollout)
             rows = [
                 int(order[i])
-                for i in (rng.sample(range(pool), candidates) if pool >= candidates else rng.choices(range(pool), k=candidates))
+                for i in (
+                    rng.sample(range(pool), candidates)
+                    if pool >= candidates
+                    else rng.choices(range(pool), k=candidates)
+                )
             ]
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         try:
@@ -289,19 +350,31 @@ class RolloutBatches:
             return self._read(kind, rollout, self._readable(kind, step, own, candidates))
 
     def _read(self, kind: int, rollout: int, own: Sequence[tuple[int, int]]) -> RlBatch:
-        """Read samples and choose what they are asked. own: index of the sample, and how often it stands in the step before."""
+        """Read samples and choose what they are asked. own: index of the sample, and how often it stands in
+        the step before."""
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
         asked = []
         for i, repeat in own:
-            rng = dist.rng_of(cfg.seed, "rl asked", rollout, samples[i].dataset, samples[i].sample_id, *([repeat] if repeat else []))
+            rng = dist.rng_of(
+                cfg.seed,
+                "rl asked",
+                rollout,
+                samples[i].dataset,
+                samples[i].sample_id,
+                *([repeat] if repeat else []),
+            )
             others = self.expressions[kind][i]
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
         repeats = [repeat for _, repeat in own]
-        return rl_batch([samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats)
+        return rl_batch(
+            [samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats
+        )
 
-    def _readable(self, kind: int, step: int, own: Sequence[tuple[int, int]], candidates: int) -> list[tuple[int, int]]:
-        """Put another sample in the place of each that can't be read, and write down which these are. Raises ValueError if none of
-        STAND_INS can be read either."""
+    def _readable(
+        self, kind: int, step: int, own: Sequence[tuple[int, int]], candidates: int
+    ) -> list[tuple[int, int]]:
+        """Put another sample in the place of each that can't be read, and write down which these are. Raises
+        ValueError if none of STAND_INS can be read either."""
         samples, found, left_out = self.practice.samples[kind], list[tuple[int, int]](), list[LeftOut]()
 
         def name(i: int) -> str:
@@ -314,7 +387,8 @@ class RolloutBatches:
             rng = dist.rng_of(self.cfg.seed, "rl stand-in", step // self.cfg.rl.inner_steps, name(i), repeat)
             others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
             chosen, _, broken = first_readable(chain([i], others), read, name=name, stage="rl")
-            found.append((chosen, candidates * (i + 1) + repeat if broken else repeat))  # its seeds are those of no other place in the step
+            # its seeds are those of no other place in the step
+            found.append((chosen, candidates * (i + 1) + repeat if broken else repeat))
             left_out += broken[:1]
         self.left_out.add(step, left_out)
         return found
@@ -342,7 +416,8 @@ def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:
 
 @functools.lru_cache(maxsize=8)
 def _epoch_order(count: int, epoch: int, seed: int) -> array[int]:
-    """Return the permutation of an epoch (a second for a million), kept for the loops' numbers of samples and the epoch after."""
+    """Return the permutation of an epoch (a second for a million), kept for the loops' numbers of samples and
+    the epoch after."""
     order = array("q", range(count))
     dist.rng_of(seed, "rl epoch", epoch).shuffle(order)
     return order

@@ -2,8 +2,8 @@
 
     dvc repro -s sft           tiny: 10 to 13 minutes on 2 cores
 
-Without steps the base, a Sa2VA, is passed through: RL then starts from it.
-Frozen: vision tower, SAM2's image encoder, prompt encoder and memory. Trained: LoRA on the language model, embeddings, head, projector,
+Without steps the base, a Sa2VA, is passed through: RL then starts from it. Frozen: vision tower, SAM2's image
+encoder, prompt encoder and memory. Trained: LoRA on the language model, embeddings, head, projector,
 text_hidden_fcs and SAM2's mask decoder, all in fp32.
 """
 
@@ -49,13 +49,16 @@ from ans_core.types import Log
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained tensors (delta), curves.csv,
-    moved.json and `samples` (pictures of validated masks) to `out`. Samples that can't be read or are too long are left out: the curve
-    `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
+    """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained
+    tensors (delta), curves.csv, moved.json and `samples` (pictures of validated masks) to `out`. Samples that
+    can't be read or are too long are left out: the curve `skipped_samples` counts them,
+    `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype, log=log)
     if (inputs["base"] / "sam2").is_dir():
-        raise ValueError("base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory")
+        raise ValueError(
+            "base.source is sam2, a SAM2 without a language model: its pipeline ends with the stage memory"
+        )
     if not (settings.optim.steps or settings.optim.epochs):
         return _passed_through(inputs, out)
     divide = sharding.divide if machine.deepspeed_stage == 3 else None
@@ -68,14 +71,20 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     show_ranks(lora, log)
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=dist.seed_of(cfg.seed, "sft lora"))
     model.checkpointing = checkpointed_layers(cfg, model, "sft", machine=machine, log=log)
-    check_shared_memory(machine.workers, loader_bytes(cfg, model, "sft", processes=dist.world_size()), processes=local_processes())
+    check_shared_memory(
+        machine.workers,
+        loader_bytes(cfg, model, "sft", processes=dist.world_size()),
+        processes=local_processes(),
+    )
     before = hashes(model)
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     optim = lasting(settings.optim, "sft", samples=mixture.epoch)
     show_mixture(mixture.table(optim.steps * optim.batch), log)
     layout = sft_layout(cfg, model)
     measure = partial(row_length, tokenizer=model.tokenizer, layout=layout)
-    groups = LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
+    groups = (
+        LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
+    )
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
 
     def rows(step: int, micro: int) -> list[Row]:
@@ -95,7 +104,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         return found if peak is None else found | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
 
     watch = Watch(
-        validation=_validation(cfg, module, machine, layout, inputs["data"], scratch) if settings.val_every else None,
+        validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
+        if settings.val_every
+        else None,
         rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
         counts=counts,
         peak_flops=peak,
@@ -103,12 +114,19 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         runs_again=True,
     )
     curves = loop.train(
-        module, make, name="sft", schedule=schedule_of(optim), machine=machine, seed=cfg.seed, scratch=scratch, log=log,
-        after_step=lambda step: left_out.metrics(step, machine.device), scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
+        module, make, name="sft", schedule=schedule_of(optim), machine=machine, seed=cfg.seed,
+        scratch=scratch, log=log,
+        after_step=lambda step: left_out.metrics(step, machine.device),
+        scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
     moved, trained = check_moved(before, model), adapters.trained(model)
     if dist.rank() == 0:
-        config = {"stage": "sft", "lora": lora, "seed": cfg.seed, "seg_object_score": model.config.seg_object_score}
+        config = {
+            "stage": "sft",
+            "lora": lora,
+            "seed": cfg.seed,
+            "seg_object_score": model.config.seg_object_score,
+        }
         beside = memory.beside(of_memory, trained)
         checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
@@ -120,8 +138,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
-    """Write a delta that holds what `memory` trained and no tensor of its own. Raises ValueError for a base that has not learned what
-    `[SEG]` means."""
+    """Write a delta that holds what `memory` trained and no tensor of its own. Raises ValueError for a base
+    that has not learned what `[SEG]` means."""
     base = inputs["base"] / "base"
     refuse_untaught(base)
     if dist.rank() == 0:
@@ -145,14 +163,21 @@ def _features(cfg: Config, hashes: Mapping[str, str], *, dtype: str) -> FeatureC
     if not cfg.launch.feature_cache:
         return None
     salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {dtype}"
-    return FeatureCache(Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt)
+    return FeatureCache(
+        Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt
+    )
 
 
-def _validation(cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path) -> Validation:
+def _validation(
+    cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path
+) -> Validation:
     """Validate on the split `val`. Raises ValueError if it holds nothing of the mixture."""
     settings, sources = cfg.sft, data.sources(prepared, "val")
     if not sources:
-        raise ValueError("sft.val_every is set, and the data has no split 'val'; add one to prepare.sources, or set sft.val_every=0")
+        raise ValueError(
+            "sft.val_every is set, and the data has no split 'val'; add one to prepare.sources, or set "
+            "sft.val_every=0"
+        )
     held_out = ValidationSlice(
         module,
         mixture_of(cfg, sources, seed=dist.seed_of(cfg.seed, "validation")),
@@ -178,9 +203,25 @@ def show_mixture(table: Sequence[PoolRows], log: Log) -> None:
     total = sum(pool.rows for pool in table)
     lines = [("data sets", "images", "samples", "rows", "share", "epochs")]
     for p in table:
-        numbers = (f"{p.images:,}", f"{p.samples:,}", f"{p.rows:,}", f"{p.rows / total:.1%}", f"{p.epochs:.2f}")
+        numbers = (
+            f"{p.images:,}",
+            f"{p.samples:,}",
+            f"{p.rows:,}",
+            f"{p.rows / total:.1%}",
+            f"{p.epochs:.2f}",
+        )
         lines.append((" + ".join(p.datasets), *numbers))
     first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = ["  ".join([line[0].ljust(first), *(n.rjust(w) for n, w in zip(line[1:], widths, strict=True))]) for line in lines]
+    aligned = [
+        "  ".join([line[0].ljust(first), *(n.rjust(w) for n, w in zip(line[1:], widths, strict=True))])
+        for line in lines
+    ]
     print("\n".join(aligned))
-    log({f"mixture/{p.name}/{key}": value for p in table for key, value in (("rows", float(p.rows)), ("epochs", p.epochs))}, 0)
+    log(
+        {
+            f"mixture/{p.name}/{key}": value
+            for p in table
+            for key, value in (("rows", float(p.rows)), ("epochs", p.epochs))
+        },
+        0,
+    )

@@ -1,4 +1,5 @@
-"""Settings of SFT -> its mixture, how its rows look, and its objective; for every stage that learns from such rows."""
+"""Settings of SFT -> its mixture, how its rows look, and its objective; for every stage that learns from such
+rows."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from ans_core.model.supervised import Supervised, layout_of
 def mixture_of(cfg: Config, sources: Sequence[Source], *, seed: int) -> Mixture:
     """Mix the sources as the settings of SFT say."""
     s = cfg.sft
-    return Mixture(sources, s.mixture, questions=s.questions_per_image, frames=s.frames, seed=seed, turn=conversation.turn)
+    return Mixture(
+        sources,
+        s.mixture,
+        questions=s.questions_per_image,
+        frames=s.frames,
+        seed=seed,
+        turn=conversation.turn,
+    )
 
 
 def sft_layout(cfg: Config, model: Network) -> Layout:
@@ -28,5 +36,6 @@ def objective_of(cfg: Config, model: Network, *, features: FeatureCache | None =
     """Return SFT's losses with their weights; `features`: where to look for what the frozen encoders give."""
     s = cfg.sft
     return Supervised(
-        model, mask_weight=s.mask_weight, dice_weight=s.dice_weight, points=s.mask_points, object_weight=s.object_weight, features=features
+        model, mask_weight=s.mask_weight, dice_weight=s.dice_weight, points=s.mask_points,
+        object_weight=s.object_weight, features=features
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""A SAM2 as the benchmarks of video object segmentation see it: clips with their objects' first masks in, masklets out."""
+"""A SAM2 as the benchmarks of video object segmentation see it: clips with their objects' first masks in,
+masklets out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def answerer(sam2: Grounding) -> Answerer:
 
 
 def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
-    """Return every object's predicted masks. A pixel is of the surest object alone, unless the benchmark lets objects overlap."""
+    """Return every object's predicted masks. A pixel is of the surest object alone, unless the benchmark lets
+    objects overlap."""
     assert item.objects is not None, f"{item.name}: a clip of video object segmentation has objects"
     objects, frames = item.objects(), item.request.frames
     width, height = transforms.image_size(frames[0])
@@ -28,10 +30,15 @@ def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
     for name, prompt in zip(objects.names, prompts, strict=True):
         prompt.check(width=width, height=height, frames=len(frames), where=f"{item.name}, object {name}")
     found: list[list[RLE]] = [[] for _ in prompts]
-    for _, low in follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)):
-        logits = (upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)  # one object at a time
+    for _, low in follow(
+        sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
+    ):
+        # one object at a time
+        logits = (upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)
         labels = None if objects.overlap else label_map(logits)
-        masks = (z > 0 for z in logits) if labels is None else (labels == n for n in range(1, len(prompts) + 1))
+        masks = (
+            (z > 0 for z in logits) if labels is None else (labels == n for n in range(1, len(prompts) + 1))
+        )
         for own, mask in zip(found, masks, strict=True):
             own.append(rle.encode(mask))
     return tuple(map(tuple, found))

@@ -1,5 +1,5 @@
-"""Clips of pixels and masks in, one TrackingBatch out: objects of several clips with their targets, grouped by how they are prompted and by
-the frames in which they are."""
+"""Clips of pixels and masks in, one TrackingBatch out: objects of several clips with their targets, grouped
+by how they are prompted and by the frames in which they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class ClipTensors:
     pixels: Float[Tensor, "F 3 S S"]
     masks: Bool[Tensor, "N F S S"]
     known: Bool[Tensor, "N F"]
-    """Whether the frame has ground truth for the object. An empty mask that is known says that the object is not there."""
+    """Whether the frame has ground truth for the object. An empty mask that is known says that the object is
+    not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +68,21 @@ class TrackingBatch(TensorBatch):
     targets: Bool[Tensor, "N F S S"]
     known: Bool[Tensor, "N F"]
     tracks: list[list[PromptedObjects]]
-    """Groups that are prompted in the same frames: each is prompted by itself, and SAM2 follows the objects of all of them together."""
+    """Groups that are prompted in the same frames: each is prompted by itself, and SAM2 follows the objects
+    of all of them together."""
     total: int = 0
-    """Predictions of all micro-batches and processes of the step, by which the loss is divided; 0: those of this batch."""
+    """Predictions of all micro-batches and processes of the step, by which the loss is divided; 0: those of
+    this batch."""
 
 
-def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Sequence[Random]) -> TrackingBatch:
-    """Put clips of equal length into one batch and prompt every object in the first frame that shows it (all must show before the end).
+def make_batch(
+    clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Sequence[Random]
+) -> TrackingBatch:
+    """Put clips of equal length into one batch and prompt every object in the first frame that shows it (all
+    must show before the end).
 
-    An object that enters late is prompted late; nothing is asked of it before. A frame without its ground truth prompts nothing. A clip's
-    prompts depend on its own random numbers alone.
+    An object that enters late is prompted late; nothing is asked of it before. A frame without its ground
+    truth prompts nothing. A clip's prompts depend on its own random numbers alone.
     """
     length = len(clips[0].pixels)
     rows: list[Tensor] = []
@@ -93,7 +99,9 @@ def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Se
     tracks: dict[tuple[int, ...], list[list[PromptedObjects]]] = defaultdict(list)
     for (kind, prompted), planned in plans.items():
         for start in range(0, len(planned), options.at_once):
-            group = _group(kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks)
+            group = _group(
+                kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks
+            )
             alike = tracks[prompted]
             if not alike or sum(len(other.objects) for other in (*alike[-1], group)) > options.at_once:
                 alike.append([])
@@ -110,27 +118,38 @@ def make_batch(clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Se
 def _points(mask: Bool[Tensor, "S S"], kind: PromptKind, options: PromptOptions, *, rng: Random) -> Points:
     if kind == "mask":
         return [], []
-    return points_for(mask.numpy(), kind, count=options.points, include_center=options.include_center, rng=rng)
+    return points_for(
+        mask.numpy(), kind, count=options.points, include_center=options.include_center, rng=rng
+    )
 
 
-def _group(kind: PromptKind, frames: list[int], planned: Sequence[tuple[int, list[Points]]], *, clicks: int) -> PromptedObjects:
+def _group(
+    kind: PromptKind, frames: list[int], planned: Sequence[tuple[int, list[Points]]], *, clicks: int
+) -> PromptedObjects:
     count = len(planned)
     return PromptedObjects(
         objects=torch.tensor([n for n, _ in planned]),
         kind=kind,
         frames=frames,
-        coordinates=torch.tensor([[places for places, _ in own] for _, own in planned]).reshape(count, len(frames), -1, 2),
-        labels=torch.tensor([[labels for _, labels in own] for _, own in planned], dtype=torch.int32).reshape(count, len(frames), -1),
+        coordinates=torch.tensor([[places for places, _ in own] for _, own in planned]).reshape(
+            count, len(frames), -1, 2
+        ),
+        labels=torch.tensor([[labels for _, labels in own] for _, own in planned], dtype=torch.int32).reshape(
+            count, len(frames), -1
+        ),
         clicks=0 if kind == "mask" else clicks,
     )
 
 
 def predictions(batch: TrackingBatch) -> int:
-    """Count what a loss is taken of: every object, frame with ground truth from its prompt on, and correction. A given mask is none."""
+    """Count what a loss is taken of: every object, frame with ground truth from its prompt on, and
+    correction. A given mask is none."""
     count = 0
     for group in chain.from_iterable(batch.tracks):
         per_frame = batch.known[group.objects].sum(0).tolist()
         for index in range(group.frames[0], len(per_frame)):
             prompted = index in group.frames
-            count += 0 if prompted and group.kind == "mask" else per_frame[index] * (1 + group.clicks * prompted)
+            count += (
+                0 if prompted and group.kind == "mask" else per_frame[index] * (1 + group.clicks * prompted)
+            )
     return count

@@ -1,4 +1,5 @@
-"""Samples in, clips with identified objects out; a clip in, a window of frames and masks at the model's size out."""
+"""Samples in, clips with identified objects out; a clip in, a window of frames and masks at the model's size
+out."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from ans_core.types import RLE, ImageRef, Masklet, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """A video, or a still (one frame), with the objects that its annotation tells apart; equal masklets are one object."""
+    """A video, or a still (one frame), with the objects that its annotation tells apart; equal masklets are
+    one object."""
 
     name: str
     """Data set and video, for errors."""
@@ -36,7 +38,9 @@ class Clip:
     @cached_property
     def visible(self) -> Bool[np.ndarray, "N F"]:
         """Whether the ground truth shows an object in a frame."""
-        return self._table([[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets])
+        return self._table(
+            [[mask is not None and rle.area(mask) > 0 for mask in masklet] for masklet in self.masklets]
+        )
 
     @cached_property
     def known(self) -> Bool[np.ndarray, "N F"]:
@@ -53,12 +57,16 @@ class Clip:
         return np.flatnonzero((self.visible[:, chosen][:, :-1] & known_later).any(1)).tolist()
 
 
-JOINED = "its masks stand for several objects each: crowds, or a category whose annotation has no instance_id or track_id"
+JOINED = (
+    "its masks stand for several objects each: crowds, or a category whose annotation has no instance_id or "
+    "track_id"
+)
 """Why a picture or video without a single object is left out."""
 
 
 class Clips(Lazy[Clip]):
-    """Every video and still of some sequences of samples with all its objects (those without any included), in the order of the samples.
+    """Every video and still of some sequences of samples with all its objects (those without any included),
+    in the order of the samples.
 
     A clip is put together each time it is asked for, so what is kept in memory is numbers: 25 bytes a sample.
     """
@@ -66,7 +74,9 @@ class Clips(Lazy[Clip]):
     def __init__(self, sources: Sequence[Sequence[Sample]]) -> None:
         self._sources = sources
         self._firsts = np.cumsum([0, *map(len, sources)])
-        self._samples, self._bounds = by_picture(np.concatenate([np.array([], "S16"), *map(picture_keys, sources)]))
+        self._samples, self._bounds = by_picture(
+            np.concatenate([np.array([], "S16"), *map(picture_keys, sources)])
+        )
         self._pictures = np.arange(len(self._bounds) - 1)
 
     def at(self, numbers: Sequence[int]) -> Clips:
@@ -80,7 +90,10 @@ class Clips(Lazy[Clip]):
 
     def item(self, number: int) -> Clip:
         picture = self._pictures[number]
-        samples = [self._sample(int(number)) for number in self._samples[self._bounds[picture] : self._bounds[picture + 1]]]
+        samples = [
+            self._sample(int(number))
+            for number in self._samples[self._bounds[picture] : self._bounds[picture + 1]]
+        ]
         objects: list[Masklet] = []
         joined: list[Masklet] = []
         for sample in samples:
@@ -90,7 +103,12 @@ class Clips(Lazy[Clip]):
                 if masklet not in kept:
                     kept.append(masklet)
         shown, others = samples[0], sum(masklet not in objects for masklet in joined)
-        return Clip(name=f"{shown.dataset}/{shown.image_id}", frames=shown.frames, masklets=tuple(objects), joined=others)
+        return Clip(
+            name=f"{shown.dataset}/{shown.image_id}",
+            frames=shown.frames,
+            masklets=tuple(objects),
+            joined=others,
+        )
 
     def _sample(self, number: int) -> Sample:
         source = int(np.searchsorted(self._firsts, number, side="right")) - 1
@@ -98,7 +116,8 @@ class Clips(Lazy[Clip]):
 
 
 def why_left_out(clip: Clip, *, length: int) -> str:
-    """Say why a video can't be trained on: no single object, too short, or no object to be followed; empty if it can."""
+    """Say why a video can't be trained on: no single object, too short, or no object to be followed; empty if
+    it can."""
     if clip.joined and not clip.masklets:
         return f"{clip.name}: {JOINED}"
     if len(clip.frames) < length:
@@ -115,20 +134,26 @@ def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:
 
 
 def choose_window(clip: Clip, *, length: int, max_gap: int, rng: Random) -> list[int]:
-    """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap` that the clip allows."""
+    """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap`
+    that the clip allows."""
     starts = {gap: found for gap in range(1, max_gap + 1) if (found := _starts(clip, length=length, gap=gap))}
     if not starts:
-        raise ValueError(f"{clip.name}: no window of {length} frames shows an object that a later one has ground truth for")
+        raise ValueError(
+            f"{clip.name}: no window of {length} frames shows an object that a later one has ground truth for"
+        )
     gap = rng.choice(list(starts))
     first = rng.choice(starts[gap])
     return list(range(first, first + (length - 1) * gap + 1, gap))
 
 
-def load_window(clip: Clip, window: Sequence[int], *, size: int, max_objects: int, rng: Random) -> ClipTensors:
-    """Open frames and masks of a window at size x size. Objects: those that can be followed in it, at most `max_objects` of them (0: all).
+def load_window(
+    clip: Clip, window: Sequence[int], *, size: int, max_objects: int, rng: Random
+) -> ClipTensors:
+    """Open frames and masks of a window at size x size. Objects: those that can be followed in it, at most
+    `max_objects` of them (0: all).
 
-    A mask too small to leave a pixel at this size keeps the one in its middle. Raises ValueError naming clip and frame for a mask that has
-    another size than its frame.
+    A mask too small to leave a pixel at this size keeps the one in its middle. Raises ValueError naming clip
+    and frame for a mask that has another size than its frame.
     """
     opened = {index: transforms.open_image(clip.frames[index]) for index in dict.fromkeys(window)}
     pictures = [opened[index] for index in window]
@@ -141,7 +166,9 @@ def load_window(clip: Clip, window: Sequence[int], *, size: int, max_objects: in
         for f, (index, picture) in enumerate(zip(window, pictures, strict=True)):
             coded = clip.masklets[n][index]
             if coded is not None:
-                masks[place, f] = _resized(coded, (picture.height, picture.width), size, f"{clip.name}, frame {index}")
+                masks[place, f] = _resized(
+                    coded, (picture.height, picture.width), size, f"{clip.name}, frame {index}"
+                )
                 known[place, f] = True
     return ClipTensors(pixels=transforms.normalise(pictures, size=size), masks=masks, known=known)
 
@@ -149,7 +176,8 @@ def load_window(clip: Clip, window: Sequence[int], *, size: int, max_objects: in
 def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Bool[Tensor, "S S"]:
     if tuple(coded["size"]) != picture:
         raise ValueError(
-            f"{where}: the mask is {coded['size'][1]} x {coded['size'][0]}, the frame {picture[1]} x {picture[0]};"
+            f"{where}: the mask is {coded['size'][1]} x {coded['size'][0]}, the frame {picture[1]} x "
+            f"{picture[0]};"
             " is it the mask of another frame, or of this one at another size?"
         )
     whole = rle.decode(coded)

@@ -1,6 +1,8 @@
-"""A video and one prompt for each of N objects in, their masks frame by frame out, in memory that does not grow with the video.
+"""A video and one prompt for each of N objects in, their masks frame by frame out, in memory that does not
+grow with the video.
 
-All objects that are prompted in the same way in the same frame go through SAM2 as one batch, and every frame is encoded once.
+All objects that are prompted in the same way in the same frame go through SAM2 as one batch, and every frame
+is encoded once.
 """
 
 from __future__ import annotations
@@ -49,22 +51,32 @@ class ObjectPrompt:
         return ObjectPrompt.box((xs.min(), ys.min(), xs.max() + 1, ys.max() + 1), frame=frame)
 
     def check(self, *, width: int, height: int, frames: int, where: str) -> None:
-        """Raise ValueError for a frame that the video lacks, a point outside of the picture, a box without an inside, and a mask that is
-        empty or of another size."""
+        """Raise ValueError for a frame that the video lacks, a point outside of the picture, a box without an
+        inside, and a mask that is empty or of another size."""
         if not 0 <= self.frame < frames:
-            raise ValueError(f"{where}: there is no frame {self.frame}; the video has {frames}, counted from 0")
+            raise ValueError(
+                f"{where}: there is no frame {self.frame}; the video has {frames}, counted from 0"
+            )
         box = self.labels == (TOP_LEFT, BOTTOM_RIGHT)
         for x, y in self.points:
             if not (0 <= x < width + box and 0 <= y < height + box):  # a box may end at the picture's edge
-                raise ValueError(f"{where}: the point {x:g},{y:g} lies outside of the picture of {width} x {height} pixels")
+                raise ValueError(
+                    f"{where}: the point {x:g},{y:g} lies outside of the picture of {width} x {height} pixels"
+                )
         if box:
             (x0, y0), (x1, y1) = self.points
             if x0 >= x1 or y0 >= y1:
-                raise ValueError(f"{where}: the box {x0:g},{y0:g},{x1:g},{y1:g} has no inside; give its left, upper, right and lower edge")
+                raise ValueError(
+                    f"{where}: the box {x0:g},{y0:g},{x1:g},{y1:g} has no inside; give its left, upper, "
+                    "right and lower edge"
+                )
         if self.mask is None:
             return
         if self.mask.shape != (height, width):
-            raise ValueError(f"{where}: the mask is {self.mask.shape[1]} x {self.mask.shape[0]}, the frames {width} x {height}")
+            raise ValueError(
+                f"{where}: the mask is {self.mask.shape[1]} x {self.mask.shape[0]}, the frames {width} x "
+                f"{height}"
+            )
         if not self.mask.any():
             raise ValueError(f"{where}: the mask is empty; prompt in a frame that shows the object")
 
@@ -77,14 +89,19 @@ def follow(
     frames: int,
     memory: bool = True,
 ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
-    """Yield (frame, low-resolution mask logits of the N objects) in order of time, as the stock predictor computes them.
+    """Yield (frame, low-resolution mask logits of the N objects) in order of time, as the stock predictor
+    computes them.
 
-    Before the frame of its prompt an object is not looked for: its logits are NO_OBJ_SCORE. Raises ValueError for frames of unequal size.
-    Without `memory`, every frame from there on is decoded from its own features by the same prompt, to tell what the memory is worth. Of a
-    mask that is its box: SAM2 gives a mask back as it is.
+    Before the frame of its prompt an object is not looked for: its logits are NO_OBJ_SCORE. Raises ValueError
+    for frames of unequal size. Without `memory`, every frame from there on is decoded from its own features
+    by the same prompt, to tell what the memory is worth. Of a mask that is its box: SAM2 gives a mask back as
+    it is.
     """
     if not memory:
-        prompts = [prompt if prompt.mask is None else ObjectPrompt.around(prompt.mask, frame=prompt.frame) for prompt in prompts]
+        prompts = [
+            prompt if prompt.mask is None else ObjectPrompt.around(prompt.mask, frame=prompt.frame)
+            for prompt in prompts
+        ]
     picture = pictures if callable(pictures) else pictures.__getitem__
     size = picture(0).size
     tracks: list[tuple[int, list[int], Iterator[tuple[int, Tensor]]]] = []
@@ -94,19 +111,30 @@ def follow(
             chosen = objects[first : first + AT_ONCE]
             shown = iter(lambda: current[0], None)
             given = _inputs(sam2, [prompts[n] for n in chosen], size)
-            prompted = dict.fromkeys([frame] if memory else range(frames), given)  # a prompted frame reads no memory
-            tracks.append((frame, chosen, sam2.propagate(shown, prompted, objects=len(chosen), frames=frames)))
+            # a prompted frame reads no memory
+            prompted = dict.fromkeys([frame] if memory else range(frames), given)
+            tracks.append(
+                (frame, chosen, sam2.propagate(shown, prompted, objects=len(chosen), frames=frames))
+            )
     side = sam2.image_size // 4
     with stock_rules(sam2):
         for index in range(frames):
             shot = picture(index)
             if shot.size != size:
-                raise ValueError(f"frame {index} is {shot.width} x {shot.height}, the first {size[0]} x {size[1]}; bring them to one size")
+                raise ValueError(
+                    f"frame {index} is {shot.width} x {shot.height}, the first {size[0]} x {size[1]}; bring "
+                    "them to one size"
+                )
             logits = torch.full((len(prompts), side, side), NO_OBJ_SCORE, device=sam2.device)
             running = [(chosen, found) for frame, chosen, found in tracks if frame <= index]
             with torch.no_grad():  # not around the `yield`: the caller has a mode of its own
                 if running:
-                    current[:] = [(index, sam2.encode(transforms.normalise([shot], size=sam2.image_size).to(sam2.device)))]
+                    current[:] = [
+                        (
+                            index,
+                            sam2.encode(transforms.normalise([shot], size=sam2.image_size).to(sam2.device)),
+                        )
+                    ]
                 for chosen, found in running:
                     logits[chosen] = next(found)[1].float()
             yield index, logits
@@ -136,7 +164,8 @@ def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, i
 
 
 def label_map(logits: Iterable[Float[np.ndarray, "H W"]]) -> UInt8[np.ndarray, "H W"]:
-    """Return each pixel's object, from 1; 0 where no object's logit is positive. The highest logit counts, of equal ones the first.
+    """Return each pixel's object, from 1; 0 where no object's logit is positive. The highest logit counts, of
+    equal ones the first.
 
     Of an iterator, one object's logits are held at a time: those of 255 objects at 1080p would be 2.1 GB.
     """
@@ -151,8 +180,8 @@ def label_map(logits: Iterable[Float[np.ndarray, "H W"]]) -> UInt8[np.ndarray, "
 
 @contextmanager
 def stock_rules(sam2: Grounding) -> Iterator[None]:
-    """Let SAM2 work as published: in eval mode, with masks blank where the object is absent, by its mask decoder from before Sa2VA's
-    training where that was kept."""
+    """Let SAM2 work as published: in eval mode, with masks blank where the object is absent, by its mask
+    decoder from before Sa2VA's training where that was kept."""
     training, blank, decoder = sam2.training, sam2.blank_absent, sam2.sam_mask_decoder
     sam2.eval()
     sam2.blank_absent = True

@@ -1,10 +1,13 @@
-"""Features of clips and prompted objects in, SAM2's outputs frame by frame out, each from the memory of those before it.
+"""Features of clips and prompted objects in, SAM2's outputs frame by frame out, each from the memory of those
+before it.
 
-Gradients reach back through the memory over the whole clip. With `recompute`, a frame keeps nothing but its inputs and outputs for the
-backward pass, which computes it again: a tenth of the activation memory and less (docs/video.md), at 1.13 times the time on a CPU.
+Gradients reach back through the memory over the whole clip. With `recompute`, a frame keeps nothing but its
+inputs and outputs for the backward pass, which computes it again: a tenth of the activation memory and less
+(docs/video.md), at 1.13 times the time on a CPU.
 
-What draws random numbers (dropout, corrective clicks) must draw the same ones again. torch keeps the state of a GPU's generator for GPUs
-that it sees among `checkpoint`'s arguments: a closure over tensors would lose it without a word.
+What draws random numbers (dropout, corrective clicks) must draw the same ones again. torch keeps the state of
+a GPU's generator for GPUs that it sees among `checkpoint`'s arguments: a closure over tensors would lose it
+without a word.
 """
 
 from __future__ import annotations
@@ -57,14 +60,16 @@ def track(
     recompute: bool,
     remember: Remember = remembered,
 ) -> Iterator[Tracked]:
-    """Yield the prompted frames of the groups of one track, group by group, and then the other frames after the first prompt in order of
-    time, of all objects together: how an object was prompted makes no difference to what is done there."""
+    """Yield the prompted frames of the groups of one track, group by group, and then the other frames after
+    the first prompt in order of time, of all objects together: how an object was prompted makes no difference
+    to what is done there."""
     frames, length = groups[0].frames, batch.rows.shape[1]
     later = [index for index in range(frames[0], length) if index not in frames]
     bank: Bank = {"cond_frame_outputs": {}, "non_cond_frame_outputs": {}}
 
     def run(index: int, objects: Tensor, *, keep: bool, **prompt: Any) -> dict[str, Any]:
-        seen = {kind: dict(outs) for kind, outs in bank.items()}  # as it is now: a frame may be computed again when there are later ones
+        # as it is now: a frame may be computed again when there are later ones
+        seen = {kind: dict(outs) for kind, outs in bank.items()}
         step: Callable[..., dict[str, Any]] = partial(sam2.step, frames=length, remember=keep, **prompt)
         read = (maps, batch.rows[objects, index], index, seen)
         return checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
@@ -91,7 +96,11 @@ def _together(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one record of the objects of all groups, of what the memory bank keeps of each."""
 
     def joined(values: Sequence[Any]) -> Any:
-        return [joined(levels) for levels in zip(*values, strict=True)] if isinstance(values[0], list) else torch.cat(list(values))
+        return (
+            [joined(levels) for levels in zip(*values, strict=True)]
+            if isinstance(values[0], list)
+            else torch.cat(list(values))
+        )
 
     return {key: joined([one[key] for one in kept]) for key in REMEMBERED}
 
@@ -111,14 +120,22 @@ def _correct(prompt: dict[str, Tensor], logits: Tensor, *, target: Tensor) -> di
 
 
 def encode(sam2: Grounding, frames: Tensor, *, at_once: int, recompute: bool) -> FrameFeatures:
-    """Run the image encoder on so many frames at a time. If it is trained, `recompute` computes each frame again by itself in the backward
-    pass."""
+    """Run the image encoder on so many frames at a time. If it is trained, `recompute` computes each frame
+    again by itself in the backward pass."""
     trained = any(p.requires_grad for p in sam2.image_encoder.parameters())
     if trained and recompute:
-        at_once = 1  # what is computed again is held at once: 5.8 GB a frame of 1024 pixels in SAM2's large size (docs/video.md)
+        # What is computed again is held at once, 5.8 GB a frame of 1024 pixels in SAM2's large size: see
+        # docs/video.md.
+        at_once = 1
     chunks = []
     with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
         for chosen in frames.split(at_once):
-            chunks.append(checkpoint(sam2.encode, chosen, use_reentrant=False) if trained and recompute else sam2.encode(chosen))
-    fine, middle, coarse = (torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("fine", "middle", "coarse"))
+            chunks.append(
+                checkpoint(sam2.encode, chosen, use_reentrant=False)
+                if trained and recompute
+                else sam2.encode(chosen)
+            )
+    fine, middle, coarse = (
+        torch.cat([getattr(chunk, name) for chunk in chunks]) for name in ("fine", "middle", "coarse")
+    )
     return FrameFeatures(fine=fine, middle=middle, coarse=coarse)

@@ -1,4 +1,5 @@
-"""Trained tensors of several epochs with their scores: the best and the last few stay on disk, also over a restart."""
+"""Trained tensors of several epochs with their scores: the best and the last few stay on disk, also over a
+restart."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ans_core import dist
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A folder of files `epoch-N.safetensors` and their scores in `scores.json`; only the first process writes."""
+    """A folder of files `epoch-N.safetensors` and their scores in `scores.json`; only the first process
+    writes."""
 
     folder: Path
     last: int
@@ -23,7 +25,11 @@ class Kept:
 
     def scores(self) -> dict[int, float]:
         file = self.folder / "scores.json"
-        return {int(epoch): score for epoch, score in json.loads(file.read_text()).items()} if file.exists() else {}
+        return (
+            {int(epoch): score for epoch, score in json.loads(file.read_text()).items()}
+            if file.exists()
+            else {}
+        )
 
     def best(self) -> int:
         """Return the epoch with the highest score, the earlier of two equal ones."""
@@ -37,13 +43,15 @@ class Kept:
         return sorted({*newest, *([self.best()] if scores else [])})
 
     def add(self, epoch: int, score: float, tensors: Mapping[str, Tensor]) -> None:
-        """Keep an epoch's tensors; remove those that are neither the best nor among the last. An epoch that is trained again after a
-        restart replaces itself, and all later ones go: they were of the run before, and need not come out alike (another number of
-        processes, a GPU)."""
+        """Keep an epoch's tensors; remove those that are neither the best nor among the last. An epoch that
+        is trained again after a restart replaces itself, and all later ones go: they were of the run before,
+        and need not come out alike (another number of processes, a GPU)."""
         if dist.rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(epoch, tensors)
-            scores = {earlier: found for earlier, found in self.scores().items() if earlier < epoch} | {epoch: score}
+            scores = {earlier: found for earlier, found in self.scores().items() if earlier < epoch} | {
+                epoch: score
+            }
             partial = self.folder / "scores.json.partial"
             partial.write_text(json.dumps(scores))
             partial.replace(self.folder / "scores.json")

@@ -1,4 +1,5 @@
-"""Mask logits, predicted IoUs and object scores of one frame -> the parts of SAM2's training loss, summed over objects."""
+"""Mask logits, predicted IoUs and object scores of one frame -> the parts of SAM2's training loss, summed
+over objects."""
 
 from __future__ import annotations
 
@@ -33,17 +34,23 @@ def frame_losses(
     target: Bool[Tensor, "N S S"],
     weights: LossWeights,
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return the parts `mask`, `dice`, `iou` and `object`, weights not applied, each a sum over the N objects.
+    """Return the parts `mask`, `dice`, `iou` and `object`, weights not applied, each a sum over the N
+    objects.
 
-    Of M masks the one with the lowest weighted mask + dice loss learns; every predicted IoU learns the IoU of its mask. Both count where
-    the object is present; its score counts everywhere. Masks are compared at the decoder's resolution, with soft targets; an object too
-    small to have a pixel there teaches no IoU, which would be 0 whatever is drawn.
+    Of M masks the one with the lowest weighted mask + dice loss learns; every predicted IoU learns the IoU of
+    its mask. Both count where the object is present; its score counts everywhere. Masks are compared at the
+    decoder's resolution, with soft targets; an object too small to have a pixel there teaches no IoU, which
+    would be 0 whatever is drawn.
     """
     count, masks = logits.shape[:2]
     present = target.flatten(1).any(1)
     soft = F.interpolate(target[:, None].float(), size=logits.shape[-2:], mode="area").flatten(1)
     flat, wide = logits.float().flatten(2).flatten(0, 1), soft.repeat_interleave(masks, dim=0)
-    pixels = focal(flat, wide) if weights.kind == "focal" else F.binary_cross_entropy_with_logits(flat, wide, reduction="none").mean(1)
+    pixels = (
+        focal(flat, wide)
+        if weights.kind == "focal"
+        else F.binary_cross_entropy_with_logits(flat, wide, reduction="none").mean(1)
+    )
     pixels, overlap = pixels.view(count, masks), dice(flat.sigmoid(), wide).view(count, masks)
     best = (weights.mask * pixels + weights.dice * overlap).argmin(dim=1, keepdim=True)
     with torch.no_grad():
@@ -59,4 +66,9 @@ def frame_losses(
 
 def total(parts: dict[str, Tensor], weights: LossWeights) -> Float[Tensor, ""]:
     """Return the weighted sum of the parts."""
-    return weights.mask * parts["mask"] + weights.dice * parts["dice"] + weights.iou * parts["iou"] + weights.object * parts["object"]
+    return (
+        weights.mask * parts["mask"]
+        + weights.dice * parts["dice"]
+        + weights.iou * parts["iou"]
+        + weights.object * parts["object"]
+    )

@@ -1,4 +1,5 @@
-"""Follow objects through a video: prompts from the command line in; palette PNGs, an animation and track.json out, in flat memory."""
+"""Follow objects through a video: prompts from the command line in; palette PNGs, an animation and track.json
+out, in flat memory."""
 
 from __future__ import annotations
 
@@ -27,37 +28,67 @@ Given = tuple[str, str, int]
 
 
 def write_track(
-    source: Path, given: Sequence[Given], *, checkpoint: str, out: Path, image_size: int, device: str, gif: bool, fps: float
+    source: Path,
+    given: Sequence[Given],
+    *,
+    checkpoint: str,
+    out: Path,
+    image_size: int,
+    device: str,
+    gif: bool,
+    fps: float,
 ) -> str:
-    """Follow the objects and return what to print. Object n of the prompts is n in the PNGs; where objects overlap, the surer one counts.
+    """Follow the objects and return what to print. Object n of the prompts is n in the PNGs; where objects
+    overlap, the surer one counts.
 
-    Raises ValueError for prompts, videos and sizes that make no sense, and where others' files stand in the way, before a model is loaded.
+    Raises ValueError for prompts, videos and sizes that make no sense, and where others' files stand in the
+    way, before a model is loaded.
     """
     overlay.check_fps(fps)
     if image_size < 0 or image_size % SIDE:
-        raise ValueError(f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's")
+        raise ValueError(
+            f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's"
+        )
     frames = media.clip(source)
     width, height = transforms.image_size(frames[0])
-    paths = [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
+    paths = (
+        [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
+    )
     prompts = read_prompts(given)
     for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, given, strict=True), start=1):
-        prompt.check(width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})")
+        prompt.check(
+            width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})"
+        )
     folder = out / "masks"
     old = _former(out)
-    check([source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")], paths, old, earlier="an earlier `ans track`")
-    written = [*(folder / _name(index) for index in range(len(frames))), *(out / name for name in (TOLD, *SHOWN))]
+    check(
+        [source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")],
+        paths,
+        old,
+        earlier="an earlier `ans track`",
+    )
+    written = [
+        *(folder / _name(index) for index in range(len(frames))),
+        *(out / name for name in (TOLD, *SHOWN)),
+    ]
     if foreign := [path for path in written if path.exists() and path not in old]:
-        raise ValueError(f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another --out")
+        raise ValueError(
+            f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another "
+            "--out"
+        )
     sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
     folder.mkdir(parents=True, exist_ok=True)
     remove(old)
-    (out / TOLD).write_text(json.dumps({"frames": len(frames)}))  # the masks of a killed run are this command's, too
+    # the masks of a killed run are this command's, too
+    (out / TOLD).write_text(json.dumps({"frames": len(frames)}))
     pixels = [0] * len(prompts)
 
     def drawn() -> Iterator[Image.Image]:
         found = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
         for index, low in tqdm(found, total=len(frames), desc="frames"):
-            labels = label_map(upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)
+            labels = label_map(
+                upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low
+            )
             overlay.index_picture(labels).save(folder / _name(index))
             masks = [rle.encode(labels == n) for n in range(1, len(prompts) + 1)]
             for n, mask in enumerate(masks):
@@ -95,11 +126,17 @@ def _former(out: Path) -> list[Path]:
 
 
 def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:
-    """Read the prompts. Raises ValueError for numbers that are none, unreadable masks, and more objects than a PNG can tell apart."""
+    """Read the prompts. Raises ValueError for numbers that are none, unreadable masks, and more objects than
+    a PNG can tell apart."""
     if not given:
-        raise ValueError("nothing to follow: give --point X,Y or --box X0,Y0,X1,Y1 or --mask FILE, once for each object")
+        raise ValueError(
+            "nothing to follow: give --point X,Y or --box X0,Y0,X1,Y1 or --mask FILE, once for each object"
+        )
     if len(given) > MOST:
-        raise ValueError(f"{len(given)} objects are more than the {MOST} that a palette PNG tells apart; follow them in two runs")
+        raise ValueError(
+            f"{len(given)} objects are more than the {MOST} that a palette PNG tells apart; follow them in "
+            "two runs"
+        )
     return [_prompt(kind, value, frame) for kind, value, frame in given]
 
 
@@ -113,6 +150,7 @@ def _prompt(kind: str, value: str, frame: int) -> ObjectPrompt:
 
 
 def default_checkpoint(model: Path) -> str:
-    """Return what the stage `memory` made of a SAM2 alone, if it lies beside the pipeline's model, else that model."""
+    """Return what the stage `memory` made of a SAM2 alone, if it lies beside the pipeline's model, else that
+    model."""
     alone = model.parent / "memory/sam2"
     return str(alone if alone.is_dir() else model)

@@ -1,4 +1,5 @@
-"""A TrackingBatch -> loss and curves; which modules of SAM2 learn, and the check that gradients reach all of them and nothing else."""
+"""A TrackingBatch -> loss and curves; which modules of SAM2 learn, and the check that gradients reach all of
+them and nothing else."""
 
 from __future__ import annotations
 
@@ -21,23 +22,28 @@ from ans_core.tracking.forward import Remember, encode, remembered, track
 from ans_core.tracking.loss import LossWeights, frame_losses, total
 
 EVERY_STEP = ("memory_attention", "memory_encoder", "image_encoder")
-"""Modules of which every step gives every parameter a gradient. Others wait for their prompts: a mask, clicks, several of them."""
+"""Modules of which every step gives every parameter a gradient. Others wait for their prompts: a mask,
+clicks, several of them."""
 ABSENT = ("no_obj_ptr", "no_obj_embed_spatial")
-"""Parameters that are read where an object is predicted to be absent: without a gradient they tell of the clips, not of a mistake."""
+"""Parameters that are read where an object is predicted to be absent: without a gradient they tell of the
+clips, not of a mistake."""
 UNREAD = ("no_mem_pos_enc",)
 """Parameters of SAM2's checkpoints that no published model reads (`directly_add_no_mem_embed`)."""
 PATIENCE = 20
-"""Steps after which an entry of memory.trainable_modules without a gradient is a mistake in the settings, and no chance of the prompts."""
+"""Steps after which an entry of memory.trainable_modules without a gradient is a mistake in the settings, and
+no chance of the prompts."""
 
 
 ORIGINAL = "original_mask_decoder"
 
 
 class Tracking(nn.Module):
-    """SAM2's training loss of clips, mean over everything that a step predicts, on all processes: every object, frame with ground truth,
-    and click."""
+    """SAM2's training loss of clips, mean over everything that a step predicts, on all processes: every
+    object, frame with ground truth, and click."""
 
-    def __init__(self, sam2: Grounding, weights: LossWeights, *, recompute: bool = True, encode_at_once: int = 4) -> None:
+    def __init__(
+        self, sam2: Grounding, weights: LossWeights, *, recompute: bool = True, encode_at_once: int = 4
+    ) -> None:
         super().__init__()
         self.sam2 = sam2
         self.weights, self.recompute, self.encode_at_once = weights, recompute, encode_at_once
@@ -64,43 +70,70 @@ class Tracking(nn.Module):
         own, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
         for groups in batch.tracks:
             frames = groups[0].frames
-            for found in track(self.sam2, maps, batch, groups, recompute=self.recompute, remember=self.remember):
+            for found in track(
+                self.sam2, maps, batch, groups, recompute=self.recompute, remember=self.remember
+            ):
                 index, prompted = found.index, found.prompted
                 known = batch.known[found.objects, index]
-                if not known.any() or (prompted is not None and prompted.kind == "mask"):  # a given mask is no prediction
+                # a given mask is no prediction
+                if not known.any() or (prompted is not None and prompted.kind == "mask"):
                     continue
                 target = batch.targets[found.objects, index][known]
                 for logits, predicted, score in found.out["outputs"]:
-                    for name, value in frame_losses(logits[known], predicted[known], score[known], target, self.weights).items():
+                    for name, value in frame_losses(
+                        logits[known], predicted[known], score[known], target, self.weights
+                    ).items():
                         sums[name] = sums[name] + value
                     own += len(target)
                 if index == frames[0] or prompted is None:
                     since = index - max(frame for frame in frames if frame <= index)
-                    ious[since].append((float(mean_iou(found.out["pred_masks"][known, 0], target)), len(target)))
-        # Zero times every trained tensor: processes that share gradients wait for all of them, whatever prompts were drawn here.
-        unused = 0.0 * sum((p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(()))
+                    ious[since].append(
+                        (float(mean_iou(found.out["pred_masks"][known, 0], target)), len(target))
+                    )
+        # Zero times every trained tensor: processes that share gradients wait for all of them, whatever
+        # prompts were drawn here.
+        unused = 0.0 * sum(
+            (p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(())
+        )
         curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}
         for distance, some in sorted(ious.items()):
-            curves[f"iou_at_{distance}"] = sum(mean * count for mean, count in some) / sum(count for _, count in some)
+            curves[f"iou_at_{distance}"] = sum(mean * count for mean, count in some) / sum(
+                count for _, count in some
+            )
         return total(sums, self.weights) / (batch.total or own) + unused if own else unused, curves
 
 
 def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parameter]:
-    """Freeze SAM2 but for the modules (or single parameters) of these names, also inner ones as `sam_prompt_encoder.mask_downscaling`,
-    whose weights become fp32; return what is trained.
+    """Freeze SAM2 but for the modules (or single parameters) of these names, also inner ones as
+    `sam_prompt_encoder.mask_downscaling`, whose weights become fp32; return what is trained.
 
     Raises ValueError for a name that SAM2 does not have, or that stands for nothing which could learn.
     """
-    known = [name for name, _ in (*sam2.named_modules(), *sam2.named_parameters()) if name.split(".")[0] not in ("", ORIGINAL)]
+    known = [
+        name
+        for name, _ in (*sam2.named_modules(), *sam2.named_parameters())
+        if name.split(".")[0] not in ("", ORIGINAL)
+    ]
     if unknown := sorted(set(names) - set(known)):
         outer = sorted(name for name in known if "." not in name)
-        raise ValueError(f"memory.trainable_modules: SAM2 has no {unknown}; it has {outer}, and what is in these")
-    if idle := sorted({name for name in names if name in UNREAD or not any(_within(p, name) for p, _ in sam2.named_parameters())}):
         raise ValueError(
-            f"memory.trainable_modules: {idle} can't learn: this SAM2 has no parameters there, or never reads them; leave it out"
+            f"memory.trainable_modules: SAM2 has no {unknown}; it has {outer}, and what is in these"
+        )
+    if idle := sorted(
+        {
+            name
+            for name in names
+            if name in UNREAD or not any(_within(p, name) for p, _ in sam2.named_parameters())
+        }
+    ):
+        raise ValueError(
+            f"memory.trainable_modules: {idle} can't learn: this SAM2 has no parameters there, or never "
+            "reads them; leave it out"
         )
     sam2.requires_grad_(False)
-    trained = {name: p for name, p in sam2.named_parameters() if any(_within(name, chosen) for chosen in names)}
+    trained = {
+        name: p for name, p in sam2.named_parameters() if any(_within(name, chosen) for chosen in names)
+    }
     for p in trained.values():
         p.data = p.data.float()
         p.requires_grad_(True)
@@ -121,16 +154,25 @@ def set_dropout(sam2: Grounding, share: float) -> None:
 
 
 class GradientCheck:
-    """Watches which parameters get a gradient that is finite and not zero, until each has had one; `reached` holds their names."""
+    """Watches which parameters get a gradient that is finite and not zero, until each has had one; `reached`
+    holds their names."""
 
     def __init__(
-        self, sam2: Grounding, trained: dict[str, nn.Parameter], *, modules: Collection[str], reached: set[str] | None = None
+        self,
+        sam2: Grounding,
+        trained: dict[str, nn.Parameter],
+        *,
+        modules: Collection[str],
+        reached: set[str] | None = None,
     ) -> None:
         """modules: the names (memory.trainable_modules) that chose `trained`."""
         self._frozen = {name: p for name, p in sam2.named_parameters() if name not in trained}
         self._trained, self._modules = list(trained), list(modules)
         self._reached = set() if reached is None else reached
-        self._watches = {name: p.register_post_accumulate_grad_hook(partial(self._note, name)) for name, p in trained.items()}
+        self._watches = {
+            name: p.register_post_accumulate_grad_hook(partial(self._note, name))
+            for name, p in trained.items()
+        }
 
     def _note(self, name: str, p: Tensor) -> None:
         if name not in self._reached and p.grad is not None and bool(p.grad.any() & p.grad.isfinite().all()):
@@ -143,7 +185,8 @@ class GradientCheck:
         return [name for name in self._trained if name not in self._reached]
 
     def judge_first(self) -> None:
-        """Raise RuntimeError if one step gave a parameter of EVERY_STEP no gradient, or a frozen one any. All processes must call it."""
+        """Raise RuntimeError if one step gave a parameter of EVERY_STEP no gradient, or a frozen one any. All
+        processes must call it."""
         self._share()
         if missing := [name for name in self.missing if name.split(".")[0] in EVERY_STEP]:
             raise RuntimeError(_no_gradient(missing, steps=1))
@@ -151,15 +194,24 @@ class GradientCheck:
             raise RuntimeError(f"{len(stray)} frozen tensors have a gradient: {_some(stray)}")
 
     def judge(self, steps: int) -> None:
-        """Warn of the parameters that had no gradient in any of so many steps; raise RuntimeError if these are all of a module that was
-        named to be trained, but for ABSENT. All processes must call it."""
+        """Warn of the parameters that had no gradient in any of so many steps; raise RuntimeError if these
+        are all of a module that was named to be trained, but for ABSENT. All processes must call it."""
         self._share()
         missing = set(self.missing)
-        idle = [module for module in self._modules if all(name in missing for name in self._trained if _within(name, module))]
+        idle = [
+            module
+            for module in self._modules
+            if all(name in missing for name in self._trained if _within(name, module))
+        ]
         if wrong := [module for module in idle if module not in ABSENT]:
             raise RuntimeError(_no_gradient(wrong, steps=steps))
         if missing and dist.rank() == 0:
-            logging.warning("memory: %d trained tensors had no gradient in %s: %s", len(missing), _steps(steps), ", ".join(self.missing))
+            logging.warning(
+                "memory: %d trained tensors had no gradient in %s: %s",
+                len(missing),
+                _steps(steps),
+                ", ".join(self.missing),
+            )
 
     def _share(self) -> None:
         """Add the names that other processes have seen with a gradient."""
@@ -169,7 +221,8 @@ class GradientCheck:
 def _no_gradient(names: Sequence[str], *, steps: int) -> str:
     return (
         f"after {_steps(steps)} no gradient has reached {_some(names)} ({len(names)}); take them out of"
-        " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips whose later frames have ground"
+        " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips "
+        "whose later frames have ground"
         " truth"
     )
 
@@ -191,9 +244,12 @@ def epoch_order(clips: int, *, seed: int, epoch: int) -> list[int]:
 
 
 def places(step: int, micro: int, *, batch: int, micros: int, per_epoch: int) -> Iterator[tuple[int, int]]:
-    """Yield (epoch, place in it) of this process's clips in a micro-batch; `batch` clips a step over all processes and micro-batches.
+    """Yield (epoch, place in it) of this process's clips in a micro-batch; `batch` clips a step over all
+    processes and micro-batches.
 
     `per_epoch`: clips of an epoch. An epoch's last batch goes on into the next epoch."""
     first = step * batch
-    for number in range(first, first + batch)[micro * dist.world_size() + dist.rank() :: micros * dist.world_size()]:
+    for number in range(first, first + batch)[
+        micro * dist.world_size() + dist.rank() :: micros * dist.world_size()
+    ]:
         yield divmod(number, per_epoch)

@@ -1,4 +1,5 @@
-"""Held-out clips in, J&F out: every object is prompted once, in the first frame that shows it, and followed to the end."""
+"""Held-out clips in, J&F out: every object is prompted once, in the first frame that shows it, and followed
+to the end."""
 
 from __future__ import annotations
 
@@ -22,12 +23,16 @@ DISTANCES = (1, 2, 4, 8, 16, 32, 64)
 """Frames after the prompt at which J is reported by itself."""
 
 
-def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind, memory: bool = True) -> dict[str, float]:
-    """Return J, F and J&F of all objects, divided among the processes, each of which gets the result; and J at DISTANCES.
+def validate(
+    sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind, memory: bool = True
+) -> dict[str, float]:
+    """Return J, F and J&F of all objects, divided among the processes, each of which gets the result; and J
+    at DISTANCES.
 
-    J and F count frames with ground truth after the prompted one, mean over an object's frames, then over objects. (The benchmarks of
-    DAVIS, MOSE and SA-V leave out each clip's last annotated frame, too: `ans_core/benchmarks/public/vos.py`.) An object that is seen in
-    no frame before the last is not followed and does not count. `memory`: as in `follow`.
+    J and F count frames with ground truth after the prompted one, mean over an object's frames, then over
+    objects. (The benchmarks of DAVIS, MOSE and SA-V leave out each clip's last annotated frame, too:
+    `ans_core/benchmarks/public/vos.py`.) An object that is seen in no frame before the last is not followed
+    and does not count. `memory`: as in `follow`.
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for number in range(dist.rank(), len(clips), dist.world_size()):
@@ -36,10 +41,14 @@ def validate(sam2: Grounding, clips: Sequence[Clip], *, prompt: PromptKind, memo
                 sums[name][0] += value
                 sums[name][1] += 1
     names = ["J", "F", *(f"J_at_{d}" for d in DISTANCES)]
-    table = dist.shared_sum(torch.tensor([sums[name] for name in names], dtype=torch.float64), sam2.device).tolist()
+    table = dist.shared_sum(
+        torch.tensor([sums[name] for name in names], dtype=torch.float64), sam2.device
+    ).tolist()
     means = {name: total / count for name, (total, count) in zip(names, table, strict=True) if count}
     if "J" not in means:
-        raise ValueError(f"none of {len(clips)} validation clips shows an object that a later frame has ground truth for")
+        raise ValueError(
+            f"none of {len(clips)} validation clips shows an object that a later frame has ground truth for"
+        )
     return {"J&F": (means["J"] + means["F"]) / 2, **means}
 
 
@@ -48,21 +57,27 @@ def _of_object(scores: dict[int, tuple[float, float]]) -> dict[str, float]:
     return {"J": j, "F": f} | {f"J_at_{d}": scores[d][0] for d in DISTANCES if d in scores}
 
 
-def clip_scores(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True) -> list[dict[int, tuple[float, float]]]:
+def clip_scores(
+    sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True
+) -> list[dict[int, tuple[float, float]]]:
     """Return (J, F) of each followed object by the distance of the frame from its prompt."""
     objects, predicted = follow_clip(sam2, clip, prompt=prompt, memory=memory)
     scores = []
     for n, masklet in zip(objects, predicted, strict=True):
         first = int(clip.visible[n].argmax())
-        truth = {index: mask for index, mask in enumerate(clip.masklets[n]) if mask is not None and index > first}
+        truth = {
+            index: mask for index, mask in enumerate(clip.masklets[n]) if mask is not None and index > first
+        }
         if truth:
             scores.append({index - first: j_and_f(masklet[index], mask) for index, mask in truth.items()})
     return scores
 
 
-def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True) -> tuple[list[int], list[list[RLE]]]:
-    """Return which objects of a clip are followed (those that a frame shows and a later one has ground truth for), and their predicted
-    masks in every frame."""
+def follow_clip(
+    sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool = True
+) -> tuple[list[int], list[list[RLE]]]:
+    """Return which objects of a clip are followed (those that a frame shows and a later one has ground truth
+    for), and their predicted masks in every frame."""
     objects = clip.followed(range(len(clip.frames)))
     if not objects:
         return [], []
@@ -72,7 +87,13 @@ def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool
         given.check(width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}")
     masks: list[list[RLE]] = [[] for _ in objects]
     try:
-        shown = follow(sam2, lambda index: transforms.open_image(clip.frames[index]), prompts, frames=len(clip.frames), memory=memory)
+        shown = follow(
+            sam2,
+            lambda index: transforms.open_image(clip.frames[index]),
+            prompts,
+            frames=len(clip.frames),
+            memory=memory,
+        )
         for _, logits in shown:
             for own, z in zip(masks, logits, strict=True):
                 own.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
@@ -82,7 +103,8 @@ def follow_clip(sam2: Grounding, clip: Clip, *, prompt: PromptKind, memory: bool
 
 
 def true_prompt(clip: Clip, n: int, kind: PromptKind) -> ObjectPrompt:
-    """Return the mask, the exact box or a click in the middle of an object in the first frame that shows it."""
+    """Return the mask, the exact box or a click in the middle of an object in the first frame that shows
+    it."""
     frame = int(clip.visible[n].argmax())
     coded = clip.masklets[n][frame]
     assert coded is not None, "a visible object has a mask"

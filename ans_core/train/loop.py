@@ -1,8 +1,9 @@
-"""The one training loop: batches and a loss module in, trained parameters and curves out. A run killed at any moment resumes to the same
-bits.
+"""The one training loop: batches and a loss module in, trained parameters and curves out. A run killed at any
+moment resumes to the same bits.
 
-No random state is carried over a step: batch and seeds are functions of (run seed, step), the learning rate of the step. The state to
-resume from is trained tensors + optimizer + what the loss module keeps, written completely or not at all under `scratch`.
+No random state is carried over a step: batch and seeds are functions of (run seed, step), the learning rate
+of the step. The state to resume from is trained tensors + optimizer + what the loss module keeps, written
+completely or not at all under `scratch`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,29 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from ans_core import stop
-from ans_core.dist import largest, rank, read_together, seed_everything, shared_means, wait_for_all, world_size
+from ans_core.dist import (
+    largest,
+    rank,
+    read_together,
+    seed_everything,
+    shared_means,
+    wait_for_all,
+    world_size,
+)
 from ans_core.precision import autocast
 from ans_core.progress import bar_interval_s
 from ans_core.train import states
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.states import Curves
-from ans_core.train.watch import GraphWatch, Speed, Watch, first_spoiled, gradient_norms, note_skipped, profiled
+from ans_core.train.watch import (
+    GraphWatch,
+    Speed,
+    Watch,
+    first_spoiled,
+    gradient_norms,
+    note_skipped,
+    profiled,
+)
 from ans_core.types import Log
 
 MAX_SKIPPED = 10
@@ -52,7 +69,8 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the loop runs; on one process this changes no result, but for rounding where layers are compiled."""
+    """Where the loop runs; on one process this changes no result, but for rounding where layers are
+    compiled."""
 
     device: torch.device
     dtype: str = "fp32"
@@ -68,7 +86,8 @@ class Machine:
     compile: bool = False
     """Whether the language model's layers are compiled."""
     ends_at_once: bool = False
-    """Whether a TERM ends the loop in the middle of a step; else all processes write a state after the step and end."""
+    """Whether a TERM ends the loop in the middle of a step; else all processes write a state after the step
+    and end."""
 
     def autocast(self) -> torch.autocast:
         """Return the forward pass's precision."""
@@ -77,16 +96,19 @@ class Machine:
 
 @runtime_checkable
 class WholeStep(Protocol):
-    """A loss module that sees all of this process's micro-batches of a step before it computes the first of them.
+    """A loss module that sees all of this process's micro-batches of a step before it computes the first of
+    them.
 
-    What its `forward` returns is summed over micro-batches and processes to the step's loss. Losses of other modules are averaged.
+    What its `forward` returns is summed over micro-batches and processes to the step's loss. Losses of other
+    modules are averaged.
     """
 
     def begin_step(self, batches: Sequence[Any]) -> list[Any]: ...
 
 
 class _Steps(Dataset[Any]):
-    """Micro-batches `start..` of the run as a map-style data set, so that loader workers can prepare them ahead."""
+    """Micro-batches `start..` of the run as a map-style data set, so that loader workers can prepare them
+    ahead."""
 
     def __init__(self, make: Callable[[int, int], Any], start: int, schedule: Schedule) -> None:
         self.make, self.start, self.schedule = make, start, schedule
@@ -115,15 +137,18 @@ def train(
     scales: Mapping[str, float] | None = None,
     watch: Watch | None = None,
 ) -> Curves:
-    """Run `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and return the curves, averaged over the processes.
+    """Run `loss_module(batch) -> (loss, metrics)` for `schedule.steps` optimizer steps and return the curves,
+    averaged over the processes.
 
-    make_batch(step, micro) returns this process's share of micro-batch `micro`. State beside parameters and optimizer is what
-    `loss_module.get_extra_state` keeps (saved and restored by name). With a validation the module ends with its best weights.
+    make_batch(step, micro) returns this process's share of micro-batch `micro`. State beside parameters and
+    optimizer is what `loss_module.get_extra_state` keeps (saved and restored by name). With a validation the
+    module ends with its best weights.
     """
     watch = watch or Watch()
     if schedule.muon_lr and machine.deepspeed_stage:
         raise ValueError(
-            "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or launch.deepspeed_stage=0"
+            "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or "
+            "launch.deepspeed_stage=0"
         )
     accelerator = _accelerator(machine, schedule)
     optimizer = optimizer_of(
@@ -137,8 +162,11 @@ def train(
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
     folder, stage = scratch / name, machine.deepspeed_stage
-    start, curves = states.resume(folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device)
-    fork = "fork" if machine.workers else None  # `make_batch` is a closure, which no other way of starting takes along
+    start, curves = states.resume(
+        folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device
+    )
+    # `make_batch` is a closure, which no other way of starting takes along
+    fork = "fork" if machine.workers else None
     loader = DataLoader(
         _Steps(make_batch, start, schedule),
         batch_size=None,
@@ -151,7 +179,12 @@ def train(
     batches = iter(loader)
     skipped, speed, graphs, validation = 0, Speed(watch), GraphWatch(), watch.validation
     bar = tqdm(
-        range(start, schedule.steps), initial=start, total=schedule.steps, desc=name, disable=rank() > 0, mininterval=bar_interval_s()
+        range(start, schedule.steps),
+        initial=start,
+        total=schedule.steps,
+        desc=name,
+        disable=rank() > 0,
+        mininterval=bar_interval_s(),
     )
     with (
         stop.deferred(not machine.ends_at_once),
@@ -166,7 +199,9 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr * group["scale"] * factor
             speed.clear()
-            metrics, told, spoiled = _step(accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed)
+            metrics, told, spoiled = _step(
+                accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed
+            )
             finite = spoiled is None
             skipped = 0 if finite else skipped + 1
             if spoiled is not None:
@@ -182,17 +217,39 @@ def train(
             if validation is not None and validation.best(curves) == step:
                 writer.save_best(folder, step, loss_module)
             if rank() == 0:
-                log({f"{name}/{key}": value for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()}, step)
+                log(
+                    {
+                        f"{name}/{key}": value
+                        for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()
+                    },
+                    step,
+                )
                 bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
-            # A signal reaches the processes at different steps: the largest number makes all of them end after this one.
-            ending = 0 if machine.ends_at_once or (step + 1) % schedule.save_unit else largest(stop.requested(), machine.device)
+            # A signal reaches the processes at different steps: the largest number makes all of them end
+            # after this one.
+            ending = (
+                0
+                if machine.ends_at_once or (step + 1) % schedule.save_unit
+                else largest(stop.requested(), machine.device)
+            )
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
                 keep = machine.keep_states
-                writer.save(folder, step + 1, loss_module, optimizer, wrapped, curves, deepspeed_stage=stage, keep=keep)
+                writer.save(
+                    folder,
+                    step + 1,
+                    loss_module,
+                    optimizer,
+                    wrapped,
+                    curves,
+                    deepspeed_stage=stage,
+                    keep=keep,
+                )
             step_profiled()
             if ending:
                 writer.wait()
-                wait_for_all()  # a launcher ends the others soon after the first process that ends, and the first one writes the state
+                # a launcher ends the others soon after the first process that ends, and the first one writes
+                # the state
+                wait_for_all()
                 raise stop.Stopped(ending, step + 1)
     if validation is not None and (best := validation.best(curves)) is not None:
         states.load_best(folder, best, loss_module, device=machine.device)
@@ -201,21 +258,31 @@ def train(
 
 
 def _skip(
-    name: str, step: int, skipped: int, metrics: Mapping[str, float], spoiled: str, *, folder: Path, watch: Watch, machine: Machine
+    name: str,
+    step: int,
+    skipped: int,
+    metrics: Mapping[str, float],
+    spoiled: str,
+    *,
+    folder: Path,
+    watch: Watch,
+    machine: Machine,
 ) -> None:
-    """Write down what a skipped step learned from, and say which module spoiled it (`spoiled`; empty: not known). Raises RuntimeError where
-    the run is to stop."""
+    """Write down what a skipped step learned from, and say which module spoiled it (`spoiled`; empty: not
+    known). Raises RuntimeError where the run is to stop."""
     rows = watch.rows(step) if watch.rows is not None else ()
     path = note_skipped(folder, step, metrics, rows, spoiled)
     where = f"{spoiled} is the first module with a non-finite output; " if spoiled else ""
     if machine.halt_on_nan:
         raise RuntimeError(
-            f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} are not both finite, and"
+            f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} "
+            "are not both finite, and"
             f" launch.halt_on_nan is set; {where}{path} names the rows"
         )
     if skipped > MAX_SKIPPED:
         raise RuntimeError(
-            f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; lower the learning rate;"
+            f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; "
+            "lower the learning rate;"
             f" {where}{path} names the rows"
         )
     if spoiled:
@@ -223,7 +290,8 @@ def _skip(
 
 
 def let_processes_talk(machine: Machine) -> None:
-    """Make the process group that `train` will use, for what processes exchange before it or without it. All of them must call it."""
+    """Make the process group that `train` will use, for what processes exchange before it or without it. All
+    of them must call it."""
     if world_size() > 1:
         PartialState(cpu=_on_cpu(machine))
 
@@ -237,14 +305,23 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
     plugin = None
     if machine.deepspeed_stage:
         plugin = DeepSpeedPlugin(
-            zero_stage=machine.deepspeed_stage, gradient_accumulation_steps=schedule.accumulate, gradient_clipping=schedule.clip_grad
+            zero_stage=machine.deepspeed_stage,
+            gradient_accumulation_steps=schedule.accumulate,
+            gradient_clipping=schedule.clip_grad,
         )
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1  # batches are made here; DeepSpeed only needs consistent numbers
+        # batches are made here; DeepSpeed only needs consistent numbers
+        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         plugin.deepspeed_config["train_batch_size"] = schedule.accumulate * world_size()
         plugin.deepspeed_config["zero_allow_untested_optimizer"] = True
-    # bf16 is this loop's own autocast: accelerate's would turn the trained tensors of a DeepSpeed run into bf16.
+    # bf16 is this loop's own autocast: accelerate's would turn the trained tensors of a DeepSpeed run into
+    # bf16.
     micros = schedule.accumulate
-    return Accelerator(cpu=_on_cpu(machine), mixed_precision="no", deepspeed_plugin=plugin, gradient_accumulation_steps=micros)
+    return Accelerator(
+        cpu=_on_cpu(machine),
+        mixed_precision="no",
+        deepspeed_plugin=plugin,
+        gradient_accumulation_steps=micros,
+    )
 
 
 def _step(
@@ -258,8 +335,9 @@ def _step(
     watch: Watch,
     speed: Speed,
 ) -> tuple[dict[str, float], dict[str, float], str | None]:
-    """Return (the step's loss and means over the micro-batches of all processes that have the value; speed and norms, for the log alone;
-    None if the weights were updated, the same on all processes, else the module of this one that spoiled the step, where it is known).
+    """Return (the step's loss and means over the micro-batches of all processes that have the value; speed
+    and norms, for the log alone; None if the weights were updated, the same on all processes, else the module
+    of this one that spoiled the step, where it is known).
 
     DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
     """
@@ -267,7 +345,8 @@ def _step(
     micros = [speed.take(batches) for _ in range(schedule.accumulate)]
     parts = 1
     if isinstance(module, WholeStep):
-        parts = schedule.accumulate * world_size()  # undoes two means: accelerate's, and that of DDP or DeepSpeed
+        # undoes two means: accelerate's, and that of DDP or DeepSpeed
+        parts = schedule.accumulate * world_size()
         with machine.autocast():
             micros = module.begin_step(micros)
     for batch in micros:
@@ -277,7 +356,8 @@ def _step(
                 loss = loss * parts
             found.append({"loss": loss.detach(), **metrics})
             if machine.deepspeed_stage:
-                loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)  # so that no gradient of an infinite loss is finite
+                # so that no gradient of an infinite loss is finite
+                loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
             accelerator.backward(loss)  # divides by the number of micro-batches
     told: dict[str, float] = {}
     if machine.deepspeed_stage:
@@ -299,9 +379,18 @@ def _step(
     return totals, told, None if finite else _spoiled(module, micros, found, machine, watch)
 
 
-def _spoiled(module: nn.Module, micros: Sequence[Any], found: Sequence[Mapping[str, Any]], machine: Machine, watch: Watch) -> str:
-    """Name what spoiled the first of this process's micro-batches with a non-finite loss. Under ZeRO-3 a process can't run alone."""
-    broken = [batch for batch, values in zip(micros, found, strict=True) if not math.isfinite(float(values["loss"]))]
+def _spoiled(
+    module: nn.Module,
+    micros: Sequence[Any],
+    found: Sequence[Mapping[str, Any]],
+    machine: Machine,
+    watch: Watch,
+) -> str:
+    """Name what spoiled the first of this process's micro-batches with a non-finite loss. Under ZeRO-3 a
+    process can't run alone."""
+    broken = [
+        batch for batch, values in zip(micros, found, strict=True) if not math.isfinite(float(values["loss"]))
+    ]
     if not broken or not watch.runs_again or machine.deepspeed_stage == 3:
         return ""
     with machine.autocast():

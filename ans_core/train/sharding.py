@@ -1,4 +1,5 @@
-"""ZeRO-3: a model's layers divided among the processes while they are loaded, and parameters read and set as wholes, one at a time.
+"""ZeRO-3: a model's layers divided among the processes while they are loaded, and parameters read and set as
+wholes, one at a time.
 
 A parameter that is not divided is read and set as it is, so callers need not know.
 """
@@ -29,7 +30,8 @@ def _whole(p: Any, *, change: bool) -> Iterator[None]:
 
 
 def read(p: nn.Parameter) -> Tensor:
-    """Return a parameter's values: itself without a graph, or a copy in main memory where it is divided. All processes must call it."""
+    """Return a parameter's values: itself without a graph, or a copy in main memory where it is divided. All
+    processes must call it."""
     with _whole(p, change=False):
         return p.detach().cpu().clone() if is_divided(p) else p.detach()
 
@@ -42,7 +44,8 @@ def write(p: nn.Parameter, values: Tensor) -> None:
 
 
 def divide(module: nn.Module) -> None:
-    """Divide the module's parameters among the processes; each keeps its part alone. All processes must call it, with the same weights."""
+    """Divide the module's parameters among the processes; each keeps its part alone. All processes must call
+    it, with the same weights."""
     import deepspeed
 
     deepspeed.zero.Init(module=module)

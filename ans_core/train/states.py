@@ -1,5 +1,5 @@
-"""The training states that a killed run goes on from: trained tensors, optimizer, what the loss module keeps and the curves, written
-completely or not at all."""
+"""The training states that a killed run goes on from: trained tensors, optimizer, what the loss module keeps
+and the curves, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ Curves = list[tuple[int, str, float]]
 
 
 def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that require a gradient, by name (the module's own names, also if DDP or DeepSpeed wraps it)."""
+    """Return the parameters that require a gradient, by name (the module's own names, also if DDP or
+    DeepSpeed wraps it)."""
     return {name: sharding.read(p) for name, p in module.named_parameters() if p.requires_grad}
 
 
@@ -35,9 +36,11 @@ def _state(module: nn.Module) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes states in a thread, one after another, so that training waits for copies of its tensors and not for the disk.
+    """Writes states in a thread, one after another, so that training waits for copies of its tensors and not
+    for the disk.
 
-    As a context it ends when all is written. An error of writing is raised by what comes next: a state, `wait`, or the end.
+    As a context it ends when all is written. An error of writing is raised by what comes next: a state,
+    `wait`, or the end.
     """
 
     def __init__(self) -> None:
@@ -47,7 +50,9 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.wait()
         except Exception:
@@ -64,20 +69,36 @@ class Writer:
             writing.result()
 
     def save(
-        self, folder: Path, step: int, module: nn.Module, optimizer: Any, wrapped: Any, curves: Curves, *, deepspeed_stage: int, keep: int
+        self,
+        folder: Path,
+        step: int,
+        module: nn.Module,
+        optimizer: Any,
+        wrapped: Any,
+        curves: Curves,
+        *,
+        deepspeed_stage: int,
+        keep: int,
     ) -> None:
-        """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than the last `keep`. All processes
-        must call it; the first one writes, and holds the state in main memory meanwhile."""
+        """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than
+        the last `keep`. All processes must call it; the first one writes, and holds the state in main memory
+        meanwhile."""
         self.wait()
         state = {"trained": trained_tensors(module), "extra": _state(module)}
         moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
         if rank() == 0:
-            facts = {"step": step, "processes": world_size(), "deepspeed_stage": deepspeed_stage, "trained": _shapes_hash(module)}
+            facts = {
+                "step": step,
+                "processes": world_size(),
+                "deepspeed_stage": deepspeed_stage,
+                "trained": _shapes_hash(module),
+            }
             tensors = {"state.pt": _copied(state), "optimizer.pt": moments}
             self.writing = self.thread.submit(_save, folder, step, tensors, list(curves), facts, keep)
 
     def save_best(self, folder: Path, step: int, module: nn.Module) -> None:
-        """Keep the trained tensors of this step as the best so far, in place of those before. All processes must call it."""
+        """Keep the trained tensors of this step as the best so far, in place of those before. All processes
+        must call it."""
         self.wait()
         tensors = trained_tensors(module)
         if rank() == 0:
@@ -86,20 +107,29 @@ class Writer:
 
 def _copied(state: Any) -> Any:
     """Return a copy in main memory that training does not change."""
-    return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else copy.deepcopy(leaf), state)
+    return tree_map(
+        lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else copy.deepcopy(leaf),
+        state,
+    )
 
 
-def _save(folder: Path, step: int, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any], keep: int) -> None:
+def _save(
+    folder: Path, step: int, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any], keep: int
+) -> None:
     final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         _write(partial, tensors, curves, facts)
-    except (OSError, RuntimeError) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
         free = shutil.disk_usage(folder).free
         shutil.rmtree(partial, ignore_errors=True)
         raise RuntimeError(
-            f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk ({error}). The states before"
+            f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk "
+            f"({error}). The states before"
             " it are kept: make room and start again"
         ) from error
     partial.replace(final)
@@ -119,13 +149,19 @@ def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[s
 
 
 def resume(
-    folder: Path, module: nn.Module, optimizer: Any, wrapped: Any, *, deepspeed_stage: int, device: torch.device
+    folder: Path,
+    module: nn.Module,
+    optimizer: Any,
+    wrapped: Any,
+    *,
+    deepspeed_stage: int,
+    device: torch.device,
 ) -> tuple[int, Curves]:
-    """Return (next step, curves so far); (0, []) without a state. A state that is damaged or of another model is moved aside, and
-    the one before it is used.
+    """Return (next step, curves so far); (0, []) without a state. A state that is damaged or of another model
+    is moved aside, and the one before it is used.
 
-    A state of another number of processes, or of another stage of DeepSpeed, resumes with the same global batch: rows are functions of
-    the step, so only rounding and per-process randomness differ.
+    A state of another number of processes, or of another stage of DeepSpeed, resumes with the same global
+    batch: rows are functions of the step, so only rounding and per-process randomness differ.
     """
     for path in reversed(states(folder)):
         manifest = _manifest(path)
@@ -136,12 +172,17 @@ def resume(
                 shutil.rmtree(aside, ignore_errors=True)
                 path.replace(aside)
                 why = (
-                    "is damaged (a file is missing or differs from its hash)" if manifest is None else "trains other tensors than this run"
+                    "is damaged (a file is missing or differs from its hash)"
+                    if manifest is None
+                    else "trains other tensors than this run"
                 )
                 logging.warning("%s %s and was put aside as %s", path, why, aside.name)
             continue
         if (before := manifest["processes"]) != world_size():
-            told = "%d processes go on from a state of %d: the same rows at every step, other rounding, so not the same bits"
+            told = (
+                "%d processes go on from a state of %d: the same rows at every step, other rounding, so not "
+                "the same bits"
+            )
             logging.warning(told, world_size(), before)
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
         _put(module, state["trained"])
@@ -169,7 +210,11 @@ def _manifest(path: Path) -> dict[str, Any] | None:
 
 def _shapes_hash(module: nn.Module) -> str:
     """Hash names and shapes of what is trained."""
-    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in module.named_parameters() if p.requires_grad}
+    shapes = {
+        name: tuple(getattr(p, "ds_shape", p.shape))
+        for name, p in module.named_parameters()
+        if p.requires_grad
+    }
     return hashlib.sha256(repr(sorted(shapes.items())).encode()).hexdigest()
 
 
@@ -199,7 +244,10 @@ def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.devic
     wait_for_all()  # for the first process's file
     state = torch.load(folder / "best.pt", map_location=device, weights_only=True)
     if state["step"] != step:
-        raise RuntimeError(f"{folder / 'best.pt'} holds step {state['step']}, and validation was best at step {step}; start the stage anew")
+        raise RuntimeError(
+            f"{folder / 'best.pt'} holds step {state['step']}, and validation was best at step {step}; "
+            "start the stage anew"
+        )
     _put(module, state["trained"])
 
 

@@ -1,5 +1,5 @@
-"""What is looked at while a training runs: validation, speed, gradient norms by part, skipped steps and a profile. None of it is needed to
-learn."""
+"""What is looked at while a training runs: validation, speed, gradient norms by part, skipped steps and a
+profile. None of it is needed to learn."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ VALIDATION_LOSS = "val/loss"
 OPERATIONS = "operations"
 """Among a batch's counts: floating point operations, without those of layers that are computed again."""
 MOST_GRAPHS = 16
-"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three adapters some 8;
-half as many more where some layers are computed again and others not."""
+"""That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three
+adapters some 8; half as many more where some layers are computed again and others not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """A measure of held-out data during training. The weights with the lowest `loss` are those that the training ends with."""
+    """A measure of held-out data during training. The weights with the lowest `loss` are those that the
+    training ends with."""
 
     every: int
     """Steps."""
@@ -49,14 +50,19 @@ class Validation:
         return done % self.every == 0 or done == steps
 
     def best(self, curves: Curves) -> int | None:
-        """Return the step with the lowest loss so far, the first of equals; None before the first validation with a finite one."""
-        losses = [(value, step) for step, name, value in curves if name == VALIDATION_LOSS and math.isfinite(value)]
+        """Return the step with the lowest loss so far, the first of equals; None before the first validation
+        with a finite one."""
+        losses = [
+            (value, step) for step, name, value in curves if name == VALIDATION_LOSS and math.isfinite(value)
+        ]
         return min(losses)[1] if losses else None
 
     def exhausted(self, curves: Curves) -> bool:
         """Tell whether the last `patience` validations brought nothing."""
         best = self.best(curves)
-        later = [step for step, name, _ in curves if name == VALIDATION_LOSS and best is not None and step > best]
+        later = [
+            step for step, name, _ in curves if name == VALIDATION_LOSS and best is not None and step > best
+        ]
         return bool(self.patience) and len(later) >= self.patience
 
 
@@ -72,9 +78,11 @@ class Watch:
     peak_flops: float | None = None
     """Most operations a second that a GPU can do; None where it is not known, and on a CPU."""
     part_of: Callable[[str], str] | None = None
-    """Name of a parameter -> the part of the model whose gradient norm it counts in. Not known under DeepSpeed, which keeps no gradient."""
+    """Name of a parameter -> the part of the model whose gradient norm it counts in. Not known under
+    DeepSpeed, which keeps no gradient."""
     runs_again: bool = False
-    """Whether a micro-batch with a non-finite loss may run forward once more, so that the module that spoils it is named."""
+    """Whether a micro-batch with a non-finite loss may run forward once more, so that the module that spoils
+    it is named."""
 
 
 class Speed:
@@ -98,15 +106,16 @@ class Speed:
         return batch
 
     def found(self, device: torch.device) -> dict[str, float]:
-        """Return this step's numbers: counts of all processes, and how long the slowest and the median one took; waiting and memory of this
-        one. All processes must call it."""
+        """Return this step's numbers: counts of all processes, and how long the slowest and the median one
+        took; waiting and memory of this one. All processes must call it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds, processes = time.perf_counter() - self.began, world_size()
         names = sorted(self.done)
         own = torch.zeros(len(names) + processes, dtype=torch.float64)
         own[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
-        own[len(names) + rank()] = seconds  # each process has a place of its own, so their sum has the seconds of all
+        # each process has a place of its own, so their sum has the seconds of all
+        own[len(names) + rank()] = seconds
         summed = shared_sum(own, device).tolist()
         totals, times = dict(zip(names, summed, strict=False)), summed[len(names) :]
         operations = totals.pop(OPERATIONS, 0.0)
@@ -117,14 +126,22 @@ class Speed:
             numbers["speed/mfu"] = operations / seconds / processes / self.peak_flops
         if processes > 1:
             numbers |= {"speed/slowest_step_s": max(times), "speed/median_step_s": median(times)}
-        numbers |= {"speed/waiting_for_data": self.waited / seconds, "speed/step_s": seconds, "peak_memory_mb": peak_memory_mb(device)}
+        numbers |= {
+            "speed/waiting_for_data": self.waited / seconds,
+            "speed/step_s": seconds,
+            "peak_memory_mb": peak_memory_mb(device),
+        }
         self.clear()
         return numbers
 
 
 def compiled_graphs() -> dict[str, float]:
-    """Return how many graphs torch.compile has made in this process, and how often code that it can't read broke one."""
-    return {"compile/graphs": float(counters["stats"]["unique_graphs"]), "compile/breaks": float(sum(counters["graph_break"].values()))}
+    """Return how many graphs torch.compile has made in this process, and how often code that it can't read
+    broke one."""
+    return {
+        "compile/graphs": float(counters["stats"]["unique_graphs"]),
+        "compile/breaks": float(sum(counters["graph_break"].values())),
+    }
 
 
 class GraphWatch:
@@ -139,7 +156,8 @@ class GraphWatch:
         if counts["compile/graphs"] > MOST_GRAPHS and not self.told and rank() == 0:
             self.told = True
             tqdm.write(
-                f"{counts['compile/graphs']:.0f} graphs were compiled by step {step}; {MOST_GRAPHS} are expected in a whole run."
+                f"{counts['compile/graphs']:.0f} graphs were compiled by step {step}; {MOST_GRAPHS} are "
+                "expected in a whole run."
                 " TORCH_LOGS=recompiles says why each was made; launch.compile=none runs without"
             )
         return counts
@@ -160,14 +178,21 @@ def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> d
     for name, p in module.named_parameters():
         if p.grad is not None:
             parts[part_of(name)].append(p.grad)
-    return {f"grad_norm/{part}": torch.stack(torch._foreach_norm(grads)).norm() for part, grads in sorted(parts.items())}
+    return {
+        f"grad_norm/{part}": torch.stack(torch._foreach_norm(grads)).norm()
+        for part, grads in sorted(parts.items())
+    }
 
 
-def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str], spoiled: str) -> Path:
-    """Add a line about a skipped step to this process's file, and return the file. `spoiled`: of `first_spoiled`."""
+def note_skipped(
+    folder: Path, step: int, metrics: Mapping[str, float], rows: Sequence[str], spoiled: str
+) -> Path:
+    """Add a line about a skipped step to this process's file, and return the file. `spoiled`: of
+    `first_spoiled`."""
     path = folder / f"skipped-{rank()}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {name: str(metrics[name]) for name in ("loss", "grad_norm") if name in metrics}  # JSON has no NaN
+    # JSON has no NaN
+    numbers = {name: str(metrics[name]) for name in ("loss", "grad_norm") if name in metrics}
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": step, **numbers, "module": spoiled, "rows": list(rows)}) + "\n")
     return path
@@ -175,13 +200,16 @@ def note_skipped(folder: Path, step: int, metrics: Mapping[str, float], rows: Se
 
 @torch.no_grad()
 def first_spoiled(module: nn.Module, batch: Any) -> str:
-    """Run a micro-batch forward once more and return the name of the first module with an output that is not finite; the empty string where
-    every module's is, as when the loss itself overflows. Dropout differs from the first time."""
+    """Run a micro-batch forward once more and return the name of the first module with an output that is not
+    finite; the empty string where every module's is, as when the loss itself overflows. Dropout differs from
+    the first time."""
     spoiled: list[str] = []
 
     def looks_at(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def look(module: nn.Module, args: Any, output: Any) -> None:
-            tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+            tensors = [
+                leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            ]
             if not spoiled and not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 spoiled.append(name)
 
@@ -200,11 +228,14 @@ def first_spoiled(module: nn.Module, batch: Any) -> str:
 
 @contextmanager
 def profiled(path: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Yield what is to be called after every step; write a trace of `steps` steps after the first two. 0: none."""
+    """Yield what is to be called after every step; write a trace of `steps` steps after the first two. 0:
+    none."""
     if not steps:
         yield lambda: None
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     plan = profiler_schedule(wait=1, warmup=1, active=steps, repeat=1)
-    with profile(schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path)), profile_memory=True) as profiler:
+    with profile(
+        schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path)), profile_memory=True
+    ) as profiler:
         yield profiler.step

@@ -27,9 +27,15 @@ def _same_colour(picture: Image.Image, colour: np.ndarray) -> np.ndarray:
     return np.linalg.norm(np.asarray(picture, float) - colour, axis=2) < ALIKE
 
 
-def colour_at(model: object, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[np.ndarray, float]:
-    """All that hangs together with a point and has its colour: the true mask of a plain drawn thing, but for its edge."""
-    x, y = min(int(points[0][0] * picture.width), picture.width - 1), min(int(points[0][1] * picture.height), picture.height - 1)
+def colour_at(
+    model: object, picture: Image.Image, points: list[tuple[float, float, int]]
+) -> tuple[np.ndarray, float]:
+    """All that hangs together with a point and has its colour: the true mask of a plain drawn thing, but for
+    its edge."""
+    x, y = (
+        min(int(points[0][0] * picture.width), picture.width - 1),
+        min(int(points[0][1] * picture.height), picture.height - 1),
+    )
     labels, _ = ndimage.label(_same_colour(picture, np.asarray(picture, float)[y, x]))
     return labels == labels[y, x], 1.0
 
@@ -48,6 +54,7 @@ def follow_colour(clip: frozen.Clip, frames: Sequence[int], mask: np.ndarray) ->
 
 @pytest.fixture
 def colour_sam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SAM2's place taken by colours, which tell plain drawn things apart: what is built on masks can be tested without training."""
+    """SAM2's place taken by colours, which tell plain drawn things apart: what is built on masks can be
+    tested without training."""
     monkeypatch.setattr(clicks, "mask_by_points", colour_at)
     monkeypatch.setattr(frozen, "follow", follow_colour)

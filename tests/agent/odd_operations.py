@@ -1,4 +1,5 @@
-"""Operations that go wrong. In a module of their own: the process that runs them imports it, and should not import torch's networks."""
+"""Operations that go wrong. In a module of their own: the process that runs them imports it, and should not
+import torch's networks."""
 
 from __future__ import annotations
 

@@ -98,7 +98,9 @@ def test_a_track_is_shown_in_a_few_frames_with_its_mask_where_the_thing_is(model
     for frame, still in zip(shown, second["masks"], strict=True):
         drawn = pixels(opened(made.pictures[still["picture"]]))
         mask = truth(question.targets[0].masks[frame], STILL_WIDTH)
-        assert tint(drawn, plain(question.frames[frame], STILL_WIDTH), mask) == pytest.approx(np.array(COLOURS[0]), abs=40)
+        assert tint(drawn, plain(question.frames[frame], STILL_WIDTH), mask) == pytest.approx(
+            np.array(COLOURS[0]), abs=40
+        )
 
 
 def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own(model: Network) -> None:
@@ -108,16 +110,29 @@ def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own
     assert [[still["label"] for still in turn["masks"]] for turn in turns[:3]] == [["mask_1"], ["mask_2"], []]
     for number, (turn, target) in enumerate(zip(turns[:2], question.targets, strict=True)):
         drawn = pixels(opened(made.pictures[turn["masks"][0]["picture"]]))
-        assert tint(drawn, before, truth(target.masks[0], WIDTH)) == pytest.approx(np.array(COLOURS[number]), abs=40)
+        assert tint(drawn, before, truth(target.masks[0], WIDTH)) == pytest.approx(
+            np.array(COLOURS[number]), abs=40
+        )
         assert np.abs(drawn - before)[truth(question.targets[1 - number].masks[0], WIDTH)].mean() < 5
     assert np.abs(pixels(opened(made.pictures["000.webp"])) - before).mean() < 3
 
 
 def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Network) -> None:
     question = asked("pattern")
-    made = entry(question, played(model, question, [call_text(question.plan[0]), "<tool_call>{</tool_call>", question.answer])[0], number=7)
+    made = entry(
+        question,
+        played(model, question, [call_text(question.plan[0]), "<tool_call>{</tool_call>", question.answer])[
+            0
+        ],
+        number=7,
+    )
     looked, refused, _ = made.record["turns"]
-    assert (len(looked["pictures"]), looked["masks"], refused["pictures"], refused["masks"]) == (1, [], [], [])
+    assert (len(looked["pictures"]), looked["masks"], refused["pictures"], refused["masks"]) == (
+        1,
+        [],
+        [],
+        [],
+    )
     assert refused["error"] == "broken_call"
     assert set(made.pictures) == {"007.webp", *looked["pictures"]}
 
@@ -127,7 +142,12 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
     """Of the shortest plan, an answer at once, calls too many, and a mask asked about before there is one."""
     question = asked(family)
     look = call_text(asked("pattern").plan[0])
-    plans = [plan_of(question), ["no"], [look, look, look, look, question.answer], [call_text(TRACK_OF_NOTHING), question.answer]]
+    plans = [
+        plan_of(question),
+        ["no"],
+        [look, look, look, look, question.answer],
+        [call_text(TRACK_OF_NOTHING), question.answer],
+    ]
     weights = dict.fromkeys(("curiosity", "evidence", "coherence", "penalty"), 1.0)
     end = Exit(threshold=2.0, slope=-9.0, steps=9)
     with Toolbox(model) as toolbox:
@@ -141,7 +161,9 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
         record, paid = entry(question, own).record, practice._rewarded(question, own)
         assert record["rewards"]["task"] == paid.rewards["task"]
         names = {"evidence": "evidence", "coherence": "coherence", "price": "curiosity", "penalty": "penalty"}
-        assert {name: record["rewards"][name] for name in names} == pytest.approx({name: paid.measured[of] for name, of in names.items()})
+        assert {name: record["rewards"][name] for name in names} == pytest.approx(
+            {name: paid.measured[of] for name, of in names.items()}
+        )
         records.append(record)
     best, at_once, repeated, early = records
     assert best["rewards"] | {"coherence": 0} == {
@@ -160,20 +182,31 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
 def test_an_episode_that_ran_into_a_limit_is_no_lesson(model: Network) -> None:
     question = asked("pattern")
     look = call_text(question.plan[0])
-    whole, endless = (entry(question, own).record for own in played(model, question, plan_of(question), [look] * 6))
+    whole, endless = (
+        entry(question, own).record for own in played(model, question, plan_of(question), [look] * 6)
+    )
     assert (whole["lesson"], endless["lesson"], endless["ended"]) == (True, False, "calls")
     assert endless["rewards"]["task"] == 0.0
     assert "no_answer" in endless["faults"]
 
 
 def write_page(model: Network, folder: Path) -> Path:
-    """Write the stage's page of an agent that plays the shortest plan of four families, and an answer at once."""
+    """Write the stage's page of an agent that plays the shortest plan of four families, and an answer at
+    once."""
     questions = [asked(family) for family in ("easy", "pattern", "larger", "moves")]
-    own = [(question, one) for question in questions for one in played(model, question, plan_of(question), ["no"])]
+    own = [
+        (question, one)
+        for question in questions
+        for one in played(model, question, plan_of(question), ["no"])
+    ]
     write_album(folder / "rft/episodes", [entry(*pair, number) for number, pair in enumerate(own)])
     (folder / "rft/metrics.json").write_text(json.dumps({"easy/accuracy": 0.5, "needed/accuracy": 0.5}))
     agent_report.run(
-        Config(profile="tiny"), inputs={"agent/evaluate/rft": folder / "rft"}, out=folder, scratch=folder, log=lambda metrics, step: None
+        Config(profile="tiny"),
+        inputs={"agent/evaluate/rft": folder / "rft"},
+        out=folder,
+        scratch=folder,
+        log=lambda metrics, step: None,
     )
     return folder / "episodes.html"
 
@@ -210,7 +243,9 @@ addEventListener("load", () => {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 1280])
-def test_a_browser_shows_pictures_and_rewards_without_an_error(model: Network, tmp_path: Path, width: int) -> None:
+def test_a_browser_shows_pictures_and_rewards_without_an_error(
+    model: Network, tmp_path: Path, width: int
+) -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no chromium on this machine")

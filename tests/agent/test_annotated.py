@@ -1,4 +1,5 @@
-"""Questions about annotated pictures: answers that the drawing has by construction, what is refused, traces by the real operations."""
+"""Questions about annotated pictures: answers that the drawing has by construction, what is refused, traces
+by the real operations."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ Boxes = dict[str, list[tuple[int, int, int, int]]]
 COLOURS = {"cat": (200, 30, 30), "dog": (40, 70, 210), "cup": (240, 240, 240)}
 
 
-def samples(things: Boxes, *, picture_id: str = "1", joined: tuple[str, ...] = (), category: bool = False) -> list[Sample]:
+def samples(
+    things: Boxes, *, picture_id: str = "1", joined: tuple[str, ...] = (), category: bool = False
+) -> list[Sample]:
     """A picture of filled boxes (x1, y1, x2, y2) on brown, as a reader gives it."""
     pixels = np.full((HEIGHT, WIDTH, 3), (120, 90, 60), np.uint8)
     masks: dict[str, list[np.ndarray]] = {name: [] for name in things}
@@ -61,22 +64,35 @@ def test_every_family_has_the_answer_of_the_drawing() -> None:
     assert set(asked(both, "which_larger").values()) == {"the cat"}
     ((text, answer),) = asked(both, "left_or_right").items()
     assert answer == ("left" if text == "Is the cat left or right of the dog?" else "right")
-    assert asked(both, "which_colour") == {"What colour is the cat?": "red", "What colour is the dog?": "blue"}
-    assert list(asked({"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}, "which_third").values()) == ["left", "right"]
+    assert asked(both, "which_colour") == {
+        "What colour is the cat?": "red",
+        "What colour is the dog?": "blue",
+    }
+    assert list(
+        asked({"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}, "which_third").values()
+    ) == ["left", "right"]
     two: Boxes = {"cat": [CAT, (200, 100, 260, 160)]}
-    assert asked(two, "smaller_of_two", category=True) == {"Is the smaller of the two cats left or right of the larger one?": "right"}
+    assert asked(two, "smaller_of_two", category=True) == {
+        "Is the smaller of the two cats left or right of the larger one?": "right"
+    }
     assert asked(two, "count", category=True) == {"How many cats are in the picture?": "2"}
     three: Boxes = {"cat": [(20, 20, 80, 80)], "dog": [(90, 20, 150, 80)], "cup": [(250, 150, 310, 220)]}
     nearest = {text.split(",")[0]: answer for text, answer in asked(three, "nearer").items()}
     assert nearest["Which is nearer to the cat in the picture"] == "the dog"
-    assert asked({"cat": [CAT], "cup": []}, "is_there") == {"Is there a cat in the picture?": "yes", "Is there a cup in the picture?": "no"}
+    assert asked({"cat": [CAT], "cup": []}, "is_there") == {
+        "Is there a cat in the picture?": "yes",
+        "Is there a cup in the picture?": "no",
+    }
 
 
 def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None:
     of_two = [*samples({"cat": [CAT]}, picture_id="1"), *samples({"dog": [DOG]}, picture_id="2")]
     plain = annotated.questions(annotated.pictures(of_two), families=["is_there"], seed=0)
     assert [question.answer for question in plain] == ["yes", "yes"]
-    classes = [*samples({"cat": [CAT]}, picture_id="1", category=True), *samples({"dog": [DOG]}, picture_id="2", category=True)]
+    classes = [
+        *samples({"cat": [CAT]}, picture_id="1", category=True),
+        *samples({"dog": [DOG]}, picture_id="2", category=True),
+    ]
     found = annotated.questions(annotated.pictures(classes), families=["is_there"], seed=0)
     assert [question.answer for question in found] == ["yes", "no", "yes", "no"]
 
@@ -86,7 +102,8 @@ def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None
     [
         ("count", {"cat": [CAT, DOG]}, {"joined": ("cat",), "category": True}),  # a crowd
         ("count", {"cat": [CAT, (200, 100, 220, 120)]}, {"category": True}),  # one is too small to be shown
-        ("count", {"cat": [(40 * i, 20, 40 * i + 32, 60) for i in range(5)]}, {"category": True}),  # more than an episode has looks for
+        # more than an episode has looks for
+        ("count", {"cat": [(40 * i, 20, 40 * i + 32, 60) for i in range(5)]}, {"category": True}),
         ("count", {"cat": [CAT, DOG]}, {}),  # expressions: a third cat may have none
         ("smaller_of_two", {"cat": [CAT, DOG]}, {}),
         ("which_larger", {"cat": [(0, 20, 120, 140)], "dog": [DOG]}, {}),  # cut by the edge
@@ -99,7 +116,9 @@ def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None
         ("is_there", {"cat": [(20, 20, 40, 40)]}, {}),
     ],
 )  # fmt: skip
-def test_what_is_ambiguous_is_not_asked(family: AnnotatedFamily, things: Boxes, words: dict[str, object]) -> None:
+def test_what_is_ambiguous_is_not_asked(
+    family: AnnotatedFamily, things: Boxes, words: dict[str, object]
+) -> None:
     found = asked(things, family, **words)
     if family == "nearer":
         assert not any("nearer to the cat" in text for text in found)  # both are 90 pixels away
@@ -114,7 +133,9 @@ def renamed(given: list[Sample], *texts: str) -> list[Sample]:
 def test_records_of_one_name_are_gathered_and_the_same_mask_is_one_thing() -> None:
     one, other = samples({"cat": [CAT]}, category=True), samples({"cat": [DOG]}, category=True)
     found = annotated.pictures([*one, *renamed(other, "A cat."), *renamed(one, "the cat")])
-    assert [(name, [thing.box for thing in things]) for name, things in found[0].things.items()] == [("cat", [CAT, DOG])]
+    assert [(name, [thing.box for thing in things]) for name, things in found[0].things.items()] == [
+        ("cat", [CAT, DOG])
+    ]
     (question,) = annotated.questions(found, families=["count"], seed=0)
     assert question.answer == "2"
     assert found[0].single() == []
@@ -125,8 +146,13 @@ def test_records_of_one_name_are_gathered_and_the_same_mask_is_one_thing() -> No
 def test_one_thing_of_two_names_is_not_compared_with_itself_nor_denied() -> None:
     wide = (20, 20, 140, 92)  # .6 of CAT, which is 1.67 times as large
     things: Boxes = {"cat": [CAT], "cup": [wide], "dog": [(230, 160, 300, 230)]}
-    larger = annotated.questions(annotated.pictures(samples(things)), families=["which_larger", "nearer"], seed=0)
-    assert [{target.phrase for target in question.targets} for question in larger] == [{"the cat", "the dog"}, {"the cup", "the dog"}]
+    larger = annotated.questions(
+        annotated.pictures(samples(things)), families=["which_larger", "nearer"], seed=0
+    )
+    assert [{target.phrase for target in question.targets} for question in larger] == [
+        {"the cat", "the dog"},
+        {"the cup", "the dog"},
+    ]
     assert not any(question.distraction for question in larger)  # the third is one of the two
     apart: Boxes = things | {"cup": [(20, 150, 140, 222)]}
     larger = annotated.questions(annotated.pictures(samples(apart)), families=["which_larger"], seed=0)
@@ -139,7 +165,8 @@ def test_a_self_correction_denies_no_thing_of_the_questions_name() -> None:
     found = annotated.pictures(samples({"cat": [small, large], "dog": [(20, 120, 90, 190)]}, category=True))
     asked_of_cat = annotated.questions(found, families=["is_there"], seed=0)[0]
     assert asked_of_cat.text == "Is there a cat in the picture?"
-    assert asked_of_cat.distraction == (annotated.zoom(found[0], found[0].things["dog"][0]),)  # the other cat is larger
+    # the other cat is larger
+    assert asked_of_cat.distraction == (annotated.zoom(found[0], found[0].things["dog"][0]),)
     alone = annotated.pictures(samples({"cat": [small, large]}, category=True))
     assert all(not question.distraction for question in annotated.questions(alone, seed=0))
 
@@ -154,7 +181,9 @@ def test_pictures_of_one_file_name_in_two_folders_are_two_files(tmp_path: Path) 
     with Toolbox(reader="template", seconds=60.0) as toolbox:
         write_annotated_traces(tmp_path, made, seed=0, toolbox=toolbox, provenance={})
     traces = read_traces(tmp_path)
-    assert {trace.frames[0] for trace in traces} == {f"pictures/{name.replace('/', '%2F')}.png" for name in shifted}
+    assert {trace.frames[0] for trace in traces} == {
+        f"pictures/{name.replace('/', '%2F')}.png" for name in shifted
+    }
     assert all((tmp_path / trace.frames[0]).read_bytes() == frames[trace.trace_id] for trace in traces)
 
 
@@ -168,7 +197,13 @@ def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
 
 
 def test_plurals() -> None:
-    assert [plural(name) for name in ("dog", "person", "bus", "glass", "box")] == ["dogs", "people", "buses", "glasses", "boxes"]
+    assert [plural(name) for name in ("dog", "person", "bus", "glass", "box")] == [
+        "dogs",
+        "people",
+        "buses",
+        "glasses",
+        "boxes",
+    ]
 
 
 def five_photographs(folder: Path) -> None:
@@ -182,7 +217,9 @@ def five_photographs(folder: Path) -> None:
             assert isinstance(frame, bytes)
             (folder / f"{number}.png").write_bytes(frame)
             masks = [mask for (mask,) in sample.masks]
-            records.append({"image": f"{number}.png", "text": f"the {sample.text}", "masks": masks, "split": "train"})
+            records.append(
+                {"image": f"{number}.png", "text": f"the {sample.text}", "masks": masks, "split": "train"}
+            )
     (folder / "annotations.json").write_text(json.dumps(records))
 
 
@@ -196,7 +233,10 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
     golden = next(trace for trace in traces if trace.kind == "golden" and trace.family == "which_larger")
     thoughts = [turn.text.partition("<tool_call>")[0] for turn in golden.turns if turn.role == "assistant"]
     assert thoughts[0] in ("I look at the cat. ", "I look at the dog. ")
-    assert thoughts[1] in ("That was the cat; now I look at the dog. ", "That was the dog; now I look at the cat. ")
+    assert thoughts[1] in (
+        "That was the cat; now I look at the dog. ",
+        "That was the dog; now I look at the cat. ",
+    )
     assert len(list((tmp_path / "questions/pictures").glob("*.png"))) == 5  # shared by a picture's questions
     with pytest.raises(ValueError, match=r"traces.jsonl exists; write into another folder"):
         command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")
@@ -206,8 +246,14 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
 
 @pytest.mark.slow
 @pytest.mark.skipif(not COCO.is_dir(), reason=f"no photographs at {COCO} (set ANS_REFERENCE)")
-def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_evidence(tmp_path: Path) -> None:
-    found = [s for split in ("train", "val") for s in data.read_samples(format="coco", path=COCO, name="coco", split=split)]
+def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_evidence(
+    tmp_path: Path,
+) -> None:
+    found = [
+        s
+        for split in ("train", "val")
+        for s in data.read_samples(format="coco", path=COCO, name="coco", split=split)
+    ]
     made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)
     assert len(made) >= 600
     assert len(Counter(question.family for question in made)) == 8

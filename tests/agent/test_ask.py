@@ -34,13 +34,24 @@ def workspace(tmp_path: Path) -> Path:
     model = tiny.build()
     checkpoint.save(model, run / "model", metadata={})
     policy = AgentPolicy(model, lora=LORA, rows=add_call_tokens(model, OPERATIONS), seed=1)
-    policy.save(run / "agent/sft/tools", base_hash=checkpoint.weights_hash(run / "model"), about={"stage": "agent_sft"})
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(tmp_path / "photo.png")
+    policy.save(
+        run / "agent/sft/tools",
+        base_hash=checkpoint.weights_hash(run / "model"),
+        about={"stage": "agent_sft"},
+    )
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(
+        tmp_path / "photo.png"
+    )
     return tmp_path
 
 
 def asked(root: Path, *words: str) -> int:
-    return ask.ask(cli.parse(["ask", str(root / "photo.png"), "What is written there?", "--out", str(root / "out"), *words]), root)
+    return ask.ask(
+        cli.parse(
+            ["ask", str(root / "photo.png"), "What is written there?", "--out", str(root / "out"), *words]
+        ),
+        root,
+    )
 
 
 def zoom(box: list[int]) -> str:
@@ -79,14 +90,18 @@ def test_an_episode_that_runs_into_a_limit_says_so(
     assert "no answer: it went on calling after its last call" in capsys.readouterr().out
 
 
-def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loaded(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr(ask, "load_policy", loaded)
     with pytest.raises(ValueError, match="the question is empty; ask something"):
         ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "  "]), workspace)
-    with pytest.raises(ValueError, match="the question is no text: character 1 is half of one, or a byte that is not UTF-8"):
+    with pytest.raises(
+        ValueError, match="the question is no text: character 1 is half of one, or a byte that is not UTF-8"
+    ):
         ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "\udcff red?"]), workspace)
     with pytest.raises(ValueError, match="the question holds <image>; leave it out"):
         ask.ask(cli.parse(["ask", str(workspace / "photo.png"), "<image> What?"]), workspace)
@@ -106,12 +121,16 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(workspace: Pat
         asked(workspace)
 
 
-def test_the_agents_own_reader_reads_and_another_one_only_with_a_warning(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_own_reader_reads_and_another_one_only_with_a_warning(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = workspace / "runs/drawn/agent/sft/tools"
     values = json.loads((trained / "delta.json").read_text())
     base_hash = checkpoint.weights_hash(workspace / "runs/drawn/model")
     tensors, _ = checkpoint.load_delta(trained, base_hash=base_hash)
-    checkpoint.save_delta(tensors, workspace / "template", base_hash=base_hash, config=values["config"] | {"ocr": "template"})
+    checkpoint.save_delta(
+        tensors, workspace / "template", base_hash=base_hash, config=values["config"] | {"ocr": "template"}
+    )
     readers: list[str] = []
 
     def noted(model: Any, toolbox: Toolbox, *given: Any, **words: Any) -> list[PlayedEpisode]:
@@ -133,12 +152,16 @@ def test_a_folder_of_another_stage_is_no_agent(workspace: Path) -> None:
     model = tiny.build()
     policy = AgentPolicy(model, lora=LORA, rows=[1], seed=1)
     base_hash = checkpoint.weights_hash(workspace / "runs/drawn/model")
-    checkpoint.save_delta(policy.adapters.tensors("agent"), workspace / "other", base_hash=base_hash, config={"stage": "sft"})
+    checkpoint.save_delta(
+        policy.adapters.tensors("agent"), workspace / "other", base_hash=base_hash, config={"stage": "sft"}
+    )
     with pytest.raises(ValueError, match="is of stage 'sft', not an agent's"):
         asked(workspace, "--agent", str(workspace / "other"))
 
 
-def test_a_clip_is_asked_about_and_its_frames_are_written(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clip_is_asked_about_and_its_frames_are_written(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clip = workspace / "clip"
     clip.mkdir()
     for number, frame in enumerate(tiny.clip(0).frames):
@@ -146,8 +169,17 @@ def test_a_clip_is_asked_about_and_its_frames_are_written(workspace: Path, monke
         (clip / f"{number}.png").write_bytes(frame)
     plan = [call_text(Call(name="select_frames", arguments={"frames": [1, 3]}))]
     monkeypatch.setattr(ask, "play", partial(play, plans=[[*plan, "left"]]))
-    assert ask.ask(cli.parse(["ask", str(clip), "Where does it go?", "--out", str(workspace / "out")]), workspace) == 0
+    assert (
+        ask.ask(
+            cli.parse(["ask", str(clip), "Where does it go?", "--out", str(workspace / "out")]), workspace
+        )
+        == 0
+    )
     told = json.loads((workspace / "out/episode.json").read_text())
-    assert [Path(name).name for name in told["turns"][0]["files"]] == ["observation.json", "image_2.png", "image_3.png"]
+    assert [Path(name).name for name in told["turns"][0]["files"]] == [
+        "observation.json",
+        "image_2.png",
+        "image_3.png",
+    ]
     with Image.open(workspace / "out/turn_1/image_3.png") as shown, Image.open(clip / "3.png") as frame:
         assert np.array_equal(np.asarray(shown), np.asarray(frame))

@@ -1,4 +1,5 @@
-"""Learning progress: what it pays for, what the forward model sees of an episode, and that its state is everything it depends on."""
+"""Learning progress: what it pays for, what the forward model sees of an episode, and that its state is
+everything it depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.protocol import Call
 from ans_core.agent.rewards import dynamics
-from ans_core.agent.rewards.dynamics import INPUTS, LAG, SIZE, Dynamics, ForwardModel, embedding, looks, no_sums, sums_of
+from ans_core.agent.rewards.dynamics import (
+    INPUTS,
+    LAG,
+    SIZE,
+    Dynamics,
+    ForwardModel,
+    embedding,
+    looks,
+    no_sums,
+    sums_of,
+)
 from ans_core.agent.world import Question
 from ans_core.model.network import Network
 from tests import tiny
@@ -50,7 +61,8 @@ def rows_of(before: Tensor, call: Tensor, after: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("interaction", [False, True])
 def test_what_can_be_learned_earns_while_it_is_learned_and_nothing_afterwards(interaction: bool) -> None:
-    """Of random pictures and six calls; what is shown is the sum of a part of either, or depends on both together."""
+    """Of random pictures and six calls; what is shown is the sum of a part of either, or depends on both
+    together."""
     rng = torch.Generator().manual_seed(0)
     calls = units(6, rng)
     of_picture, of_call = (torch.randn(SIZE, SIZE, generator=rng, dtype=torch.float64) for _ in range(2))
@@ -71,7 +83,9 @@ def test_noise_earns_nothing_on_average_although_it_is_never_predicted() -> None
     """Each picture is another one, whatever was done: its error is 1 for ever, and would be paid for ever."""
     rng = torch.Generator().manual_seed(1)
     calls = units(6, rng)
-    made, errors = earnings(lambda: rows_of(units(48, rng), calls[torch.randint(6, (48,), generator=rng)], units(48, rng)), 80)
+    made, errors = earnings(
+        lambda: rows_of(units(48, rng), calls[torch.randint(6, (48,), generator=rng)], units(48, rng)), 80
+    )
     assert min(errors) > 0.95
     assert sum(made) / len(made) < 0.002
     assert max(made) < 0.05  # while what was taken for a rule is unlearned
@@ -99,7 +113,11 @@ def test_a_call_has_one_embedding_for_ever_and_boxes_side_by_side_are_alike() ->
     assert float(first.norm()) == pytest.approx(1.0)
     near, far = float(first @ box(120, 100, 420, 400)), float(first @ box(600, 500, 1000, 900))
     assert near > 0.99 > far
-    for other in (box(100, 100, 400, 400, seed=1), box(100, 100, 400, 400, image="image_2"), box(100, 100, 400, 400, name="zoom")):
+    for other in (
+        box(100, 100, 400, 400, seed=1),
+        box(100, 100, 400, 400, image="image_2"),
+        box(100, 100, 400, 400, name="zoom"),
+    ):
         assert float(first @ other) < 0.9
     frames = [embedding(Call(name="select_frames", arguments={"frames": [n]}), seed=0) for n in (1, 2)]
     assert not torch.equal(*frames)
@@ -116,12 +134,15 @@ def episodes(model: Network, own: practices.AgentPractice, asked: Question) -> l
     )  # fmt: skip
 
 
-def test_a_transition_is_a_call_that_showed_something_and_no_picture_is_encoded_twice(toolbox: Toolbox) -> None:
+def test_a_transition_is_a_call_that_showed_something_and_no_picture_is_encoded_twice(
+    toolbox: Toolbox,
+) -> None:
     model = tiny.build()
     own = practice(model, toolbox, dynamics=0.5)
     assert own.dynamics is not None
     played = episodes(model, own, question(NAMES[0]))
-    assert [len(list(looks(one))) for one in played] == [0, 1, 2, 1, 0]  # a malformed call and a refused one show nothing
+    # a malformed call and a refused one show nothing
+    assert [len(list(looks(one))) for one in played] == [0, 1, 2, 1, 0]
     before = own.features.encoded
     rows = [own.dynamics.transitions.of(one) for one in played]
     assert own.features.encoded == before
@@ -133,7 +154,9 @@ def test_a_transition_is_a_call_that_showed_something_and_no_picture_is_encoded_
     assert shown == (Crop.of(played[2].episode.workspace, "image_2"),)
 
 
-def test_an_episode_earns_the_mean_of_its_transitions_by_models_that_have_not_seen_its_step(toolbox: Toolbox) -> None:
+def test_an_episode_earns_the_mean_of_its_transitions_by_models_that_have_not_seen_its_step(
+    toolbox: Toolbox,
+) -> None:
     model = tiny.build()
     own = practice(model, toolbox, dynamics=0.5)
     assert own.dynamics is not None
@@ -153,7 +176,9 @@ def test_an_episode_earns_the_mean_of_its_transitions_by_models_that_have_not_se
     assert max(abs(told["dynamics"]) for told in last) < 0.01
 
 
-def test_learning_progress_shapes_within_the_limit_and_without_a_weight_nothing_of_it_is_there(toolbox: Toolbox) -> None:
+def test_learning_progress_shapes_within_the_limit_and_without_a_weight_nothing_of_it_is_there(
+    toolbox: Toolbox,
+) -> None:
     model = tiny.build()
     asked = question(NAMES[1])
     off, on, much = (practice(model, toolbox, dynamics=weight) for weight in (0.0, 0.01, 100.0))
@@ -168,7 +193,9 @@ def test_learning_progress_shapes_within_the_limit_and_without_a_weight_nothing_
     assert not any("dynamics" in name for name in none.measured)
     assert none.measured == {name: value for name, value in some.measured.items() if "dynamics" not in name}
     assert on.dynamics is not None
-    assert some.rewards["shaping"] - none.rewards["shaping"] == pytest.approx(0.01 * on.dynamics.norm(some.measured["dynamics"]))
+    assert some.rewards["shaping"] - none.rewards["shaping"] == pytest.approx(
+        0.01 * on.dynamics.norm(some.measured["dynamics"])
+    )
     assert some.rewards["shaping"] > none.rewards["shaping"]
     assert (most.rewards["task"], most.rewards["shaping"]) == (none.rewards["task"], 0.4)
 
@@ -207,7 +234,10 @@ def together(processes: Sequence[Dynamics]) -> None:
         barrier.wait()
         return summed
 
-    threads = [threading.Thread(target=own.end_rollouts, args=(partial(total, rank),)) for rank, own in enumerate(processes)]
+    threads = [
+        threading.Thread(target=own.end_rollouts, args=(partial(total, rank),))
+        for rank, own in enumerate(processes)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

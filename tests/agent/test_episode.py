@@ -25,7 +25,14 @@ from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
-from tests.agent.odd_operations import Nothing, dies, is_broken, loads_slowly, never_ends, tells_what_is_loaded
+from tests.agent.odd_operations import (
+    Nothing,
+    dies,
+    is_broken,
+    loads_slowly,
+    never_ends,
+    tells_what_is_loaded,
+)
 
 ZOOM = Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})
 SEGMENT = Call(name="segment_object_at", arguments={"bbox_2d": [100, 100, 900, 900]})
@@ -37,7 +44,12 @@ def own(name: str, run: object, **more: object) -> dict[str, Operation]:
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[Toolbox]:
-    operations = own("never_ends", never_ends) | own("dies", dies) | own("is_broken", is_broken) | {"zoom_in": OPERATIONS["zoom_in"]}
+    operations = (
+        own("never_ends", never_ends)
+        | own("dies", dies)
+        | own("is_broken", is_broken)
+        | {"zoom_in": OPERATIONS["zoom_in"]}
+    )
     with Toolbox(operations=operations, seconds=2.0) as toolbox:
         yield toolbox
 
@@ -64,8 +76,10 @@ def test_what_an_operation_loads_first_is_loaded_once_a_process_and_outside_of_i
     assert OPERATIONS["read_text"].load is not None
     with Toolbox(operations=operations, seconds=1.0, reader="template") as toolbox:
         for _ in range(2):
-            assert [toolbox.call(workspace, ask)[0].text for _ in range(2)] == ["template"] * 2  # loading takes 1.5 s
-            assert toolbox.call(workspace, Call(name="dies", arguments={}))[0].error == "crashed"  # the next process loads again
+            # loading takes 1.5 s
+            assert [toolbox.call(workspace, ask)[0].text for _ in range(2)] == ["template"] * 2
+            # the next process loads again
+            assert toolbox.call(workspace, Call(name="dies", arguments={}))[0].error == "crashed"
 
 
 def test_a_defect_of_an_operation_is_raised(odd: Toolbox) -> None:
@@ -86,7 +100,8 @@ def test_a_network_stops_at_the_next_module_after_the_limit(tiny_model: Network)
     assert time.monotonic() - start < 60  # it would never end
     with stopped_after(-1.0), pytest.raises(Refused):
         tiny_model.text_hidden_fcs(torch.zeros(1, tiny_model.text_hidden_fcs[0].in_features))
-    tiny_model.text_hidden_fcs(torch.zeros(1, tiny_model.text_hidden_fcs[0].in_features))  # nothing is left behind
+    # nothing is left behind
+    tiny_model.text_hidden_fcs(torch.zeros(1, tiny_model.text_hidden_fcs[0].in_features))
 
 
 def test_calls_are_counted_and_none_is_run_after_the_limit(toolbox: Toolbox) -> None:
@@ -114,7 +129,9 @@ def test_without_a_model_what_needs_one_is_not_offered(toolbox: Toolbox) -> None
 
 def masks_of(toolbox: Toolbox, calls: list[Call]) -> list[object]:
     """What segmenting and tracking give, in full."""
-    workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(8, 16, 24, 32))])
+    workspace = Workspace.of(
+        [tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(8, 16, 24, 32))]
+    )
     found: list[object] = []
     for call in calls:
         observation, workspace = toolbox.call(workspace, call)
@@ -128,7 +145,9 @@ def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(o
     with Toolbox(own_model) as toolbox:
         before = masks_of(toolbox, calls)
     assert "mask_2" in str(before[1])
-    config = adapters.rl_config(rank=2, alpha=4, dropout=0.0, modules=adapters.policy_modules(own_model, drawing=True))
+    config = adapters.rl_config(
+        rank=2, alpha=4, dropout=0.0, modules=adapters.policy_modules(own_model, drawing=True)
+    )
     policies = adapters.Policies(own_model, config, seed=0)
     with torch.no_grad():
         for tensor in policies.tensors("policy").values():
@@ -141,19 +160,24 @@ def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(o
 
 
 def says_seg(model: Network, words: str) -> Call:
-    """Changes the model: it says `[SEG]` to these words about tiny.picture(0), since all other words have no weight."""
+    """Changes the model: it says `[SEG]` to these words about tiny.picture(0), since all other words have no
+    weight."""
     from ans_core import prompts
 
     with torch.no_grad():
         text = prompts.REFERRING_EVAL.format(text=words)
         prompted = ask.prompt(model, [Request(frames=(tiny.picture(0),), text=text)])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
+            0, -1
+        ]
         model.internvl.lm_head.weight.zero_()
         model.internvl.lm_head.weight[model.seg_token_id] = state
     return Call(name="segment_object_at", arguments={"text": words})
 
 
-def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(tiny_model: Network, tmp_path: Path) -> None:
+def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
+    tiny_model: Network, tmp_path: Path
+) -> None:
     ran: list[str] = []
 
     def looks(workspace: Workspace, arguments: Nothing, tools: Tools) -> Result:
@@ -163,9 +187,15 @@ def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
         return Result(text=f"run {len(ran)}", values={})
 
     whole, part = np.ones((tiny.SIDE, tiny.SIDE), bool), np.eye(tiny.SIDE, dtype=bool)
-    workspaces = [Workspace.of([tiny.picture(n)], masks=masks) for n, masks in ((0, ()), (0, ()), (1, ()), (0, (whole,)), (0, (part,)))]
+    workspaces = [
+        Workspace.of([tiny.picture(n)], masks=masks)
+        for n, masks in ((0, ()), (0, ()), (1, ()), (0, (whole,)), (0, (part,)))
+    ]
     with Toolbox(tiny_model, operations=own("looks", looks, needs_model=True)) as toolbox:
-        told = [toolbox.call(workspace, Call(name="looks", arguments={}))[0].text for workspace in (*workspaces[:1], *workspaces) * 2]
+        told = [
+            toolbox.call(workspace, Call(name="looks", arguments={}))[0].text
+            for workspace in (*workspaces[:1], *workspaces) * 2
+        ]
         assert told[1:6] == ["run 2", "run 2", "run 3", "run 4", "run 5"]
         assert told[6:] == ["run 2", *told[1:6]]
         file = tmp_path / "frame.png"
@@ -176,17 +206,26 @@ def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
         assert told[-3:] == ["run 6", "run 6", "run 7"]
 
 
-@pytest.mark.parametrize("words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200])
+@pytest.mark.parametrize(
+    "words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200]
+)
 def test_any_words_can_be_asked_for(tiny_model: Network, words: str) -> None:
     with Toolbox(tiny_model) as toolbox:
-        observation, _ = toolbox.call(Workspace.of([tiny.picture(0)]), Call(name="segment_object_at", arguments={"text": words}))
+        observation, _ = toolbox.call(
+            Workspace.of([tiny.picture(0)]), Call(name="segment_object_at", arguments={"text": words})
+        )
     assert observation.error in (None, "nothing_found")
 
 
 def test_a_mask_of_one_pixel_can_be_followed_and_measured(tiny_model: Network) -> None:
-    workspace = Workspace.of([tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(63, 63, 64, 64))])
+    workspace = Workspace.of(
+        [tiny.picture(0), tiny.picture(1)], masks=[rle.decode(tiny.square(63, 63, 64, 64))]
+    )
     with Toolbox(tiny_model) as toolbox:
-        for name, arguments in (("track_object", {"mask": "mask_1"}), ("get_properties", {"masks": ["mask_1"]})):
+        for name, arguments in (
+            ("track_object", {"mask": "mask_1"}),
+            ("get_properties", {"masks": ["mask_1"]}),
+        ):
             assert toolbox.call(workspace, Call(name=name, arguments=arguments))[0].ok
 
 
@@ -205,5 +244,6 @@ def test_a_script_that_runs_operations_as_it_is_imported_is_told_what_to_do(tmp_
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert (
-        "ended as it started; its message is above (a script that runs operations has to begin its work under `if __name__" in done.stderr
+        "ended as it started; its message is above (a script that runs operations has to begin its work under `if __name__"
+        in done.stderr
     )

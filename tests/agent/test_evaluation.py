@@ -20,13 +20,29 @@ from ans_core.agent.world.question import Question
 from ans_core.model.network import Network
 
 
-def outcome(question: Question, *, right: bool, used: bool, evidence: bool = False, calls: int = 0) -> Outcome:
-    return Outcome(question=question, answer="", right=right, used=used, evidence=evidence, calls=calls, valid_calls=int(used), said=3)
+def outcome(
+    question: Question, *, right: bool, used: bool, evidence: bool = False, calls: int = 0
+) -> Outcome:
+    return Outcome(
+        question=question,
+        answer="",
+        right=right,
+        used=used,
+        evidence=evidence,
+        calls=calls,
+        valid_calls=int(used),
+        said=3,
+    )
 
 
 def test_figures_by_family_and_their_mean_over_those_that_need_an_operation() -> None:
-    asked = {family: draw_question(family, seed=0, split="val", index=0) for family in ("easy", "pattern", "text")}
-    pattern, text = replace(asked["pattern"], prior="x", answer="x"), replace(asked["text"], prior="x", answer="y")
+    asked = {
+        family: draw_question(family, seed=0, split="val", index=0) for family in ("easy", "pattern", "text")
+    }
+    pattern, text = (
+        replace(asked["pattern"], prior="x", answer="x"),
+        replace(asked["text"], prior="x", answer="y"),
+    )
     found = metrics(
         [
             outcome(asked["easy"], right=True, used=False),
@@ -58,21 +74,41 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
     with RandomCalls(own_model, seed=0) as elsewhere:
         moved = play(own_model, elsewhere, requests, limits=Limits(turn_tokens=2), plans=plans)
         for question, episode in zip(questions, moved, strict=True):
-            (x1, y1, x2, y2), call = question.plan[0].arguments["bbox_2d"], episode.episode.observations[0].call
+            (x1, y1, x2, y2), call = (
+                question.plan[0].arguments["bbox_2d"],
+                episode.episode.observations[0].call,
+            )
             assert call is not None
             box = call.arguments["bbox_2d"]
             assert (box[2] - box[0], box[3] - box[1]) == (x2 - x1, y2 - y1)
             assert box != [x1, y1, x2, y2]
     with RandomCalls(own_model, seed=0) as toolbox:
-        for given, kept in (({"text": "it", "image": "image_1"}, {"point_2d", "image"}), ({"mask": "mask_1"}, {"mask"})):
-            call = toolbox.call(questions[0].workspace(), Call(name="segment_object_at", arguments=given))[0].call
+        for given, kept in (
+            ({"text": "it", "image": "image_1"}, {"point_2d", "image"}),
+            ({"mask": "mask_1"}, {"mask"}),
+        ):
+            call = toolbox.call(questions[0].workspace(), Call(name="segment_object_at", arguments=given))[
+                0
+            ].call
             assert call is not None
             assert call.arguments.keys() == kept
-        again = play(own_model, toolbox, requests[1:], limits=Limits(turn_tokens=2), plans=plans[1:])  # without the first episode
+        # without the first episode
+        again = play(own_model, toolbox, requests[1:], limits=Limits(turn_tokens=2), plans=plans[1:])
         assert again[0].episode.observations[0].call == moved[1].episode.observations[0].call
-        swapped = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
-        grey = play(own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank)
-        (alone,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled)
+        swapped = play(
+            own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled
+        )
+        grey = play(
+            own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank
+        )
+        (alone,) = play(
+            own_model,
+            toolbox,
+            requests[:1],
+            limits=Limits(turn_tokens=2),
+            plans=plans,
+            change=controls.shuffled,
+        )
     assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]
     assert np.ptp(np.asarray(alone.crops[1].picture(least=64))) == 0  # there is nobody to exchange with
     for episode in grey:
@@ -80,7 +116,11 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
         assert shown is not None
         assert shown.text == "<image>\nimage_2"
         assert np.ptp(np.asarray(episode.crops[1].picture(least=64))) == 0
-    failed = Shown(text="Error: no", crops=(), observation=Observation(call=Call(name="zoom_in", arguments={}), text="no", error="bad_box"))
+    failed = Shown(
+        text="Error: no",
+        crops=(),
+        observation=Observation(call=Call(name="zoom_in", arguments={}), text="no", error="bad_box"),
+    )
     assert controls.blank([failed]) == controls.shuffled([failed]) == [failed]
     openers = tokens.call_openers(own_model)
     (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=openers)

@@ -1,4 +1,5 @@
-"""The judge of traces behind a real HTTP server: what it is asked, what is kept, and what happens where it fails."""
+"""The judge of traces behind a real HTTP server: what it is asked, what is kept, and what happens where it
+fails."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made = []
 
     def judge(url: str, **settings: object) -> EndpointJudge:
-        words = {"cache": tmp_path / "judge.sqlite", "api_key_env": "NO_KEY", "timeout_s": 5.0, "retries": 0, "concurrency": 4}
+        words = {
+            "cache": tmp_path / "judge.sqlite",
+            "api_key_env": "NO_KEY",
+            "timeout_s": 5.0,
+            "retries": 0,
+            "concurrency": 4,
+        }
         made.append(EndpointJudge(model="m", base_url=url, **(words | settings)))  # type: ignore[arg-type]
         return made[-1]
 
@@ -82,13 +89,20 @@ def silent(metrics: dict[str, float], step: int) -> None:
     assert step >= 0
 
 
-def write(folder: Path, toolbox: Toolbox, endpoint: EndpointJudge | None, *, on_failure: str = "meteor") -> Written:
-    judge = None if endpoint is None else partial(verdicts, endpoint, seed=2, on_failure=on_failure, log=silent)  # type: ignore[arg-type]
-    return write_drawn_traces(folder, NUMBERS, split="train", seed=2, toolbox=toolbox, provenance={}, judge=judge)
+def write(
+    folder: Path, toolbox: Toolbox, endpoint: EndpointJudge | None, *, on_failure: str = "meteor"
+) -> Written:
+    judge = (
+        None if endpoint is None else partial(verdicts, endpoint, seed=2, on_failure=on_failure, log=silent)
+    )  # type: ignore[arg-type]
+    return write_drawn_traces(
+        folder, NUMBERS, split="train", seed=2, toolbox=toolbox, provenance={}, judge=judge
+    )
 
 
 def scores(*given: int, of: str) -> Callable[[Handler], None]:
-    """5 for all traces but those with the text `of`, which get what is given, one after the other; the last one from then on."""
+    """5 for all traces but those with the text `of`, which get what is given, one after the other; the last
+    one from then on."""
     left = list(given)
 
     def respond(handler: Handler) -> None:
@@ -100,14 +114,18 @@ def scores(*given: int, of: str) -> Callable[[Handler], None]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def pictures(some: Sequence[Trace]) -> set[str]:
     return {name for t in some for name in (*t.frames, *(name for turn in t.turns for name in turn.pictures))}
 
 
-def test_without_a_judge_what_the_rules_keep_is_written_as_it_is(drawn: list[Trace], toolbox: Toolbox, tmp_path: Path) -> None:
+def test_without_a_judge_what_the_rules_keep_is_written_as_it_is(
+    drawn: list[Trace], toolbox: Toolbox, tmp_path: Path
+) -> None:
     written = write(tmp_path, toolbox, None)
     lines = "".join(found.model_dump_json(exclude_defaults=True) + "\n" for found in drawn)
     assert (tmp_path / "traces.jsonl").read_text() == lines
@@ -120,7 +138,11 @@ def test_good_traces_are_kept_with_their_scores_bad_ones_dropped_by_reason_and_a
     drawn: list[Trace], toolbox: Toolbox, make: Make, tmp_path: Path
 ) -> None:
     (again,) = repeated([found.trace_id for found in drawn], seed=2)
-    bad = next(found for found in drawn if found.family == "pattern" and found.kind == "golden" and found.trace_id != again)
+    bad = next(
+        found
+        for found in drawn
+        if found.family == "pattern" and found.kind == "golden" and found.trace_id != again
+    )
     alike = {found.trace_id for found in drawn if grading(found, sample=0) == grading(bad, sample=0)}
     assert alike == {bad.trace_id}
     with serving(scores(3, of=json.dumps(bad.turns[1].text))) as server:
@@ -139,16 +161,29 @@ def test_good_traces_are_kept_with_their_scores_bad_ones_dropped_by_reason_and_a
     assert found["traces"] == found["golden"] + found["trap"] + found["self_correction"] == len(drawn) - 1
     assert (found["dropped"], found["dropped/pattern/low_score"]) == (1, 1)
     assert found["judge/mean_score"] == pytest.approx((5 * (len(drawn) - 1) + 3) / len(drawn))
-    assert (found["judge/judged"], found["judge/repeated"], found["judge/agreement"], found["judge/deviation"]) == (len(drawn), 1, 1, 0)
+    assert (
+        found["judge/judged"],
+        found["judge/repeated"],
+        found["judge/agreement"],
+        found["judge/deviation"],
+    ) == (len(drawn), 1, 1, 0)
 
 
-def test_the_judge_is_told_the_words_of_a_trace_its_purpose_and_no_picture(drawn: list[Trace], make: Make) -> None:
+def test_the_judge_is_told_the_words_of_a_trace_its_purpose_and_no_picture(
+    drawn: list[Trace], make: Make
+) -> None:
     trap = next(found for found in drawn if found.kind == "trap")
     with serving(says('{"score": 5}')) as server:
         verdicts(make(server.url), [trap], seed=0, on_failure="drop", log=silent)
         assert Counter(seen.body["temperature"] for seen in server.seen) == {0: 1, 1: 2}
         system, user = (message["content"] for message in server.seen[0].body["messages"])
-    assert server.seen[0].body["response_format"]["json_schema"]["schema"]["properties"]["score"]["enum"] == [1, 2, 3, 4, 5]
+    assert server.seen[0].body["response_format"]["json_schema"]["schema"]["properties"]["score"]["enum"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert "- zoom_in: Shows a box" in system
     lines = user.splitlines()
     assert lines[0].startswith("Kind: trap. It shows an error on purpose")
@@ -174,7 +209,9 @@ def test_the_judge_is_told_the_words_of_a_trace_its_purpose_and_no_picture(drawn
         ([None, 5, None], Verdict(scores=(5,))),
     ],
 )
-def test_of_three_scores_the_mean_counts_unless_they_differ_too_much(given: list[int | None], expected: Verdict) -> None:
+def test_of_three_scores_the_mean_counts_unless_they_differ_too_much(
+    given: list[int | None], expected: Verdict
+) -> None:
     assert verdict(given, on_failure="meteor") == verdict(given, on_failure="drop") == expected
 
 
@@ -191,7 +228,11 @@ def test_an_unreliable_trace_is_dropped_and_the_judges_consistency_told(
     with serving(scores(5, 5, 2, of=json.dumps(unsure.turns[1].text))) as server:
         written = write(tmp_path, toolbox, make(server.url, concurrency=1))
     found = cota.counted(written)
-    assert (found[f"dropped/{unsure.family}/unreliable"], found["judge/unreliable"], found["judge/agreement"]) == (1, 1, 0)
+    assert (
+        found[f"dropped/{unsure.family}/unreliable"],
+        found["judge/unreliable"],
+        found["judge/agreement"],
+    ) == (1, 1, 0)
     assert found["judge/deviation"] == pytest.approx(3**0.5)
     assert again not in {kept.trace_id for kept in read_traces(tmp_path)}
 
@@ -206,11 +247,19 @@ def test_one_percent_is_scored_again_by_seed_and_name_and_one_at_least() -> None
     assert repeated([], seed=0) == set()
 
 
-def test_a_judge_that_drops_a_kind_spoils_the_mix_and_nothing_takes_its_place(toolbox: Toolbox, make: Make, tmp_path: Path) -> None:
-    with serving(scores(1, of="Kind: trap")) as server, pytest.raises(ValueError, match=r"trap 0\.00 instead of 0\.20"):
+def test_a_judge_that_drops_a_kind_spoils_the_mix_and_nothing_takes_its_place(
+    toolbox: Toolbox, make: Make, tmp_path: Path
+) -> None:
+    with (
+        serving(scores(1, of="Kind: trap")) as server,
+        pytest.raises(ValueError, match=r"trap 0\.00 instead of 0\.20"),
+    ):
         write(tmp_path, toolbox, make(server.url))
     assert not (tmp_path / "traces.jsonl").exists()
-    with serving(says('{"score": 1}')) as server, pytest.raises(ValueError, match=r"no trace is left of 20 .*'pattern/low_score': 14"):
+    with (
+        serving(says('{"score": 1}')) as server,
+        pytest.raises(ValueError, match=r"no trace is left of 20 .*'pattern/low_score': 14"),
+    ):
         write(tmp_path / "none", toolbox, make(server.url, cache=tmp_path / "other.sqlite"))
 
 
@@ -260,7 +309,8 @@ def test_one_call_that_fails_leaves_one_trace_to_the_setting(drawn: list[Trace],
 
 
 def test_at_the_cost_limit_nothing_is_asked_any_more(drawn: list[Trace], make: Make) -> None:
-    """A call of 100 + 10 tokens at 10 and 100 USD per million costs .002 USD; the limit is of the whole stage."""
+    """A call of 100 + 10 tokens at 10 and 100 USD per million costs .002 USD; the limit is of the whole
+    stage."""
     with serving(says('{"score": 5}')) as server:
         judge = make(server.url, concurrency=1, price=Price(tokens_in=10.0, tokens_out=100.0, limit=0.02))
         verdicts(judge, drawn[:6], seed=2, on_failure="drop", log=silent)
@@ -281,13 +331,25 @@ def test_a_score_is_a_whole_number_from_one_to_five(reply: str, score: int | Non
     assert read_score(reply) == score
 
 
-def test_a_judge_of_traces_needs_a_model_and_its_key_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_judge_of_traces_needs_a_model_and_its_key_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"agent\.cota\.judge.*judge\.model is empty"):
         resolve(ROOT / "profiles/tiny.yaml", ("agent.cota.judge=true",))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    values = {"profile": "tiny", "agent": {"cota": {"judge": True}}, "judge": {"model": "m", "cache": str(tmp_path / "c.sqlite")}}
+    values = {
+        "profile": "tiny",
+        "agent": {"cota": {"judge": True}},
+        "judge": {"model": "m", "cache": str(tmp_path / "c.sqlite")},
+    }
     with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY"):
-        cota.run(Config.model_validate(values), inputs={"model": tmp_path / "none"}, out=tmp_path, scratch=tmp_path, log=silent)
+        cota.run(
+            Config.model_validate(values),
+            inputs={"model": tmp_path / "none"},
+            out=tmp_path,
+            scratch=tmp_path,
+            log=silent,
+        )
 
 
 @pytest.mark.slow
@@ -305,12 +367,23 @@ def test_the_stage_has_its_traces_judged_tells_what_it_cost_and_asks_nothing_whe
             "judge": judge,
         }
         (tmp_path / name).mkdir()
-        words: dict[str, Any] = {"inputs": {"model": tmp_path / "model"}, "out": tmp_path / name, "scratch": tmp_path}
-        return cota.run(Config.model_validate(values), log=lambda metrics, step: logged.append(metrics), **words)
+        words: dict[str, Any] = {
+            "inputs": {"model": tmp_path / "model"},
+            "out": tmp_path / name,
+            "scratch": tmp_path,
+        }
+        return cota.run(
+            Config.model_validate(values), log=lambda metrics, step: logged.append(metrics), **words
+        )
 
     off = run("off")
     with serving(says('{"score": 5}')) as server:
-        judge = {"model": "m", "base_url": server.url, "cache": str(tmp_path / "judge.sqlite"), "concurrency": 4}
+        judge = {
+            "model": "m",
+            "base_url": server.url,
+            "cache": str(tmp_path / "judge.sqlite"),
+            "concurrency": 4,
+        }
         logged.clear()
         found = run("on", **judge)
         asked = len(server.seen)
@@ -320,10 +393,16 @@ def test_the_stage_has_its_traces_judged_tells_what_it_cost_and_asks_nothing_whe
         assert len(server.seen) == asked
     assert files(tmp_path / "again") == files(tmp_path / "on")
     assert {name: value for name, value in found.items() if "judge" not in name} == off
-    assert (found["train/judge/judged"], found["val/judge/repeated"], found["train/judge/mean_score"]) == (20, 1, 5)
+    assert (found["train/judge/judged"], found["val/judge/repeated"], found["train/judge/mean_score"]) == (
+        20,
+        1,
+        5,
+    )
     plain, judged = read_traces(tmp_path / "off/train"), read_traces(tmp_path / "on/train")
     assert {one.provenance["judge"] for one in judged} == {"m"}
-    assert [one.model_copy(update={"provenance": {}}) for one in judged] == [one.model_copy(update={"provenance": {}}) for one in plain]
+    assert [one.model_copy(update={"provenance": {}}) for one in judged] == [
+        one.model_copy(update={"provenance": {}}) for one in plain
+    ]
     assert files(tmp_path / "on").keys() == files(tmp_path / "off").keys()
 
 
@@ -341,7 +420,11 @@ def run_shared(folder: Path, url: str) -> None:
     with (
         dist.process_group(),
         Toolbox() as toolbox,
-        closing(EndpointJudge(model="m", base_url=url, cache=folder / f"judge-{dist.rank()}.sqlite", concurrency=4)) as endpoint,
+        closing(
+            EndpointJudge(
+                model="m", base_url=url, cache=folder / f"judge-{dist.rank()}.sqlite", concurrency=4
+            )
+        ) as endpoint,
     ):
         written = write(folder / "traces", toolbox, endpoint)
     (folder / f"{dist.rank()}.json").write_text(json.dumps(cota.counted(written)))

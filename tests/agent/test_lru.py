@@ -47,6 +47,9 @@ def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again
     assert each == wanted[0].values.numel() * 4
     bound = CropFeatures(tiny_model, most_bytes=2 * each + 1)
     for _ in range(2):
-        assert all(own.values.equal(one.values) for own, one in zip(bound.of([*crops, *crops]), wanted + wanted, strict=True))
+        assert all(
+            own.values.equal(one.values)
+            for own, one in zip(bound.of([*crops, *crops]), wanted + wanted, strict=True)
+        )
     assert (free.encoded, bound.encoded) == (4, 8)  # equal ones of a call once, whatever is held
     assert bound._known.bytes == 2 * each

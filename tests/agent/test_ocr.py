@@ -1,4 +1,5 @@
-"""READ_TEXT's readers: words in five fonts, two sizes and turned, rendered on photographs; order, boxes, and what is missing."""
+"""READ_TEXT's readers: words in five fonts, two sizes and turned, rendered on photographs; order, boxes, and
+what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ WITHOUT_TEXT = (
     "000000181666", "000000184321", "000000184791", "000000219578", "000000233771",
 )  # fmt: skip
 """Photographs in which nothing is written."""
-installed = pytest.mark.skipif(find_spec("rapidocr") is None, reason="rapidocr is not installed (the extra ocr)")
+installed = pytest.mark.skipif(
+    find_spec("rapidocr") is None, reason="rapidocr is not installed (the extra ocr)"
+)
 
 
 def rendered(picture: Image.Image, text: str, font: str, size: int, *, turned: float = 0) -> Image.Image:
@@ -47,7 +50,9 @@ def right_characters(size: int, *, turned: float) -> float:
     wrong = count = 0
     for number, name in enumerate(WITHOUT_TEXT):
         text, font = TEXTS[(number + number // 5 + size // 16) % 5], FONTS[number % 5]
-        lines = read_lines(rendered(Image.open(PHOTOGRAPHS / f"{name}.jpg"), text, font, size, turned=turned), by="rapidocr")
+        lines = read_lines(
+            rendered(Image.open(PHOTOGRAPHS / f"{name}.jpg"), text, font, size, turned=turned), by="rapidocr"
+        )
         said = "".join(line.text for line in lines).replace(" ", "")
         wanted = text.replace(" ", "")
         wrong += min(len(wanted), edits(said, wanted))
@@ -85,7 +90,13 @@ def test_lines_have_their_places_their_order_and_a_confidence_and_no_text_is_an_
 
 
 def test_a_line_that_is_a_little_higher_stays_in_its_row() -> None:
-    boxes = {"b": (50, 8, 90, 18), "a": (0, 10, 40, 20), "d": (50, 30, 90, 44), "c": (0, 32, 40, 42), "e": (0, 50, 40, 60)}
+    boxes = {
+        "b": (50, 8, 90, 18),
+        "a": (0, 10, 40, 20),
+        "d": (50, 30, 90, 44),
+        "c": (0, 32, 40, 42),
+        "e": (0, 50, 40, 60),
+    }
     lines = [Line(text=name, box=box, confidence=1.0) for name, box in boxes.items()]
     assert "".join(line.text for line in in_reading_order(lines)) == "abcde"
 
@@ -93,7 +104,10 @@ def test_a_line_that_is_a_little_higher_stays_in_its_row() -> None:
 def test_a_reader_that_is_missing_or_unknown_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ocr, "find_spec", lambda name: None)
     check_reader("template")
-    with pytest.raises(ValueError, match=r"to be installed: rapidocr, onnxruntime; `pip install -e '.\[ocr\]'`, or take the reader `temp"):
+    with pytest.raises(
+        ValueError,
+        match=r"to be installed: rapidocr, onnxruntime; `pip install -e '.\[ocr\]'`, or take the reader `temp",
+    ):
         check_reader("rapidocr")
     with pytest.raises(ValueError, match="no reader named 'tesseract'; there are rapidocr, template"):
         check_reader("tesseract", setting="--reader")

@@ -1,6 +1,8 @@
-"""Every operation against truth: drawn scenes, photographs and clips with known masks, and masks worked out by hand.
+"""Every operation against truth: drawn scenes, photographs and clips with known masks, and masks worked out
+by hand.
 
-How good masks and tracks of a trained model are is a question to its checkpoint; here, what is done with them.
+How good masks and tracks of a trained model are is a question to its checkpoint; here, what is done with
+them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def noise(width: int = 384, height: int = 200) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
 
 
-def test_the_process_of_operations_starts_without_the_data_sets_and_all_that_reads_them(toolbox: Toolbox) -> None:
+def test_the_process_of_operations_starts_without_the_data_sets_and_all_that_reads_them(
+    toolbox: Toolbox,
+) -> None:
     loaded = toolbox._worker.call(eval, "set(__import__('sys').modules)", seconds=60.0)
     assert "ans_core.agent.operations" in loaded
     assert not {"ans_core.data", "datasets", "pandas", "transformers"} & loaded  # 2 of 4 s
@@ -52,15 +56,21 @@ def test_zoom_shows_the_native_pixels_of_its_box_and_crops_chain(toolbox: Toolbo
     pixels = noise(400, 200)
     workspace = Workspace.of([pixels])
     seen, workspace = call(toolbox, workspace, "zoom_in", bbox_2d=[250, 500, 500, 1000])
-    assert (seen.text, seen.turn()) == ("image_2: [250, 500, 500, 1000]", "<image>\nimage_2: [250, 500, 500, 1000]")
+    assert (seen.text, seen.turn()) == (
+        "image_2: [250, 500, 500, 1000]",
+        "<image>\nimage_2: [250, 500, 500, 1000]",
+    )
     assert (np.asarray(workspace.picture("image_2")) == pixels[100:200, 100:200]).all()
     seen, workspace = call(toolbox, workspace, "zoom_in", image="image_2", bbox_2d=[100, 0, 600, 200])
-    assert (np.asarray(workspace.picture("image_3")) == pixels[100:120, 110:160]).all()  # thousandths of the crop
+    # thousandths of the crop
+    assert (np.asarray(workspace.picture("image_3")) == pixels[100:120, 110:160]).all()
     assert workspace.picture("image_3", least=96).size == (96, 38)
     assert workspace.picture("image_2", least=96).size == (100, 100)
 
 
-def test_zoom_on_a_mask_shows_its_surroundings_and_a_tiny_mask_as_much_as_a_box_needs(toolbox: Toolbox) -> None:
+def test_zoom_on_a_mask_shows_its_surroundings_and_a_tiny_mask_as_much_as_a_box_needs(
+    toolbox: Toolbox,
+) -> None:
     masks = np.zeros((2, 200, 400), bool)
     masks[0, 50:100, 100:200] = masks[1, 0, 399] = True
     _, workspace = call(toolbox, Workspace.of([noise(400, 200)], masks=list(masks)), "zoom_in", mask="mask_1")
@@ -90,10 +100,15 @@ def test_zoom_refuses(toolbox: Toolbox, arguments: dict[str, object], kind: str)
     assert (observation.error, after) == (kind, workspace)
 
 
-def test_a_box_of_8_pixels_is_enough_and_one_a_hundred_times_as_long_as_wide_is_the_longest(toolbox: Toolbox) -> None:
+def test_a_box_of_8_pixels_is_enough_and_one_a_hundred_times_as_long_as_wide_is_the_longest(
+    toolbox: Toolbox,
+) -> None:
     workspace = Workspace.of([noise(900, 100)])
     assert call(toolbox, workspace, "zoom_in", bbox_2d=[0, 0, 1000, 90])[0].ok  # 900 x 9
-    assert call(toolbox, Workspace.of([noise(1000, 100)]), "zoom_in", bbox_2d=[0, 0, 1000, 90])[0].error == "bad_box"
+    assert (
+        call(toolbox, Workspace.of([noise(1000, 100)]), "zoom_in", bbox_2d=[0, 0, 1000, 90])[0].error
+        == "bad_box"
+    )
     assert call(toolbox, workspace, "zoom_in", bbox_2d=[0, 0, 8, 80])[0].ok  # 8 x 8
 
 
@@ -111,12 +126,25 @@ def test_properties_tell_place_rank_and_colour(toolbox: Toolbox) -> None:
     masks = np.zeros((2, 100, 200), bool)
     masks[0, 20:40, 100:150] = masks[1, 50:100, 0:60] = True
     pixels[masks[1]] = (38, 70, 220)
-    seen, _ = call(toolbox, Workspace.of([pixels], masks=list(masks)), "get_properties", masks=["mask_1", "mask_2"])
+    seen, _ = call(
+        toolbox, Workspace.of([pixels], masks=list(masks)), "get_properties", masks=["mask_1", "mask_2"]
+    )
     one, two = seen.values["mask_1"], seen.values["mask_2"]
-    assert (one["area"], one["rank"], one["box"], one["centroid"]) == (5.0, 2, [500, 200, 750, 400], [625, 300])
+    assert (one["area"], one["rank"], one["box"], one["centroid"]) == (
+        5.0,
+        2,
+        [500, 200, 750, 400],
+        [625, 300],
+    )
     assert (two["area"], two["rank"], two["colour"], two["texture"]) == (15.0, 1, "blue", "plain")
     assert (one["colour"], one["extent"], one["solidity"], one["parts"]) == ("grey", 1.0, 1.0, 1)
-    seen, _ = call(toolbox, Workspace.of([pixels], masks=list(masks)), "get_properties", masks=["mask_2"], properties=["area", "rank"])
+    seen, _ = call(
+        toolbox,
+        Workspace.of([pixels], masks=list(masks)),
+        "get_properties",
+        masks=["mask_2"],
+        properties=["area", "rank"],
+    )
     assert seen.text == "mask_2: area 15.0, rank 1"
 
 
@@ -126,7 +154,13 @@ def test_the_patterns_of_drawn_scenes_are_measured_right(toolbox: Toolbox) -> No
     for index in range(20):
         question = draw_question("pattern", seed=3, split="val", index=index)
         mask = rle.decode(question.targets[0].masks[0])
-        seen, _ = call(toolbox, Workspace.of(question.frames, masks=[mask]), "get_properties", masks=["mask_1"], properties=["texture"])
+        seen, _ = call(
+            toolbox,
+            Workspace.of(question.frames, masks=[mask]),
+            "get_properties",
+            masks=["mask_1"],
+            properties=["texture"],
+        )
         right += seen.values["mask_1"]["texture"] == question.answer
         assert question.answer in PATTERNS
     assert right >= 19
@@ -144,7 +178,8 @@ def edits(one: list[str] | str, other: list[str] | str) -> int:
 
 @pytest.mark.slow
 def test_text_of_drawn_scenes_is_read_by_templates() -> None:
-    """Digits of 10 pixels on things of every colour. (The font is one of the reader's own: an upper bound.)"""
+    """Digits of 10 pixels on things of every colour. (The font is one of the reader's own: an upper
+    bound.)"""
     from ans_core.agent import ocr
 
     wrong_characters = wrong_words = 0
@@ -164,13 +199,16 @@ def test_text_has_its_place_in_the_native_picture_and_none_is_an_observation(too
     from PIL import ImageDraw, ImageFont
 
     canvas = Image.new("RGB", (400, 400), (200, 200, 90))
-    ImageDraw.Draw(canvas).text((300, 100), "47", fill=(0, 0, 0), font=ImageFont.load_default(size=20), anchor="mm")
+    ImageDraw.Draw(canvas).text(
+        (300, 100), "47", fill=(0, 0, 0), font=ImageFont.load_default(size=20), anchor="mm"
+    )
     workspace = Workspace.of([canvas])
     _, workspace = call(toolbox, workspace, "zoom_in", bbox_2d=[500, 0, 1000, 500])
     seen, _ = call(toolbox, workspace, "read_text", image="image_2")
     (line,) = seen.values["lines"]
     assert line["text"] == "47"
-    assert seen.text == f"{line['bbox_2d']}, confidence {line['confidence']}: '47'"  # at its end: copied from a fixed distance
+    # at its end: copied from a fixed distance
+    assert seen.text == f"{line['bbox_2d']}, confidence {line['confidence']}: '47'"
     x1, y1, x2, y2 = line["bbox_2d"]
     assert 700 < x1 < 750 < x2 < 800
     assert 200 < y1 < 250 < y2 < 300
@@ -185,7 +223,9 @@ def test_segments_of_a_crop_lie_on_the_native_picture(tiny_model: Network, how: 
         _, workspace = call(toolbox, Workspace.of([noise(400, 200)]), "zoom_in", bbox_2d=[500, 0, 1000, 500])
         where = [500, 500] if how == "point_2d" else [200, 200, 800, 800]
         seen, after = call(toolbox, workspace, "segment_object_at", image="image_2", **{how: where})
-        outside, _ = call(toolbox, workspace, "segment_object_at", image="image_2", **{how: [1100] * len(where)})
+        outside, _ = call(
+            toolbox, workspace, "segment_object_at", image="image_2", **{how: [1100] * len(where)}
+        )
         still, _ = call(toolbox, after, "track_object", mask="mask_1")
     assert outside.error == "bad_box"
     if seen.ok:
@@ -198,7 +238,9 @@ def test_segments_of_a_crop_lie_on_the_native_picture(tiny_model: Network, how: 
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(tiny_model: Network, colour_sam: None, start: int) -> None:
+def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(
+    tiny_model: Network, colour_sam: None, start: int
+) -> None:
     """A red square 8 pixels further to the right in every frame; from frame 3 on, a blue one at the top."""
     frames, truth = np.full((5, 64, 64, 3), 90, np.uint8), np.zeros((5, 64, 64), bool)
     for f in range(5):
@@ -208,27 +250,43 @@ def test_a_track_goes_both_ways_from_its_mask_and_says_how_things_move(tiny_mode
     with Toolbox(tiny_model) as toolbox:
         workspace = Workspace.of(list(frames))
         _, workspace = call(toolbox, workspace, "select_frames", frames=[start])
-        _, workspace = call(toolbox, workspace, "segment_object_at", image="image_2", point_2d=[1000 * (8 * start + 8) // 64, 430])
+        _, workspace = call(
+            toolbox,
+            workspace,
+            "segment_object_at",
+            image="image_2",
+            point_2d=[1000 * (8 * start + 8) // 64, 430],
+        )
         seen, workspace = call(toolbox, workspace, "track_object", mask="mask_1")
     masks = np.stack([rle.decode(one) for one in workspace.masklet("track_1")])
     assert np.mean([j_and_f(a, b) for a, b in zip(masks, truth, strict=True)]) == 1.0  # J&F
-    assert (seen.values["direction"], seen.values["visible"], seen.values["forward_backward_iou"]) == ("right", 5, 1.0)
+    assert (seen.values["direction"], seen.values["visible"], seen.values["forward_backward_iou"]) == (
+        "right",
+        5,
+        1.0,
+    )
     assert seen.values["boxes"]["4"] == [500, 312, 750, 562]
     assert workspace.digest("track_1") != workspace.digest("mask_1")
 
 
 def test_the_way_of_true_masks_is_told_right() -> None:
     clips = [draw_clip(seed=9, split="val", index=index, image_size=96, frames=8) for index in range(30)]
-    told = [(thing, describe(masks)) for clip in clips for thing, masks in zip(clip.things, clip.masks, strict=True)]
+    told = [
+        (thing, describe(masks))
+        for clip in clips
+        for thing, masks in zip(clip.things, clip.masks, strict=True)
+    ]
     straight = [(thing, said) for thing, said in told if thing.motion == "straight"]
-    assert np.mean([said["direction"] == thing.direction for thing, said in straight]) > 0.9  # the others are hidden in part
+    # the others are hidden in part
+    assert np.mean([said["direction"] == thing.direction for thing, said in straight]) > 0.9
     assert all(said["left"] for thing, said in told if thing.motion == "leaving")
     assert all(said["entered"] for thing, said in told if thing.motion == "entering")
 
 
 @pytest.mark.parametrize("frames", [1, 3])
 def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Network, frames: int) -> None:
-    """The real SAM2, from a mask that is given: its masks have the clip's size, and the given one stays as it is."""
+    """The real SAM2, from a mask that is given: its masks have the clip's size, and the given one stays as it
+    is."""
     mask = rle.decode(tiny.square(8, 16, 24, 32))
     workspace = Workspace.of([tiny.picture(n) for n in range(frames)], masks=[mask])
     with Toolbox(tiny_model) as toolbox:
@@ -251,7 +309,9 @@ def test_following_forth_and_back_encodes_few_frames_twice_and_gives_what_fresh_
     fresh = [follow(Clip(tiny_model, pictures), order, mask) for order in orders]
     encoded: list[int] = []
     encode = tiny_model.sam2.encode
-    monkeypatch.setattr(tiny_model.sam2, "encode", lambda pixels: encoded.append(len(pixels)) or encode(pixels))
+    monkeypatch.setattr(
+        tiny_model.sam2, "encode", lambda pixels: encoded.append(len(pixels)) or encode(pixels)
+    )
     clip = Clip(tiny_model, pictures)
     for order, expected in zip(orders, fresh, strict=True):
         assert (follow(clip, order, mask) == expected).all()
@@ -270,7 +330,9 @@ def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbo
         workspace = Workspace.of(sample.frames, masks=[rle.decode(coded)])
         seen, workspace = call(toolbox, workspace, "get_properties", masks=["mask_1"])
         told = seen.values["mask_1"]
-        assert told["area"] == pytest.approx(100 * rle.area(coded) / (sample.width * sample.height), abs=0.005)
+        assert told["area"] == pytest.approx(
+            100 * rle.area(coded) / (sample.width * sample.height), abs=0.005
+        )
         np.testing.assert_allclose(np.array(told["box"]) / 1000, rle.box(coded), atol=6e-4)
         assert 0 < told["solidity"] <= 1
         zoomed, workspace = call(toolbox, workspace, "zoom_in", mask="mask_1")
@@ -287,7 +349,9 @@ def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbo
 @pytest.mark.slow
 def test_true_tracks_of_real_clips_are_described_within_the_picture() -> None:
     for sample in videos.read(DATA / "videos", name="videos", split="val"):
-        masks = np.stack([rle.decode(m) if m else np.zeros((sample.height, sample.width), bool) for m in sample.masks[0]])
+        masks = np.stack(
+            [rle.decode(m) if m else np.zeros((sample.height, sample.width), bool) for m in sample.masks[0]]
+        )
         told = describe(masks)
         assert told["visible"] <= len(masks)
         assert told["entered"] == (not masks[0].any()) or masks[0].sum() < 0.05 * masks.sum((1, 2)).max()
@@ -299,7 +363,12 @@ def test_a_handle_is_known_by_its_content_and_never_changes(toolbox: Toolbox) ->
     for box in (FIRST_BOX, [0, 0, 500, 500], FIRST_BOX):
         episode.turn(call_text(Call(name="zoom_in", arguments={"bbox_2d": box})))
     known = episode.workspace
-    assert known.digest("image_1") == known.digest("image_2") == known.digest("image_4") != known.digest("image_3")
+    assert (
+        known.digest("image_1")
+        == known.digest("image_2")
+        == known.digest("image_4")
+        != known.digest("image_3")
+    )
     assert known.digest("image_1") == workspace.digest("image_1")
     assert known.digest("image_1") != Workspace.of([noise(300)]).digest("image_1")
     assert json.dumps(known.thousandths(known.image("image_3").box)) == "[0, 0, 500, 500]"
@@ -308,7 +377,8 @@ def test_a_handle_is_known_by_its_content_and_never_changes(toolbox: Toolbox) ->
 def test_locate_shows_the_crop_around_the_mask_of_words_which_the_segmenter_draws(
     own_model: Network, tiny_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call gives what segmenting by words and zooming on the mask give; words that mean nothing show nothing."""
+    """One call gives what segmenting by words and zooming on the mask give; words that mean nothing show
+    nothing."""
     asked: list[object] = []
 
     def by_words(model: Network, picture: Image.Image, words: str) -> tuple[np.ndarray, float]:
@@ -324,7 +394,10 @@ def test_locate_shows_the_crop_around_the_mask_of_words_which_the_segmenter_draw
         _, segmented = call(toolbox, start, "segment_object_at", text="the cat")
         _, segmented = call(toolbox, segmented, "zoom_in", mask="mask_1")
         nothing, _ = call(toolbox, start, "locate", text="a dog")
-    assert seen.turn() == "<image>\nmask_1: [250, 250, 500, 500], area 6.25 %, predicted IoU 0.9; image_2: [225, 200, 525, 550]"
+    assert (
+        seen.turn()
+        == "<image>\nmask_1: [250, 250, 500, 500], area 6.25 %, predicted IoU 0.9; image_2: [225, 200, 525, 550]"
+    )
     assert (seen.pictures, seen.values["image"]) == (("image_2",), "image_2")
     assert dict(located.handles) == dict(segmented.handles)
     assert nothing.error == "nothing_found"

@@ -48,7 +48,9 @@ def played(tiny_model: Network, toolbox: Toolbox) -> list[PlayedEpisode]:
     )  # fmt: skip
 
 
-def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model: Network, played: list[PlayedEpisode]) -> None:
+def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(
+    tiny_model: Network, played: list[PlayedEpisode]
+) -> None:
     group = Group(prefix=played[0].prefix, rollouts=tuple(episode.rollout for episode in played))
     fields: dict[str, Any] = pack([group], pad_id=0)[0]
     crops = [played[0].overview, *(crop for episode in played for crop in episode.crops[1:])]
@@ -60,14 +62,18 @@ def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(tiny_model
     assert len(sampled) == sum(len(s.ids) for e in played for s in e.rollout if s.trainable) > 4
     assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
     assert [len(episode.crops) for episode in played] == [1, 2, 3, 2]
-    assert features.encoded == 4  # the overview, the first box in two episodes, the second in the first's and in the whole picture
+    # the overview, the first box in two episodes, the second in the first's and in the whole picture
+    assert features.encoded == 4
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
-def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_again(kind: str, toolbox: Toolbox) -> None:
-    """Qwen-VL counts in three rows: a wide and a tall crop move what comes after them by other numbers than their cells."""
+def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_again(
+    kind: str, toolbox: Toolbox
+) -> None:
+    """Qwen-VL counts in three rows: a wide and a tall crop move what comes after them by other numbers than
+    their cells."""
     model = model_of(kind)
     small = replace(model.config, min_pixels=28 * 28 * 6, max_pixels=28 * 28 * 12)
     model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, small)
@@ -85,7 +91,9 @@ def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_aga
     assert torch.allclose(logps, torch.tensor(sampled), atol=1e-4)
 
 
-def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Network, toolbox: Toolbox, played: list[PlayedEpisode]) -> None:
+def test_an_episode_does_not_depend_on_the_others_of_its_batch(
+    tiny_model: Network, toolbox: Toolbox, played: list[PlayedEpisode]
+) -> None:
     for number in (1, 2):
         (alone,) = play(
             tiny_model, toolbox, [asked(1)], limits=LIMITS, reader=reader(tiny_model), seeds=[number + 1], plans=[PLANS[number]]
@@ -97,7 +105,9 @@ def test_an_episode_does_not_depend_on_the_others_of_its_batch(tiny_model: Netwo
 def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox: Toolbox) -> None:
     plans = [[zoom(FIRST)] * 4, ["<tool_call>{}", zoom(SECOND)], [zoom(FIRST)] * 2, [zoom(FIRST)]]
     limits = Limits(calls=2, pictures=3, turn_tokens=4)
-    over, mended, right, short = play(tiny_model, toolbox, [asked(i) for i in range(4)], limits=limits, plans=plans)
+    over, mended, right, short = play(
+        tiny_model, toolbox, [asked(i) for i in range(4)], limits=limits, plans=plans
+    )
     assert over.over_turn
     assert over.ended == "calls"
     assert over.answer is None
@@ -106,18 +116,26 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox
     assert mended.turns[0].shown.text.startswith("Error: ")
     assert mended.episode.counts == {"calls": 2, "ok": 1, "broken_call": 1}
     assert right.successful_calls == 2
-    assert (right.ended, right.answer, right.turns[-1].complete) == ("turn_tokens", None, False)  # it knows no end within 4 tokens
+    # it knows no end within 4 tokens
+    assert (right.ended, right.answer, right.turns[-1].complete) == ("turn_tokens", None, False)
     assert (right.over_turn, right.is_lesson, over.is_lesson) == (True, True, False)
-    (crowded,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(pictures=2, turn_tokens=4), plans=[[zoom(FIRST)] * 2])
+    (crowded,) = play(
+        tiny_model, toolbox, [asked(0)], limits=Limits(pictures=2, turn_tokens=4), plans=[[zoom(FIRST)] * 2]
+    )
     assert crowded.ended == "pictures"
     assert len(crowded.crops) == 2
-    (long,) = play(tiny_model, toolbox, [asked(0)], limits=Limits(tokens=len(short.opening) + 20), plans=[[zoom(FIRST)]])
+    (long,) = play(
+        tiny_model, toolbox, [asked(0)], limits=Limits(tokens=len(short.opening) + 20), plans=[[zoom(FIRST)]]
+    )
     assert long.ended == "tokens"
     assert len(long.turns) == 1
 
 
-def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(tiny_model: Network, toolbox: Toolbox) -> None:
-    """Sampled and learned, of episodes about unlike pictures, with 0 to 2 crops and rows of unlike lengths."""
+def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(
+    tiny_model: Network, toolbox: Toolbox
+) -> None:
+    """Sampled and learned, of episodes about unlike pictures, with 0 to 2 crops and rows of unlike
+    lengths."""
     requests, plans = [asked(number) for number in range(8)], PLANS * 2
     features, seeds = CropFeatures(tiny_model), list(range(8))
     own: dict[str, Any] = {"limits": LIMITS, "reader": reader(tiny_model), "features": features}

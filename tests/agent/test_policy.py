@@ -49,13 +49,23 @@ from tests.golden import GOLDEN
 from tests.model.test_quantization import quantizes
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
-ASKED = [Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the red square in this image.") for i in range(3)]
+ASKED = [
+    Request(frames=(tiny.picture(i),), text="<image>\nPlease segment the red square in this image.")
+    for i in range(3)
+]
 
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[Path, list[Trace]]:
     folder = tmp_path_factory.mktemp("traces")
-    write_drawn_traces(folder, dict.fromkeys(["easy", "pattern", "text"], 10), split="train", seed=3, toolbox=toolbox, provenance={})
+    write_drawn_traces(
+        folder,
+        dict.fromkeys(["easy", "pattern", "text"], 10),
+        split="train",
+        seed=3,
+        toolbox=toolbox,
+        provenance={},
+    )
     return folder, read_traces(folder)
 
 
@@ -66,20 +76,32 @@ def test_what_is_learned_is_what_should_be_said(own_model: Network, traces: tupl
     assert {trace.kind for trace in rows.lessons(known)} == {"golden", "self_correction"}
     for trace in known:
         for taught in (trace, rows.direct(trace)):
-            read = rows.read_trace(own_model, taught, folder, question=tokens.first_question(taught.question), max_length=1000)
+            read = rows.read_trace(
+                own_model, taught, folder, question=tokens.first_question(taught.question), max_length=1000
+            )
             packed = read.packed
             said = "".join(turn.text + "<|im_end|>" for turn in taught.turns if turn.trainable)
-            learned = [number for number, is_learned in zip(packed.ids, packed.learned, strict=True) if is_learned]
+            learned = [
+                number for number, is_learned in zip(packed.ids, packed.learned, strict=True) if is_learned
+            ]
             assert own_model.tokenizer.decode(learned) == said
             assert own_model.tokenizer.decode(packed.ids).count("assistant\n") == len(taught.turns) // 2
             slots = packed.ids.count(own_model.image_token_id)
             assert slots == sum(read.views.tokens) == 16 * sum(len(turn.pictures) for turn in taught.turns)
     with pytest.raises(ValueError, match=r"trace .* tokens > max_length 20"):
         rows.read_trace(own_model, known[0], folder, question=known[0].question, max_length=20)
-    longest = max(len(rows.read_trace(own_model, t, folder, question=t.question, max_length=1000).packed.ids) for t in known)
+    longest = max(
+        len(rows.read_trace(own_model, t, folder, question=t.question, max_length=1000).packed.ids)
+        for t in known
+    )
     rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest)
-    with pytest.raises(ValueError, match=rf"traces are longer than agent.episode.tokens, {longest - 1}: .*\({longest} tokens\)"):
-        rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest - 1)
+    with pytest.raises(
+        ValueError,
+        match=rf"traces are longer than agent.episode.tokens, {longest - 1}: .*\({longest} tokens\)",
+    ):
+        rows.check_lengths(
+            own_model, known, folder, question=lambda trace: trace.question, max_length=longest - 1
+        )
 
 
 def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
@@ -89,11 +111,23 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
     folder, known = traces
     (call, seen), answer = known[12].turns[1:3], known[12].turns[-1]
     assert (call.role, seen.role, len(seen.pictures)) == ("assistant", "user", 1)
-    golden = known[12].model_copy(update={"trace_id": "fits", "turns": (known[12].turns[0], call, seen, answer)})
-    words = golden.model_copy(update={"trace_id": "words", "turns": (*golden.turns[:3], answer.model_copy(update={"text": "so " * 60}))})
-    calls = golden.model_copy(update={"trace_id": "calls", "turns": (golden.turns[0], *(call, seen) * 3, answer)})
+    golden = known[12].model_copy(
+        update={"trace_id": "fits", "turns": (known[12].turns[0], call, seen, answer)}
+    )
+    words = golden.model_copy(
+        update={
+            "trace_id": "words",
+            "turns": (*golden.turns[:3], answer.model_copy(update={"text": "so " * 60})),
+        }
+    )
+    calls = golden.model_copy(
+        update={"trace_id": "calls", "turns": (golden.turns[0], *(call, seen) * 3, answer)}
+    )
     unlearned = words.model_copy(
-        update={"trace_id": "unlearned", "turns": (*golden.turns[:3], words.turns[3].model_copy(update={"trainable": False}))}
+        update={
+            "trace_id": "unlearned",
+            "turns": (*golden.turns[:3], words.turns[3].model_copy(update={"trainable": False})),
+        }
     )
     limits = Limits(calls=2, pictures=16, turn_tokens=48)
     rows.warn_of_limits(own_model, [golden, unlearned], folder, limits)
@@ -101,7 +135,8 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
     rows.warn_of_limits(own_model, [golden, words, calls, unlearned], folder, limits)
     length = len(tokens.said_ids(own_model, words.said))
     assert (
-        f"no episode can repeat 2 of 4 traces within the limits of agent.episode: words (turn 3 has {length} tokens, of 48)" in caplog.text
+        f"no episode can repeat 2 of 4 traces within the limits of agent.episode: words (turn 3 has {length} tokens, of 48)"
+        in caplog.text
     )
     assert "calls (3 calls, of 2)" in caplog.text
     assert rows.beyond(own_model, calls, Limits(calls=3, pictures=3)) == "4 pictures, of 3"
@@ -110,11 +145,15 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
 
 def test_traps_alone_teach_nothing_and_are_refused(traces: tuple[Path, list[Trace]]) -> None:
     traps = [trace for trace in traces[1] if trace.kind == "trap"]
-    with pytest.raises(ValueError, match=rf"all of {len(traps)} traces are traps, of which nothing is learned"):
+    with pytest.raises(
+        ValueError, match=rf"all of {len(traps)} traces are traps, of which nothing is learned"
+    ):
         rows.lessons(traps)
 
 
-def test_a_played_plan_is_read_as_its_trace_is(own_model: Network, traces: tuple[Path, list[Trace]], toolbox: Toolbox) -> None:
+def test_a_played_plan_is_read_as_its_trace_is(
+    own_model: Network, traces: tuple[Path, list[Trace]], toolbox: Toolbox
+) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces
     trace = next(t for t in known if t.family == "text" and t.kind == "self_correction")
@@ -122,27 +161,35 @@ def test_a_played_plan_is_read_as_its_trace_is(own_model: Network, traces: tuple
     question = draw_question("text", seed=3, split="train", index=index)
     plan = [turn.text for turn in trace.turns if turn.role == "assistant"]
     (played,) = play(own_model, toolbox, [request_of(question)], limits=Limits(), plans=[plan])
-    read = rows.read_trace(own_model, trace, folder, question=tokens.first_question(trace.question), max_length=1000)
+    read = rows.read_trace(
+        own_model, trace, folder, question=tokens.first_question(trace.question), max_length=1000
+    )
     assert [*played.prefix, *(i for segment in played.rollout for i in segment.ids)] == read.packed.ids
     assert torch.equal(torch.cat([crop.views(own_model).pixels for crop in played.crops]), read.views.pixels)
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "copies"])
-def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(tmp_path: Path, lora: dict[str, Any] | None) -> None:
+def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(
+    tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
     model = tiny.build()
     before = predict(model, ASKED, max_tokens=8, batch=3)
     checkpoint.save(model, tmp_path / "base", metadata={})
     count = model.vocabulary
     new = add_call_tokens(model, OPERATIONS)
     assert len(new) == len(call_tokens(OPERATIONS)) == model.vocabulary - count
-    assert len(model.vlm.lm_head.weight) == model.config.backbone["text_config"]["vocab_size"] == model.vocabulary
+    assert (
+        len(model.vlm.lm_head.weight)
+        == model.config.backbone["text_config"]["vocab_size"]
+        == model.vocabulary
+    )
     assert predict(model, ASKED, max_tokens=8, batch=3) == before
     taught = sorted({*new, *said_rows(model, ["red"])})
     policy = AgentPolicy(model, lora=lora, rows=taught, seed=1)
     parameters = policy.adapters.parameters(AGENT)
-    assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(model.vlm.model.language_model.layers) * (
-        2 if lora else 1
-    )
+    assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(
+        model.vlm.model.language_model.layers
+    ) * (2 if lora else 1)
     assert {p for p in model.parameters() if p.requires_grad} == set(parameters.values())
     assert sum("trainable_tokens_delta" in name for name in parameters) == 2
     for number, p in enumerate(parameters.values()):
@@ -178,8 +225,8 @@ def _read(policy: AgentPolicy, episodes: Sequence[PlayedEpisode]) -> Float[Tenso
 def test_an_agent_in_8_bits_says_what_it_says_in_full_and_its_base_is_the_base_in_8_bits(
     tmp_path: Path, lora: dict[str, Any] | None, dtype: torch.dtype, toolbox: Toolbox
 ) -> None:
-    """What the one in full says after a look is read by both. Measured: logits of spread 1.7 move by .057 to .075, and .90 to .98 of the
-    tokens stay the most likely ones of a model that knows nothing."""
+    """What the one in full says after a look is read by both. Measured: logits of spread 1.7 move by .057 to
+    .075, and .90 to .98 of the tokens stay the most likely ones of a model that knows nothing."""
     base = tmp_path / "base"
     checkpoint.save(tiny.build().to(dtype), base, metadata={})
     model = load_base(base, operations=OPERATIONS)
@@ -187,7 +234,9 @@ def test_an_agent_in_8_bits_says_what_it_says_in_full_and_its_base_is_the_base_i
     for number, p in enumerate(policy.adapters.parameters(AGENT).values()):
         p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(number))
     policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(base), about={})
-    whole, eighth = (load_policy(base, tmp_path / "agent", operations=OPERATIONS, quantize=kind) for kind in (None, "int8"))
+    whole, eighth = (
+        load_policy(base, tmp_path / "agent", operations=OPERATIONS, quantize=kind) for kind in (None, "int8")
+    )
     changed = {name for name, p in eighth.model.named_parameters() if quantization.is_quantized(p)}
     assert len(changed) == 14 * (1 if lora else 2)  # linear layers of the language model, and their copies
     assert all("language_model.layers" in name and "lora" not in name for name in changed)
@@ -220,8 +269,11 @@ def test_an_agent_on_qwen_is_its_base_with_the_adapter_off(kind: str) -> None:
         assert predict(model, ASKED[:1], max_tokens=4, batch=1) == before
 
 
-def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_it_is_kept_in(own_model: Network) -> None:
-    """The tiling that it was trained with, and how it was asked; a head that computes in fp32 is not wrapped twice."""
+def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_it_is_kept_in(
+    own_model: Network,
+) -> None:
+    """The tiling that it was trained with, and how it was asked; a head that computes in fp32 is not wrapped
+    twice."""
     policy = AgentPolicy(own_model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=[3], seed=0)
     assert policy.about()["tiles"] == []
     set_tiles(policy.model, (2, 4))
@@ -237,8 +289,11 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     assert type(policy.model.vlm.lm_head) is kind
 
 
-def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_where_they_changed(tmp_path: Path) -> None:
-    """New tokens have numbers in the order of their names, so those of an operation that comes first would move all others."""
+def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_where_they_changed(
+    tmp_path: Path,
+) -> None:
+    """New tokens have numbers in the order of their names, so those of an operation that comes first would
+    move all others."""
     checkpoint.save(tiny.build(), tmp_path / "base", metadata={})
     model = tiny.build()
     policy = AgentPolicy(model, lora=LORA, rows=add_call_tokens(model, OPERATIONS), seed=1)
@@ -249,10 +304,14 @@ def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_whe
     assert again.model.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     assert again.operations == list(OPERATIONS)
     lacking = {name: operation for name, operation in OPERATIONS.items() if name != "zoom_in"}
-    with pytest.raises(ValueError, match=r"was trained with operations that are gone \(zoom_in\); train it again"):
+    with pytest.raises(
+        ValueError, match=r"was trained with operations that are gone \(zoom_in\); train it again"
+    ):
         load_policy(tmp_path / "base", tmp_path / "agent", operations=lacking)
     changed = OPERATIONS | {"zoom_in": replace(ZOOM_IN, call_pieces=('{"around": [', "]}"))}
-    with pytest.raises(ValueError, match="was trained on other tokens: an operation's call_pieces have changed since"):
+    with pytest.raises(
+        ValueError, match="was trained on other tokens: an operation's call_pieces have changed since"
+    ):
         load_policy(tmp_path / "base", tmp_path / "agent", operations=changed)
 
 
@@ -260,13 +319,19 @@ def test_without_another_wish_an_agent_reads_with_what_it_was_trained_with(tmp_p
     for name, config in (("read", {"ocr": "template"}), ("unknown", {})):
         checkpoint.save_delta({"weight": torch.ones(1)}, tmp_path / name, base_hash="base", config=config)
     assert [reader_of(tmp_path / "read", asked) for asked in (None, "rapidocr")] == ["template", "rapidocr"]
-    assert [reader_of(tmp_path / "unknown", asked) for asked in (None, "template")] == ["rapidocr", "template"]
+    assert [reader_of(tmp_path / "unknown", asked) for asked in (None, "template")] == [
+        "rapidocr",
+        "template",
+    ]
     with pytest.raises(ValueError, match=r"holds no delta\.json"):
         reader_of(tmp_path, None)
 
 
-def test_an_agent_that_learned_from_another_reader_is_told_of(tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What READ_TEXT read is kept with the adapter, and handed on. Without it, as in older ones, nothing is said."""
+def test_an_agent_that_learned_from_another_reader_is_told_of(
+    tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What READ_TEXT read is kept with the adapter, and handed on. Without it, as in older ones, nothing is
+    said."""
     checkpoint.save(own_model, tmp_path / "base", metadata={})
     base = checkpoint.weights_hash(tmp_path / "base")
     policy = AgentPolicy(own_model, lora=LORA, rows=add_call_tokens(own_model, OPERATIONS)[:2], seed=0)

@@ -1,4 +1,5 @@
-"""The agent's loop of RL: episodes with pictures in them are learned as they were sampled, also after the run was killed."""
+"""The agent's loop of RL: episodes with pictures in them are learned as they were sampled, also after the run
+was killed."""
 
 from __future__ import annotations
 
@@ -35,9 +36,21 @@ from tests import tiny
 
 GROUP = 6
 SETTINGS = Rl().model_copy(
-    update={"loops": {"agent": 1.0}, "group": GROUP, "max_tokens": 24, "samples_every": 0, "kl": 0.1, "monitor_every": 0}
+    update={
+        "loops": {"agent": 1.0},
+        "group": GROUP,
+        "max_tokens": 24,
+        "samples_every": 0,
+        "kl": 0.1,
+        "monitor_every": 0,
+    }
 )
-RULES = Rules(base=Exit(threshold=2.0, slope=-9.0, steps=9), coherence=Exit(threshold=2.0, slope=-9.0, steps=9), every=1, allowed_loss=0.0)
+RULES = Rules(
+    base=Exit(threshold=2.0, slope=-9.0, steps=9),
+    coherence=Exit(threshold=2.0, slope=-9.0, steps=9),
+    every=1,
+    allowed_loss=0.0,
+)
 
 
 def zoom(*box: int, image: str = "image_1") -> str:
@@ -53,7 +66,8 @@ PLANS = [
     [HALF, MIDDLE, HALF, MIDDLE, HALF, HALF],
     [],
 ]
-"""What is said in the first turns of a group's episodes. The fifth runs into the limit of calls; a model then says the rest."""
+"""What is said in the first turns of a group's episodes. The fifth runs into the limit of calls; a model then
+says the rest."""
 
 
 def question(name: str) -> Question:
@@ -64,7 +78,9 @@ def question(name: str) -> Question:
 NAMES = ("pattern/train/0", "easy/train/0")
 
 
-def practice(model: Network, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48) -> AgentPractice:
+def practice(
+    model: Network, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48
+) -> AgentPractice:
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
@@ -87,7 +103,9 @@ def batch(model: Network, step: int = 0, names: tuple[str, ...] = NAMES, inner_s
 
 def loops(toolbox: Toolbox, *, dynamics: float = 0.0, **changes: object) -> DualLoop:
     model = tiny.build()
-    config = adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=False))
+    config = adapters.rl_config(
+        rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=False)
+    )
     policies = adapters.Policies(model, config, seed=0)
     settings = SETTINGS.model_copy(update=changes)
     own = practice(model, toolbox, dynamics=dynamics)
@@ -98,15 +116,21 @@ def loops(toolbox: Toolbox, *, dynamics: float = 0.0, **changes: object) -> Dual
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first turns of every group's episodes are given: a model of random weights says no call."""
     play: Callable[..., object] = practices.play
-    monkeypatch.setattr(practices, "play", lambda *a, **k: partial(play, plans=PLANS * (len(a[2]) // GROUP))(*a, **k))
+    monkeypatch.setattr(
+        practices, "play", lambda *a, **k: partial(play, plans=PLANS * (len(a[2]) // GROUP))(*a, **k)
+    )
 
 
-def updated(module: DualLoop, steps: range, *, inner_steps: int = 1) -> tuple[list[dict[str, float]], torch.optim.Optimizer]:
+def updated(
+    module: DualLoop, steps: range, *, inner_steps: int = 1
+) -> tuple[list[dict[str, float]], torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW([p for p in module.model.parameters() if p.requires_grad], lr=1e-2)
     return [update(module, optimizer, step, inner_steps) for step in steps], optimizer
 
 
-def update(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int) -> dict[str, float]:
+def update(
+    module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int
+) -> dict[str, float]:
     (moved,) = module.begin_step([batch(module.model, step, inner_steps=inner_steps)])
     loss, found = module(moved)
     loss.backward()
@@ -117,13 +141,15 @@ def update(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_
 
 @pytest.mark.usefixtures("planned")
 def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
-    """Turns and pictures in unlike numbers, a refused call, an episode that ran into a limit: it has advantage 0 and is in no baseline."""
+    """Turns and pictures in unlike numbers, a refused call, an episode that ran into a limit: it has
+    advantage 0 and is in no baseline."""
     module = loops(toolbox)
     (moved,) = module.begin_step([batch(module.model)])
     done = module.waiting[0]["agent"]
     assert [len(parts) for parts in done.observed] == [1 + 2 + 1 + 4] * 2
     assert done.observed[0][0] == (0, (0, 0, 64, 64))
-    assert done.observed[0][1:3] == [(0, (0, 0, 64, 64)), (0, (6, 6, 58, 58))]  # the second box is of the first crop
+    # the second box is of the first crop
+    assert done.observed[0][1:3] == [(0, (0, 0, 64, 64)), (0, (6, 6, 58, 58))]
     assert done.advantage is not None
     assert torch.equal(done.rewards["task"].isnan(), torch.tensor([[False] * 4 + [True, False]] * 2))
     assert done.advantage[:, 4].tolist() == [0.0, 0.0]
@@ -140,8 +166,11 @@ def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
     assert all(".policy." in n for n in learned)
 
 
-def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups of six in fives: the same episodes, for seeds belong to them. The KV cache of a batch is what the memory must hold."""
+def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of six in fives: the same episodes, for seeds belong to them. The KV cache of a batch is
+    what the memory must hold."""
     sizes: list[int] = []
     begun = playing._begun
     monkeypatch.setattr(playing, "_begun", lambda *given: sizes.append(len(given[2])) or begun(*given))
@@ -160,7 +189,8 @@ def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(toolbox: Tool
 def test_small_pictures_are_learned_as_they_were_shown_in_the_precision_they_were_sampled_in(
     toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, gap: float
 ) -> None:
-    """40 x 20 pixels: shown to the agent they are enlarged to the model's tile. In a loop of bf16 over weights in fp32 all is bf16."""
+    """40 x 20 pixels: shown to the agent they are enlarged to the model's tile. In a loop of bf16 over
+    weights in fp32 all is bf16."""
     small = io.BytesIO()
     Image.open(io.BytesIO(question(NAMES[0]).frames[0])).resize((40, 20)).save(small, "PNG")
     asked = {name: replace(question(name), frames=(small.getvalue(),)) for name in NAMES}
@@ -176,14 +206,17 @@ def test_small_pictures_are_learned_as_they_were_shown_in_the_precision_they_wer
 @pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize("dynamics", [0.0, 0.5])
 def test_an_agents_run_goes_on_to_the_same_bits(toolbox: Toolbox, dynamics: float) -> None:
-    """Killed between two updates on the same episodes: pictures are encoded anew from the file and the box."""
+    """Killed between two updates on the same episodes: pictures are encoded anew from the file and the
+    box."""
     whole = loops(toolbox, dynamics=dynamics, inner_steps=2)
     expected, _ = updated(whole, range(4), inner_steps=2)
     first = loops(toolbox, dynamics=dynamics, inner_steps=2)
     _, optimizer = updated(first, range(3), inner_steps=2)
     file = io.BytesIO()
     trained = {n: p for n, p in first.model.named_parameters() if p.requires_grad}
-    torch.save({"extra": first.get_extra_state(), "trained": trained, "optimizer": optimizer.state_dict()}, file)
+    torch.save(
+        {"extra": first.get_extra_state(), "trained": trained, "optimizer": optimizer.state_dict()}, file
+    )
     again = loops(toolbox, dynamics=dynamics, inner_steps=2)
     state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     again.set_extra_state(state["extra"])
@@ -209,7 +242,9 @@ def test_what_is_kept_of_an_experience_keeps_its_pictures() -> None:
     groups = (Group(prefix=(1,), rollouts=()), Group(prefix=(2,), rollouts=()))
     shown = [[(0, (0, 0, 8, 8))], []]
     rewards = {"task": torch.zeros(2, 2)}
-    done = Experience(groups=groups, regions=[], texts=["a", "b", "c", "d"], masks=[], rewards=rewards, observed=shown)
+    done = Experience(
+        groups=groups, regions=[], texts=["a", "b", "c", "d"], masks=[], rewards=rewards, observed=shown
+    )
     done = Experience.of(done.state())
     assert done.take([1]).observed == [[]]
     assert done.take([0]).observed == [[(0, (0, 0, 8, 8))]]
@@ -217,16 +252,24 @@ def test_what_is_kept_of_an_experience_keeps_its_pictures() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("planned")
-def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(toolbox: Toolbox, tmp_path: Path) -> None:
+def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(
+    toolbox: Toolbox, tmp_path: Path
+) -> None:
     rules = Rules(
-        base=Exit(threshold=0.5, slope=-9.0, steps=9), coherence=Exit(threshold=9.0, slope=-9.0, steps=9), every=1, allowed_loss=0.05
+        base=Exit(threshold=0.5, slope=-9.0, steps=9),
+        coherence=Exit(threshold=9.0, slope=-9.0, steps=9),
+        every=1,
+        allowed_loss=0.05,
     )
     module = loops(toolbox)
     own = practice(module.model, toolbox, rules)
     own.curriculum = own.curriculum.after(0.6, 0.0, rules)
     own.change_phase(0, module.policies, tmp_path)
     assert own.curriculum.phase == "coherence"
-    before = {adapter: {n: t.clone() for n, t in module.policies.tensors(adapter).items()} for adapter in ("policy", "teacher")}
+    before = {
+        adapter: {n: t.clone() for n, t in module.policies.tensors(adapter).items()}
+        for adapter in ("policy", "teacher")
+    }
     updated(module, range(2))
     assert any(not torch.equal(t, before["policy"][n]) for n, t in module.policies.tensors("policy").items())
     own.curriculum = own.curriculum.after(0.54, 0.0, rules)
@@ -237,7 +280,9 @@ def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(too
         assert all(torch.equal(t, tensors[n]) for n, t in module.policies.tensors(adapter).items())
 
 
-def test_a_tool_that_crashed_is_no_lesson_and_a_phase_decides_what_counts(toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_crashed_is_no_lesson_and_a_phase_decides_what_counts(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ans_core.agent.play.BROKEN", ("bad_box",))
     model = tiny.build()
     own = practice(model, toolbox)
@@ -260,25 +305,33 @@ def test_a_look_at_the_thing_is_paid_right_or_wrong_and_only_where_one_is_needed
         asked = question(name)
         looked = [call_text(call) for call in question(NAMES[0]).plan]
         elsewhere = [call_text(call) for call in question(NAMES[0]).distraction]
-        played = practices.play(model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[looked, elsewhere])
+        played = practices.play(
+            model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[looked, elsewhere]
+        )
         first, second = (own._rewarded(asked, episode) for episode in played)
         assert first.rewards["task"] == second.rewards["task"] == 0.0
         assert first.rewards["shaping"] - second.rewards["shaping"] == pytest.approx(paid)
 
 
 def test_the_bonus_of_curiosity_falls_to_zero_and_comes_back_only_before_that(toolbox: Toolbox) -> None:
-    """Over 10 steps. While RaPR is .3 or more nothing is paid; where it falls below before the end, what is left of the bonus is."""
+    """Over 10 steps. While RaPR is .3 or more nothing is paid; where it falls below before the end, what is
+    left of the bonus is."""
     model = tiny.build()
     own, asked = practice(model, toolbox), question(NAMES[0])
-    called, at_once = practices.play(model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[[HALF], []])
+    called, at_once = practices.play(
+        model, toolbox, [own.ask(asked)] * 2, limits=own.limits, plans=[[HALF], []]
+    )
 
     def paid(steps: int, rapr: float, episode: PlayedEpisode = called) -> float:
         own.steps, own.use["pattern"] = steps, ToolUse(with_call=rapr, without=1 - rapr)
         return own._rewarded(asked, episode).measured["curiosity"]
 
-    assert [paid(steps, 0.1) for steps in (0, 5, 9)] == pytest.approx([0.1, 0.05, 0.01])  # .5 * (.3 - .1), falling
+    # half of .3 less .1, falling
+    assert [paid(steps, 0.1) for steps in (0, 5, 9)] == pytest.approx([0.1, 0.05, 0.01])
     assert [paid(steps, 0.1) for steps in (10, 11, 100)] == [0.0, 0.0, 0.0]
-    assert [paid(5, rapr) for rapr in (0.2, 0.3, 0.9, 0.2, 0.0)] == pytest.approx([0.025, 0.0, 0.0, 0.025, 0.075])
+    assert [paid(5, rapr) for rapr in (0.2, 0.3, 0.9, 0.2, 0.0)] == pytest.approx(
+        [0.025, 0.0, 0.0, 0.025, 0.075]
+    )
     assert paid(0, 0.0, at_once) == 0.0
     own.steps = 9
     assert own.metrics()["agent/curiosity_left"] == pytest.approx(0.1)

@@ -1,4 +1,5 @@
-"""The full-size profiles of the agent: they resolve, and their models can be built (without memory), with 2 to 20 tiles a picture."""
+"""The full-size profiles of the agent: they resolve, and their models can be built (without memory), with 2
+to 20 tiles a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from ans_core.model.network import Network
 from tests import tiny
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
-SIZES = {"1b": ("OpenGVLab/InternVL2_5-1B", 896), "4b": ("OpenGVLab/InternVL2_5-4B", 2048), "8b": ("OpenGVLab/InternVL2_5-8B", 4096)}
+SIZES = {
+    "1b": ("OpenGVLab/InternVL2_5-1B", 896),
+    "4b": ("OpenGVLab/InternVL2_5-4B", 2048),
+    "8b": ("OpenGVLab/InternVL2_5-8B", 4096),
+}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -25,7 +30,11 @@ def test_the_profile_resolves(size: str) -> None:
     config = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ()))
     assert config.base.internvl == SIZES[size][0]
     assert config.agent.tiles == (2, 20)
-    assert (config.agent.rft.temperature, config.agent.rft.objective, config.agent.rft.group) == (1.0, "grpo", 8)
+    assert (config.agent.rft.temperature, config.agent.rft.objective, config.agent.rft.group) == (
+        1.0,
+        "grpo",
+        8,
+    )
     assert config.agent.episode.operations_told
     sft = config.agent.sft
     assert config.launch.processes == 8
@@ -35,8 +44,9 @@ def test_the_profile_resolves(size: str) -> None:
 
 
 def test_large_models_learn_online_slowly_and_small_profiles_release_soon() -> None:
-    """The rate of tiny would be 20 times too high for a large model; short runs release nothing of what they learned with an average of
-    .999. Noise in grey levels, which tiny's pictures of 96 pixels have, is none of full size."""
+    """The rate of tiny would be 20 times too high for a large model; short runs release nothing of what they
+    learned with an average of .999. Noise in grey levels, which tiny's pictures of 96 pixels have, is none of
+    full size."""
     for size in SIZES:
         online = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ())).agent.online
         assert 1e-6 <= online.update.optim.lr <= 1e-4
@@ -59,13 +69,26 @@ def test_the_agent_is_built_on_the_meta_device(size: str) -> None:
     parameters = policy.adapters.parameters(AGENT)
     assert {p.device.type for p in parameters.values()} == {"meta"}
     hidden = SIZES[size][1]
-    assert sum(p.numel() for name, p in parameters.items() if "trainable_tokens_delta" in name) == 2 * len(rows) * hidden
+    assert (
+        sum(p.numel() for name, p in parameters.items() if "trainable_tokens_delta" in name)
+        == 2 * len(rows) * hidden
+    )
 
 
 def test_pictures_have_between_the_fewest_and_the_most_tiles() -> None:
     cutter = Tiling(size=448, min_tiles=2, max_tiles=20, grid=16)
-    views = {size: len(cutter.grids(*size)) for size in [(448, 448), (100, 100), (896, 448), (2240, 1792), (4000, 3000), (8000, 400)]}
-    assert views == {(448, 448): 5, (100, 100): 5, (896, 448): 3, (2240, 1792): 21, (4000, 3000): 13, (8000, 400): 21}
+    views = {
+        size: len(cutter.grids(*size))
+        for size in [(448, 448), (100, 100), (896, 448), (2240, 1792), (4000, 3000), (8000, 400)]
+    }
+    assert views == {
+        (448, 448): 5,
+        (100, 100): 5,
+        (896, 448): 3,
+        (2240, 1792): 21,
+        (4000, 3000): 13,
+        (8000, 400): 21,
+    }
     assert len(Tiling(size=448, max_tiles=12, grid=16).grids(448, 448)) == 1
 
 
@@ -95,7 +118,8 @@ def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_m
     tuned = tiny.build()
     name = "internvl.model.language_model.layers.1.mlp.down_proj"
     with torch.no_grad():
-        tuned.get_submodule(name).weight += torch.eye(32, 64)  # 32 equal singular values: 90 % of their energy needs 29
+        # 32 equal singular values: 90 % of their energy needs 29
+        tuned.get_submodule(name).weight += torch.eye(32, 64)
     checkpoint.save(tuned, tmp_path / "tuned", metadata={})
     base = add_call_tokens(own_model, OPERATIONS)
     lora = lora_of(AgentSft(), own_model, tuned_weights(tmp_path / "tuned", base=tmp_path / "base"))

@@ -26,10 +26,15 @@ def test_a_right_answer_never_earns_less_than_a_wrong_one() -> None:
     rng = Random(0)
     weights = {"curiosity": 1.0, "coherence": 0.1, "penalty": 1.0}
     for _ in range(2000):
-        one, other = ({name: rng.choice((-50.0, -1.0, 0.0, rng.gauss(0, 3), 50.0)) for name in weights} for _ in range(2))
+        one, other = (
+            {name: rng.choice((-50.0, -1.0, 0.0, rng.gauss(0, 3), 50.0)) for name in weights}
+            for _ in range(2)
+        )
         assert task(True) + shaping(one, weights) >= 0.6 > 0.4 >= task(False) + shaping(other, weights)
     assert shaping({"curiosity": 0.1, "coherence": -1.0, "penalty": -0.2}, weights) == pytest.approx(-0.2)
-    assert shaping({"curiosity": 0.1, "coherence": -1.0, "penalty": -0.2}, {"curiosity": 1.0}) == pytest.approx(0.1)
+    assert shaping(
+        {"curiosity": 0.1, "coherence": -1.0, "penalty": -0.2}, {"curiosity": 1.0}
+    ) == pytest.approx(0.1)
 
 
 def test_curiosity_pays_for_calls_while_few_episodes_make_them() -> None:
@@ -43,7 +48,8 @@ def test_curiosity_pays_for_calls_while_few_episodes_make_them() -> None:
 
 
 def test_a_familys_tool_use_decays_and_the_bonus_comes_back_where_calls_die() -> None:
-    """10 episodes, 2 of them with a call; then .9 of these counts and 10 more, 6 with a call: (1.8 + 6) / (9 + 10)."""
+    """10 episodes, 2 of them with a call; then .9 of these counts and 10 more, 6 with a call: (1.8 + 6) / (9
+    + 10)."""
     use = ToolUse().after(ToolUse(with_call=2.0, without=8.0))
     assert use.rapr == 0.2
     assert use.after(ToolUse()) == use
@@ -59,7 +65,11 @@ def test_a_familys_tool_use_decays_and_the_bonus_comes_back_where_calls_die() ->
 
 def test_coherence_is_the_mean_over_neighbouring_steps() -> None:
     segment, other = told("segment_object_at", text="a"), told("segment_object_at", text="b")
-    measure, zoom, read = told("get_properties", masks=["mask_1"]), told("zoom_in", mask="mask_1"), told("read_text", image="image_2")
+    measure, zoom, read = (
+        told("get_properties", masks=["mask_1"]),
+        told("zoom_in", mask="mask_1"),
+        told("read_text", image="image_2"),
+    )
     plan = [Call(name=name, arguments={}) for name in ("zoom_in", "read_text")]  # .2
     assert coherence([], plan=plan) == 0
     assert coherence([zoom], plan=plan) == 0
@@ -83,7 +93,9 @@ def test_good_pairs_that_a_question_does_not_need_earn_nothing() -> None:
 
 def test_penalties_are_counted_by_name() -> None:
     missing = told("track_object", "not_a_clip", mask="mask_1")
-    found = penalties([missing, told("zoom_in", "bad_box"), told("segment_object_at"), told("get_properties")], answer=" ")
+    found = penalties(
+        [missing, told("zoom_in", "bad_box"), told("segment_object_at"), told("get_properties")], answer=" "
+    )
     assert {name: value for name, value in found.items() if value} == pytest.approx(
         {"prerequisite": -0.1, "still": -0.2, "out_of_bounds": -0.05, "no_answer": -0.1}
     )

@@ -19,7 +19,8 @@ def rectangle(height: int, width: int) -> np.ndarray:
 
 def test_moments_of_rectangles_lines_and_discs() -> None:
     eccentricity, orientation = shapes.eccentricity_and_orientation(rectangle(4, 10))
-    assert eccentricity == pytest.approx(math.sqrt(1 - 0.4**2))  # variances are in the ratio of the squared sides
+    # variances are in the ratio of the squared sides
+    assert eccentricity == pytest.approx(math.sqrt(1 - 0.4**2))
     assert orientation == pytest.approx(0)
     assert shapes.eccentricity_and_orientation(rectangle(10, 4))[1] == pytest.approx(90)
     rising = np.fliplr(np.eye(20, dtype=bool))
@@ -43,13 +44,15 @@ def test_solidity_and_parts() -> None:
 
 
 def test_lab_is_that_of_the_standard() -> None:
-    told = shapes.lab(np.array([[255, 255, 255], [255, 0, 0], [0, 0, 255], [0, 0, 0], [128, 128, 128]], np.uint8))
+    told = shapes.lab(
+        np.array([[255, 255, 255], [255, 0, 0], [0, 0, 255], [0, 0, 0], [128, 128, 128]], np.uint8)
+    )
     # Bruce Lindbloom's calculator, sRGB, D65
     expected = [[100, 0, 0], [53.24, 80.09, 67.20], [32.30, 79.19, -107.86], [0, 0, 0], [53.59, 0, 0]]
     np.testing.assert_allclose(told, expected, atol=0.02)
-    assert {name: shapes.colour_name(shapes.lab(np.array(rgb, np.uint8))) for name, rgb in shapes.NAMES.items()} == {
-        name: name for name in shapes.NAMES
-    }
+    assert {
+        name: shapes.colour_name(shapes.lab(np.array(rgb, np.uint8))) for name, rgb in shapes.NAMES.items()
+    } == {name: name for name in shapes.NAMES}
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

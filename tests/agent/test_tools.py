@@ -19,7 +19,9 @@ from tests import tiny
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
     """80 x 60, noise."""
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(tmp_path / "picture.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)).save(
+        tmp_path / "picture.png"
+    )
     return tmp_path / "picture.png"
 
 
@@ -34,7 +36,9 @@ def test_operations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines] == list(OPERATIONS)
 
 
-def test_a_zoom_writes_its_crop_enlarged_to_the_tile(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_zoom_writes_its_crop_enlarged_to_the_tile(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tools("zoom_in", str(picture), "--out", str(tmp_path / "out"), "bbox_2d=[250,500,500,1000]")
     assert capsys.readouterr().out.startswith("image_2: [250, 500, 500, 1000]\n")
     with Image.open(tmp_path / "out/image_2.png") as shown:
@@ -88,7 +92,15 @@ def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model
 def test_a_mask_that_is_cut_short_is_named(picture: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes(picture.read_bytes()[:2000])
     with pytest.raises(ValueError, match=r"cannot read the image .*cut\.png"):
-        tools("get_properties", str(picture), "masks=[mask_1]", "--mask", str(tmp_path / "cut.png"), "--out", str(tmp_path / "out"))
+        tools(
+            "get_properties",
+            str(picture),
+            "masks=[mask_1]",
+            "--mask",
+            str(tmp_path / "cut.png"),
+            "--out",
+            str(tmp_path / "out"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -101,11 +113,17 @@ def test_a_mask_that_is_cut_short_is_named(picture: Path, tmp_path: Path) -> Non
         (["zoom_in", "PICTURE", "bbox_2d=[1,"], "can't be read"),
         (["zoom_in", "PICTURE", "box=[0,0,9,9]"], "zoom_in takes bbox_2d, image, mask"),
         (["zoom_in", "PICTURE", "bbox_2d=[0,0,9,9]"], "it needs 8 on each side"),
-        (["zoom_in", "nowhere.png", "bbox_2d=[0,0,900,900]"], "no picture, video or folder of frames nowhere.png"),
-        (["segment_object_at", "PICTURE", "point=[0,0]"], "segment_object_at takes point_2d"),  # before a model is looked for
+        (
+            ["zoom_in", "nowhere.png", "bbox_2d=[0,0,900,900]"],
+            "no picture, video or folder of frames nowhere.png",
+        ),
+        # before a model is looked for
+        (["segment_object_at", "PICTURE", "point=[0,0]"], "segment_object_at takes point_2d"),
     ],
 )
 def test_what_is_wrong_is_said(picture: Path, tmp_path: Path, words: list[str], told: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError)) as error:
-        tools(*(str(picture) if word == "PICTURE" else word for word in words), "--out", str(tmp_path / "out"))
+        tools(
+            *(str(picture) if word == "PICTURE" else word for word in words), "--out", str(tmp_path / "out")
+        )
     assert told in str(error.value)

@@ -26,7 +26,12 @@ from flows import cli
 def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
     folder = tmp_path_factory.mktemp("traces")
     written = write_drawn_traces(
-        folder, {"easy": 20, "pattern": 24, "text": 16}, split="train", seed=2, toolbox=toolbox, provenance={"ocr": "template"}
+        folder,
+        {"easy": 20, "pattern": 24, "text": 16},
+        split="train",
+        seed=2,
+        toolbox=toolbox,
+        provenance={"ocr": "template"},
     )
     assert written.kinds.total() + written.dropped.total() == 60
     assert written.dropped.total() <= 4
@@ -63,11 +68,15 @@ def test_who_read_the_text_is_known_of_traces_that_read_some(folder: Path) -> No
     assert readers_of(t.model_copy(update={"provenance": {"source": "mine"}}) for t in traces) == set()
 
 
-def test_nothing_is_overwritten_and_an_empty_result_is_an_error(folder: Path, tmp_path: Path, tiny_model: Network) -> None:
+def test_nothing_is_overwritten_and_an_empty_result_is_an_error(
+    folder: Path, tmp_path: Path, tiny_model: Network
+) -> None:
     with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
 
         def write(where: Path) -> object:
-            return write_drawn_traces(where, dict.fromkeys(["larger"], 2), split="train", seed=0, toolbox=toolbox, provenance={})
+            return write_drawn_traces(
+                where, dict.fromkeys(["larger"], 2), split="train", seed=0, toolbox=toolbox, provenance={}
+            )
 
         with pytest.raises(ValueError, match="exists; write into another folder"):
             write(folder)
@@ -111,7 +120,10 @@ def test_observations_are_what_the_operations_give_again(folder: Path, toolbox: 
             assert observation is not None
             assert observation.turn() == came.text
             for name, file in zip(observation.pictures, came.pictures, strict=True):
-                assert episode.workspace.picture(name, least=toolbox.tile).tobytes() == Image.open(folder / file).tobytes()
+                assert (
+                    episode.workspace.picture(name, least=toolbox.tile).tobytes()
+                    == Image.open(folder / file).tobytes()
+                )
 
 
 @pytest.mark.parametrize("kind", ["golden", "self_correction"])
@@ -121,16 +133,27 @@ def test_a_plan_of_four_calls_or_more_is_hard(toolbox: Toolbox, kind: Any) -> No
     found = trace(replace(question, plan=question.plan * 5), kind, toolbox, seed=0, provenance={})
     assert not isinstance(found, str)
     assert found[0].difficulty == "hard"
-    assert sum("<tool_call>" in turn.text for turn in found[0].turns) == (6 if kind == "self_correction" else 5)
+    assert sum("<tool_call>" in turn.text for turn in found[0].turns) == (
+        6 if kind == "self_correction" else 5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
 @pytest.mark.parametrize("kind", SHARES)
-def test_traces_of_families_that_need_masks(tiny_model: Network, colour_sam: None, family: str, kind: Any) -> None:
+def test_traces_of_families_that_need_masks(
+    tiny_model: Network, colour_sam: None, family: str, kind: Any
+) -> None:
     with Toolbox(tiny_model) as toolbox:
         made = [
-            trace(draw_question(family, seed=0, split="train", index=i, tile=96), kind, toolbox, seed=0, provenance={}) for i in range(3)
+            trace(
+                draw_question(family, seed=0, split="train", index=i, tile=96),
+                kind,
+                toolbox,
+                seed=0,
+                provenance={},
+            )
+            for i in range(3)
         ]
     kept = [found[0] for found in made if not isinstance(found, str)]
     assert len(kept) == 3
@@ -147,7 +170,13 @@ def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model
     """An untrained model's masks: the filter's rules, not the scene, decide."""
     with Toolbox(tiny_model) as toolbox:
         found = [
-            trace(draw_question("larger", seed=0, split="train", index=i, tile=64), "golden", toolbox, seed=0, provenance={})
+            trace(
+                draw_question("larger", seed=0, split="train", index=i, tile=64),
+                "golden",
+                toolbox,
+                seed=0,
+                provenance={},
+            )
             for i in range(4)
         ]
     assert set(found) <= {"call_failed", "wrong_conclusion", "no_evidence"}
@@ -163,7 +192,9 @@ GOLDEN: dict[str, Any] = {
         {"role": "user", "text": "<image>\nWhich pattern is on the red square?", "pictures": ["1.png"]},
         {
             "role": "assistant",
-            "text": protocol.call_text(protocol.Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})),
+            "text": protocol.call_text(
+                protocol.Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]})
+            ),
             "trainable": True,
         },
         {"role": "user", "text": "<image>\nimage_2: [0, 0, 500, 500]", "pictures": ["2.png"]},
@@ -191,7 +222,8 @@ def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
 
 
 def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
-    """In a clip: a mask, its track, a frame, and a box of that frame, which is smaller than 8 pixels as one of image_1 would be."""
+    """In a clip: a mask, its track, a frame, and a box of that frame, which is smaller than 8 pixels as one
+    of image_1 would be."""
     calls: list[tuple[str, dict[str, Any], str]] = [
         ("segment_object_at", {"point_2d": [500, 500]}, "mask_1: [0, 0, 500, 500]"),
         ("track_object", {"mask": "mask_1"}, "track_1: right"),
@@ -200,12 +232,20 @@ def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
     ]
     turns = [GOLDEN["turns"][0]]
     for name, arguments, told in calls:
-        turns.append({"role": "assistant", "text": protocol.call_text(protocol.Call(name=name, arguments=arguments)), "trainable": True})
+        turns.append(
+            {
+                "role": "assistant",
+                "text": protocol.call_text(protocol.Call(name=name, arguments=arguments)),
+                "trainable": True,
+            }
+        )
         turns.append({"role": "user", "text": told})
     record = GOLDEN | {"frames": ["1.png", "2.png"], "turns": [*turns, GOLDEN["turns"][3]]}
     assert len(read(tmp_path, record)) == 1
     record["turns"][6]["text"] = "frame 1"
-    with pytest.raises(ValueError, match=r"turn 7: no turn before it tells of 'image_2'; there is image_1, mask_1, track_1"):
+    with pytest.raises(
+        ValueError, match=r"turn 7: no turn before it tells of 'image_2'; there is image_1, mask_1, track_1"
+    ):
         read(tmp_path, record)
     called(record, "select_frames", frames=[2])
     with pytest.raises(ValueError, match=r"turn 1: frames \[2\]: the clip has frames 0 to 1"):
@@ -231,38 +271,90 @@ def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
             "nothing of it is trainable, so nothing can be learned; mark turns (of 1, 3)",
         ),
         (lambda r: r["turns"][2].update(pictures=[]), "turn 2 has 1 <image> and 0 pictures"),
-        (lambda r: r["turns"][0].update(text=r["question"], pictures=[]), "turn 0 shows []; a question shows the first of its frames"),
-        (lambda r: r["turns"][0].update(text="<image>" + r["turns"][0]["text"], pictures=["1.png", "2.png"]), "turn 0 shows ['1.png', '2"),
-        (lambda r: r["turns"][0].update(pictures=["2.png"]), "turn 0 shows ['2.png']; a question shows the first of its frames"),
-        (lambda r: r["turns"][1].update(text="<image>" + r["turns"][1]["text"], pictures=["2.png"]), "turn 1 is the model's and shows"),
-        (lambda r: r["turns"][2].update(text="<image>\n<IMG_CONTEXT>"), "turn 2: the text holds '<IMG_CONTEXT>'"),
+        (
+            lambda r: r["turns"][0].update(text=r["question"], pictures=[]),
+            "turn 0 shows []; a question shows the first of its frames",
+        ),
+        (
+            lambda r: r["turns"][0].update(
+                text="<image>" + r["turns"][0]["text"], pictures=["1.png", "2.png"]
+            ),
+            "turn 0 shows ['1.png', '2",
+        ),
+        (
+            lambda r: r["turns"][0].update(pictures=["2.png"]),
+            "turn 0 shows ['2.png']; a question shows the first of its frames",
+        ),
+        (
+            lambda r: r["turns"][1].update(text="<image>" + r["turns"][1]["text"], pictures=["2.png"]),
+            "turn 1 is the model's and shows",
+        ),
+        (
+            lambda r: r["turns"][2].update(text="<image>\n<IMG_CONTEXT>"),
+            "turn 2: the text holds '<IMG_CONTEXT>'",
+        ),
         (lambda r: r["turns"][3].update(text="[SEG]"), "turn 3: the text holds '[SEG]'"),
-        (lambda r: (r.update(question=" "), r["turns"][0].update(text="<image>")), "the question is ' '; write it"),
+        (
+            lambda r: (r.update(question=" "), r["turns"][0].update(text="<image>")),
+            "the question is ' '; write it",
+        ),
         (lambda r: r.update(answer=""), "the answer is ''; write it"),
         (lambda r: r["turns"][2].update(trainable=True), "turn 2 is the user's and trainable"),
         (lambda r: r["turns"].pop(1), "turn 1 is the user's; turns alternate"),
         (lambda r: r["turns"].pop(3), "ends with the answer"),
         (lambda r: r["turns"][1].update(text="<tool_call>zoom</tool_call>"), "turn 1: the call is no JSON"),
-        (lambda r: r["turns"][1].update(text=r["turns"][1]["text"].replace("zoom_in", "zoom")), "there is no operation 'zoom'"),
-        (lambda r: called(r, "zoom_in", bbox_2d=[650, 550, 250, 150]), "turn 1: bbox_2d [650, 550, 250, 150] is empty"),
-        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 2500, 1500]), "turn 1: bbox_2d [0, 0, 2500, 1500] reaches outside of image_1"),
-        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 100, 500]), "turn 1: the box is 4 x 15 pixels; it needs 8"),
-        (lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 500, 500], image="image_2"), "no turn before it tells of 'image_2'; there is im"),
+        (
+            lambda r: r["turns"][1].update(text=r["turns"][1]["text"].replace("zoom_in", "zoom")),
+            "there is no operation 'zoom'",
+        ),
+        (
+            lambda r: called(r, "zoom_in", bbox_2d=[650, 550, 250, 150]),
+            "turn 1: bbox_2d [650, 550, 250, 150] is empty",
+        ),
+        (
+            lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 2500, 1500]),
+            "turn 1: bbox_2d [0, 0, 2500, 1500] reaches outside of image_1",
+        ),
+        (
+            lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 100, 500]),
+            "turn 1: the box is 4 x 15 pixels; it needs 8",
+        ),
+        (
+            lambda r: called(r, "zoom_in", bbox_2d=[0, 0, 500, 500], image="image_2"),
+            "no turn before it tells of 'image_2'; there is im",
+        ),
         (lambda r: called(r, "zoom_in", mask="mask_7"), "turn 1: no turn before it tells of 'mask_7'"),
-        (lambda r: called(r, "get_properties", masks=["mask_7"], properties=["rank"]), "turn 1: no turn before it tells of 'mask_7'"),
-        (lambda r: called(r, "segment_object_at", point_2d=[500, 1200]), "turn 1: point_2d [500, 1200] is outside"),
-        (lambda r: called(r, "select_frames", frames=[0]), "turn 1: select_frames needs a clip; the trace has a single frame"),
-        (lambda r: r["turns"][3].update(text="checked<|im_end|>"), "turn 3 holds '<|im_end|>', which begins or ends a turn"),
+        (
+            lambda r: called(r, "get_properties", masks=["mask_7"], properties=["rank"]),
+            "turn 1: no turn before it tells of 'mask_7'",
+        ),
+        (
+            lambda r: called(r, "segment_object_at", point_2d=[500, 1200]),
+            "turn 1: point_2d [500, 1200] is outside",
+        ),
+        (
+            lambda r: called(r, "select_frames", frames=[0]),
+            "turn 1: select_frames needs a clip; the trace has a single frame",
+        ),
+        (
+            lambda r: r["turns"][3].update(text="checked<|im_end|>"),
+            "turn 3 holds '<|im_end|>', which begins or ends a turn",
+        ),
         (lambda r: r["turns"][1].update(text="Let me see."), "turn 1: no call, but turns follow"),
         (lambda r: r["turns"][3].update(text=r["turns"][1]["text"]), "ends with an answer, not with a call"),
         (lambda r: r["turns"][2].update(error="bad_box"), "turn 1: a call that failed is trainable"),
         (lambda r: r["turns"][3].update(text="diagonal"), "ends in 'diagonal', the answer is 'checked'"),
         (lambda r: r.update(kind="trap"), "a trap ends in a wrong answer"),
-        (lambda r: (r.update(kind="trap"), r["turns"][3].update(text="diagonal")), "nothing of it is trainable"),
+        (
+            lambda r: (r.update(kind="trap"), r["turns"][3].update(text="diagonal")),
+            "nothing of it is trainable",
+        ),
         (lambda r: r.update(kind="self_correction"), "two calls at least"),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path: Path, change: Callable[[dict[str, Any]], object], told: str) -> None:
+def test_what_is_wrong_with_a_trace_is_said_with_its_line(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
     wrong = json.loads(json.dumps(GOLDEN | {"trace_id": "mine/2"}))
     change(wrong)
     with pytest.raises(ValueError, match=r"traces.jsonl: line 2") as error:
@@ -272,7 +364,12 @@ def test_what_is_wrong_with_a_trace_is_said_with_its_line(tmp_path: Path, change
 
 def test_every_wrong_record_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"traces\.jsonl: 2 faults") as error:
-        read(tmp_path, GOLDEN | {"answer": "dotted"}, GOLDEN | {"trace_id": "mine/2"}, GOLDEN | {"trace_id": "mine/3", "kind": "silver"})
+        read(
+            tmp_path,
+            GOLDEN | {"answer": "dotted"},
+            GOLDEN | {"trace_id": "mine/2"},
+            GOLDEN | {"trace_id": "mine/3", "kind": "silver"},
+        )
     assert "line 1 (mine/1): ends in 'Checked.'" in str(error.value)
     assert "line 3: kind: Input should be 'golden'" in str(error.value)
 

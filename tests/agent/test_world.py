@@ -39,7 +39,12 @@ def drawn_once(family: str, seed: int, split: str, index: int) -> Question:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_question_depends_on_seed_split_and_index_alone_and_no_scene_comes_twice(family: str) -> None:
-    drawn = [draw_question(family, seed=seed, split=split, index=i) for seed in (0, 1) for split in SPLITS for i in range(3)]
+    drawn = [
+        draw_question(family, seed=seed, split=split, index=i)
+        for seed in (0, 1)
+        for split in SPLITS
+        for i in range(3)
+    ]
     assert draw_question(family, seed=1, split="val", index=2) == drawn[3 * 4 + 2]
     assert len({question.frames[0] for question in drawn}) == len(drawn)
     assert len({question.question_id for question in drawn[:9]}) == 9
@@ -62,7 +67,9 @@ def test_a_pattern_leaves_nothing_at_the_tile_and_has_one_mean() -> None:
         paint_pattern(image, np.ones(image.shape[:2], bool), pattern)
         assert set(np.unique(image)) == {200, round(200 * DARKENED)}
         means.append(image.mean())
-        small = np.asarray(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.BICUBIC))[2:-2, 2:-2].astype(int)
+        small = np.asarray(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.BICUBIC))[
+            2:-2, 2:-2
+        ].astype(int)
         assert small.max() - small.min() <= 1
     assert means == [pytest.approx(100 * (1 + DARKENED))] * len(PATTERNS)
 
@@ -72,7 +79,9 @@ def test_priors_are_those_that_are_set() -> None:
     """pattern: .2 + .8 / 4 = .4; text: .4 + .6 / 90. 150 questions: two standard deviations are .08."""
     for family, share in (("pattern", 0.4), ("text", 0.407)):
         drawn = questions(family, 150)
-        assert np.mean([question.answer == question.prior for question in drawn]) == pytest.approx(share, abs=0.1)
+        assert np.mean([question.answer == question.prior for question in drawn]) == pytest.approx(
+            share, abs=0.1
+        )
     answers = Counter(question.answer for question in questions("moves", 60))
     assert set(answers) == {"left", "right", "up", "down"}
     assert max(answers.values()) < 28
@@ -110,7 +119,9 @@ def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["larger", "moves"])
-def test_the_shortest_plan_answers_with_masks_that_are_right(tiny_model: Network, colour_sam: None, family: str) -> None:
+def test_the_shortest_plan_answers_with_masks_that_are_right(
+    tiny_model: Network, colour_sam: None, family: str
+) -> None:
     with Toolbox(tiny_model) as toolbox:
         runs = [oracle(question, toolbox) for question in questions(family, 6)]
     assert all(run.right and run.evidence for run in runs)
@@ -144,7 +155,9 @@ def test_evidence_is_a_closer_look_at_the_thing_asked_about(toolbox: Toolbox) ->
     mask = rle.decode(question.targets[0].masks[0])
     for shown, right in ((mask, True), (~mask, False)):
         marked = Workspace.of(question.frames, masks=[shown])
-        measured, after = toolbox.call(marked, Call(name="get_properties", arguments={"masks": ["mask_1"], "properties": ["texture"]}))
+        measured, after = toolbox.call(
+            marked, Call(name="get_properties", arguments={"masks": ["mask_1"], "properties": ["texture"]})
+        )
         assert measured.ok
         assert not evidence(question, marked, [])  # a mask shows no pattern
         assert evidence(question, after, [measured]) is right

@@ -23,7 +23,15 @@ def box(start: int, end: int) -> dict:
     return rle.encode(mask)
 
 
-def sample(objects: int, *, frames: int = 1, sample_id: str = "s", image_id: str = "i", text: str = "a dog, a cat and a bird", **meta: str):
+def sample(
+    objects: int,
+    *,
+    frames: int = 1,
+    sample_id: str = "s",
+    image_id: str = "i",
+    text: str = "a dog, a cat and a bird",
+    **meta: str,
+):
     boxes = [box(6 * i, 6 * i + 5) for i in range(objects)]
     return Sample(
         sample_id=sample_id, dataset="d", image_id=image_id, frames=(Path("x.png"),) * frames, height=H, width=W, task="referring",
@@ -48,19 +56,37 @@ def test_the_truth_scores_full_marks(name: str, objects: int):
 
 def test_a_prepared_folder_is_asked_and_scored_from_files_as_a_public_benchmark_is(tmp_path: Path):
     write_scenes(tmp_path, seed=0, counts={"train": 1, "val": 3, "test": 1}, image_size=64)
-    write_entries(tmp_path, [DatasetEntry(name="refcoco", format="refcoco", path="refcoco", split="val", kind="referring")])
+    write_entries(
+        tmp_path,
+        [DatasetEntry(name="refcoco", format="refcoco", path="refcoco", split="val", kind="referring")],
+    )
     scorer, runner = runnable("referring")
-    predictions = predicted(runner, tmp_path, "val", lambda items: [item.truth for item in items], tmp_path / "all")
+    predictions = predicted(
+        runner, tmp_path, "val", lambda items: [item.truth for item in items], tmp_path / "all"
+    )
     found = scorer.score(Given(predictions=predictions, data=tmp_path, split="val"))
     assert (found.metrics["gIoU_all"], found.missing) == (1.0, 0)
-    assert [row["sample"] for row in scorer.table(found)] == [item.name for item in runner.questions(tmp_path, "val")]
+    assert [row["sample"] for row in scorer.table(found)] == [
+        item.name for item in runner.questions(tmp_path, "val")
+    ]
     path = tmp_path / "two.jsonl"
     path.write_text("".join(predictions.open().readlines()[:2]))
     part = scorer.score(Given(predictions=path, data=tmp_path, split="val"))
     assert part.missing == found.metrics["samples"] - 2
     assert part.metrics["gIoU_all"] == pytest.approx(2 / found.metrics["samples"])
-    assert scorer.score(Given(predictions=path, data=tmp_path, split="val", predicted_only=True)).metrics["samples"] == 2
-    for wrong in ({"text": 7}, {"masks": [[]]}, {"masks": None}, {"masks": [[{"size": [2, 2], "counts": "04"}]]}, {"id": "no"}):
+    assert (
+        scorer.score(Given(predictions=path, data=tmp_path, split="val", predicted_only=True)).metrics[
+            "samples"
+        ]
+        == 2
+    )
+    for wrong in (
+        {"text": 7},
+        {"masks": [[]]},
+        {"masks": None},
+        {"masks": [[{"size": [2, 2], "counts": "04"}]]},
+        {"id": "no"},
+    ):
         path.write_text(json.dumps(json.loads(predictions.open().readline()) | wrong))
         with pytest.raises(ValueError, match=r"two\.jsonl"):
             scorer.score(Given(predictions=path, data=tmp_path, split="val"))
@@ -133,9 +159,17 @@ def test_region_captions_by_attribute():
 
 def test_garbage_without_a_mask_is_right_where_nothing_is_meant_and_yet_no_denial():
     asked = [sample(0), sample(0), sample(0), sample(0), sample(1)]
-    texts = ["There is no such object.", "the the the", "I don’t see it", "No, it is [SEG].", "There is no such object."]
+    texts = [
+        "There is no such object.",
+        "the the the",
+        "I don’t see it",
+        "No, it is [SEG].",
+        "There is no such object.",
+    ]
     masks = [(), (), (), ((box(0, 0),),), ()]
-    score = BENCHMARKS["referring"].of_samples(asked, [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)])
+    score = BENCHMARKS["referring"].of_samples(
+        asked, [Prediction(text=t, masks=m) for t, m in zip(texts, masks, strict=True)]
+    )
     assert score.metrics["N_acc"] == 1.0  # the mask is empty
     assert score.metrics["N_denied"] == 0.5
     assert [s["denies"] for s in score.samples] == [True, False, True, False, True]
@@ -157,11 +191,17 @@ def test_a_silent_answer_to_a_clip_scores_only_the_frames_without_the_object():
 
 def test_a_clip_with_a_wrong_number_of_masks_is_refused():
     with pytest.raises(ValueError, match="sample s of d: 1 masks predicted for 2 frames"):
-        BENCHMARKS["video"].of_samples([sample(1, frames=2)], [Prediction(text="[SEG]", masks=((box(0, 5),),))])
+        BENCHMARKS["video"].of_samples(
+            [sample(1, frames=2)], [Prediction(text="[SEG]", masks=((box(0, 5),),))]
+        )
 
 
 def test_shuffling_gives_every_sample_another_images_text_and_keeps_its_truth():
-    samples = [sample(1, sample_id=f"{i}.{j}", image_id=str(i), text=f"text of {i}") for i in range(5) for j in range(i + 1)]
+    samples = [
+        sample(1, sample_id=f"{i}.{j}", image_id=str(i), text=f"text of {i}")
+        for i in range(5)
+        for j in range(i + 1)
+    ]
     samples.append(sample(0, image_id="0", text="nothing"))
     swapped = shuffled(samples, seed=3)
     before = {s.sample_id: s for s in samples}

@@ -27,7 +27,9 @@ KINDS = {
 
 
 def asked(root: Path, form: str) -> list[Sample]:
-    source = DataSource(name="clips", format=form, path=str(getattr(clip_sets, form)(root / form)), split="train")
+    source = DataSource(
+        name="clips", format=form, path=str(getattr(clip_sets, form)(root / form)), split="train"
+    )
     prepared = root / "prepared"
     prepared.mkdir()
     write_entries(prepared, [])
@@ -48,7 +50,8 @@ def test_true_masks_score_one_by_every_kind_and_empty_ones_less(tmp_path, form, 
 
 
 def test_frames_without_annotation_are_not_judged(tmp_path):
-    """The car is visible in four frames and absent from one; the sixth has no annotation, and what is drawn there counts nothing."""
+    """The car is visible in four frames and absent from one; the sixth has no annotation, and what is drawn
+    there counts nothing."""
     (car, *_) = asked(tmp_path, "coco_video")
     unknown = car.masks[0].index(None)
     everything = rle.encode(rle.decode(rle.empty(car.height, car.width)) | True)

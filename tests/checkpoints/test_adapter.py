@@ -1,4 +1,5 @@
-"""Trained tensors as a PEFT adapter: loaded by PEFT onto the base, it is the model that the stages hand on."""
+"""Trained tensors as a PEFT adapter: loaded by PEFT onto the base, it is the model that the stages hand
+on."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ RL_LORA = {"rank": 2, "alpha": 6, "dropout": 0.0}
 def shaken(tensors: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
     """As after a training: also LoRA's B, which starts at zero."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    return {
+        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in tensors.items()
+    }
 
 
 @pytest.fixture(scope="module", params=[("caption", "mask"), ("caption",)], ids=["both loops", "loop 1"])
@@ -40,11 +44,17 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     adapters.prepare_sft(model, adapters.lora_config(**lora), seed=1)
     config = {"stage": "sft", "lora": lora, "seed": 0}
     hash_of = checkpoint.weights_hash
-    checkpoint.save_delta(shaken(adapters.trained(model), 1), folder / "sft", base_hash=hash_of(folder / "base"), config=config)
+    checkpoint.save_delta(
+        shaken(adapters.trained(model), 1), folder / "sft", base_hash=hash_of(folder / "base"), config=config
+    )
     modules = adapters.policy_modules(model, drawing="mask" in request.param)
-    policies = adapters.Policies(sft_model(folder / "base", folder / "sft"), adapters.rl_config(**RL_LORA, modules=modules), seed=2)
+    policies = adapters.Policies(
+        sft_model(folder / "base", folder / "sft"), adapters.rl_config(**RL_LORA, modules=modules), seed=2
+    )
     config = {"stage": "rl", "lora": RL_LORA, "modules": modules, "seed": 0}
-    checkpoint.save_delta(shaken(policies.tensors("policy"), 2), folder / "rl", base_hash=hash_of(folder / "sft"), config=config)
+    checkpoint.save_delta(
+        shaken(policies.tensors("policy"), 2), folder / "rl", base_hash=hash_of(folder / "sft"), config=config
+    )
     return folder
 
 
@@ -66,12 +76,19 @@ def test_peft_loads_the_adapter_onto_the_base(runs: Path, tmp_path: Path, stage:
     base = Sa2VA.from_pretrained(runs / "base")
     before = outputs(base)
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
-    expected = rl_model(runs / "base", runs / "sft", runs / "rl") if stage == "rl" else sft_model(runs / "base", runs / "sft")
+    expected = (
+        rl_model(runs / "base", runs / "sft", runs / "rl")
+        if stage == "rl"
+        else sft_model(runs / "base", runs / "sft")
+    )
     for one, other, start in zip(outputs(loaded.base_model.model), outputs(expected), before, strict=True):
         assert (one - other).abs().max() < 1e-4 * other.abs().max()
         assert (one - start).abs().max() > 1e-2 * other.abs().max()
     merged = loaded.merge_and_unload()
-    assert all((a - b).abs().max() < 1e-4 * b.abs().max() for a, b in zip(outputs(merged), outputs(expected), strict=True))
+    assert all(
+        (a - b).abs().max() < 1e-4 * b.abs().max()
+        for a, b in zip(outputs(merged), outputs(expected), strict=True)
+    )
 
 
 def test_what_was_trained_on_something_else_is_refused(runs: Path, tmp_path: Path):

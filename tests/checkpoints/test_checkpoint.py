@@ -55,7 +55,9 @@ def tiny() -> Network:
 
 def same(one: nn.Module, other: nn.Module) -> bool:
     left, right = one.state_dict(), other.state_dict()
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) and left[k].dtype == right[k].dtype for k in left)
+    return left.keys() == right.keys() and all(
+        torch.equal(left[k], right[k]) and left[k].dtype == right[k].dtype for k in left
+    )
 
 
 # Our folder
@@ -75,7 +77,10 @@ def test_a_saved_model_loads_with_the_same_bits_config_and_tokenizer(tmp_path: P
 
 def test_a_loaded_model_computes_what_the_saved_one_does(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
-    again, pixels = checkpoint.load(tmp_path / "m"), torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    again, pixels = (
+        checkpoint.load(tmp_path / "m"),
+        torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)),
+    )
     prompts = torch.randn(2, 32, generator=torch.Generator().manual_seed(1))
     model = tiny().eval()
     with torch.no_grad():
@@ -86,7 +91,9 @@ def test_a_loaded_model_computes_what_the_saved_one_does(tmp_path: Path):
             atol=1e-4,
         )
         ids = torch.tensor([model.tokenizer.encode("a red circle")])
-        torch.testing.assert_close(model.internvl(input_ids=ids).logits, again.internvl(input_ids=ids).logits, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            model.internvl(input_ids=ids).logits, again.internvl(input_ids=ids).logits, rtol=1e-3, atol=1e-4
+        )
 
 
 def test_shards_load_as_one_file_does_and_a_missing_shard_is_named(tmp_path: Path):
@@ -102,7 +109,12 @@ def test_shards_load_as_one_file_does_and_a_missing_shard_is_named(tmp_path: Pat
 def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     model = checkpoint.load(tmp_path / "m", dtype=torch.bfloat16)
-    norms = {id(p) for m in model.sam2.modules() if isinstance(m, (nn.LayerNorm, LayerNorm2d)) for p in m.parameters()}
+    norms = {
+        id(p)
+        for m in model.sam2.modules()
+        if isinstance(m, (nn.LayerNorm, LayerNorm2d))
+        for p in m.parameters()
+    }
     assert {p.dtype for p in model.parameters() if id(p) not in norms} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters() if id(p) in norms} == {torch.float32}
 
@@ -120,7 +132,9 @@ def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: P
         ({"attn_implementation": "fast"}, "fast"),
     ],
 )
-def test_a_wrong_dtype_or_device_is_named(tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_dtype_or_device_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no such check of types
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     with pytest.raises(ValueError, match=message):
@@ -140,8 +154,12 @@ PARTS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("native_bf16")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"])
-def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, halved: list[str] | str, dtype: torch.dtype):
+@pytest.mark.parametrize(
+    "halved", [["language", "head"], ["projector"], ["sam2", "seg"], ["vision"], "some tensors"]
+)
+def test_any_mixture_with_a_half_precision_loads_and_answers(
+    tmp_path: Path, halved: list[str] | str, dtype: torch.dtype
+):
     model = copy.deepcopy(tiny())
     with torch.no_grad():
         model.internvl.lm_head.weight[model.seg_token_id] *= 3
@@ -162,32 +180,43 @@ def test_any_mixture_with_a_half_precision_loads_and_answers(tmp_path: Path, hal
         for shown in ({"image": frames[0]}, {"video": frames}):
             answer, expected = loaded.predict(**asked, **shown), exact.predict(**asked, **shown)
             if answer.text == expected.text and len(expected.mask_logits):
-                assert (answer.seg_embeddings - expected.seg_embeddings).norm() < 0.1 * expected.seg_embeddings.norm()
+                assert (
+                    answer.seg_embeddings - expected.seg_embeddings
+                ).norm() < 0.1 * expected.seg_embeddings.norm()
 
 
 @pytest.mark.usefixtures("native_bf16")
 @pytest.mark.parametrize(
-    ("dtypes", "listed"), [((torch.bfloat16, torch.float16), "bfloat16, float16, float32"), ((torch.float64,), "float32, float64")]
+    ("dtypes", "listed"),
+    [((torch.bfloat16, torch.float16), "bfloat16, float16, float32"), ((torch.float64,), "float32, float64")],
 )
-def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(tmp_path: Path, dtypes: tuple[torch.dtype], listed: str):
+def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(
+    tmp_path: Path, dtypes: tuple[torch.dtype], listed: str
+):
     model = copy.deepcopy(tiny())
     for part, dtype in zip(("vision", "head"), dtypes, strict=False):
         model.get_submodule(PARTS[part]).to(dtype)
     checkpoint.save(model, tmp_path / "m", metadata={})
-    with pytest.raises(ValueError, match=f"holds weights in {listed}, which no forward pass takes together; load it in one: dtype"):
+    with pytest.raises(
+        ValueError,
+        match=f"holds weights in {listed}, which no forward pass takes together; load it in one: dtype",
+    ):
         Sa2VA.from_pretrained(tmp_path / "m")
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
 @pytest.mark.usefixtures("native_bf16")
-def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     checkpoint.save(copy.deepcopy(tiny()).to(torch.bfloat16), tmp_path / "m", metadata={})
     model = Sa2VA.from_pretrained(tmp_path / "m", dtype="auto", device_map="auto")
     assert model.dtype == torch.bfloat16
     assert model.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
     monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
-    assert Sa2VA.from_pretrained(tmp_path / "m", device_map="cpu").dtype == torch.float32  # bf16 would be emulated
+    # bf16 would be emulated
+    assert Sa2VA.from_pretrained(tmp_path / "m", device_map="cpu").dtype == torch.float32
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="bfloat16").dtype == torch.bfloat16
 
 
@@ -281,9 +310,12 @@ def test_a_model_with_a_weight_that_is_no_number_is_refused_by_its_name(tmp_path
 def test_a_weight_that_is_too_large_for_the_asked_dtype_is_named(tmp_path: Path):
     folder = with_weight(tmp_path / "m", BROKEN, 70000.0)  # fp16 ends at 65504
     assert conversion.account(folder).problems == ()
-    with pytest.raises(ValueError, match=re.escape(f"1 too large for float16: {BROKEN}; load it in bfloat16 or float32")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"1 too large for float16: {BROKEN}; load it in bfloat16 or float32")
+    ):
         Sa2VA.from_pretrained(folder, dtype="float16")
-    assert Sa2VA.from_pretrained(folder, dtype="bfloat16").get_parameter(BROKEN).max() > 65504  # as the message says
+    # as the message says
+    assert Sa2VA.from_pretrained(folder, dtype="bfloat16").get_parameter(BROKEN).max() > 65504
 
 
 def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
@@ -300,7 +332,8 @@ def test_another_family_is_refused_by_name(tmp_path: Path):
     for model_type, family in (("sa2va_sam3", "sam3"), ("sa2va_llava", "llava")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         with pytest.raises(
-            ValueError, match=rf"model_type '{model_type}' .* built on {family}, and only those on InternVL and Qwen-VL are read"
+            ValueError,
+            match=rf"model_type '{model_type}' .* built on {family}, and only those on InternVL and Qwen-VL are read",
         ):
             Sa2VA.from_pretrained(tmp_path)
 
@@ -309,7 +342,10 @@ def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     file = tmp_path / "m/config.json"
     file.write_text(file.read_text().replace('"video_frames": 3', '"video_frames": 4'))
-    with pytest.raises(ValueError, match=r"config\.json is damaged, or was edited: .* take the line of config\.json out of manifest\.json"):
+    with pytest.raises(
+        ValueError,
+        match=r"config\.json is damaged, or was edited: .* take the line of config\.json out of manifest\.json",
+    ):
         checkpoint.load(tmp_path / "m")
     manifest = json.loads((tmp_path / "m/manifest.json").read_text())
     del manifest["sha256"]["config.json"]
@@ -328,7 +364,11 @@ def test_an_edited_file_is_told_with_what_to_do(tmp_path: Path):
         ("tokenizer.json", "[", "tokenizer.json: not JSON"),
         ("model.safetensors.index.json", "{}", "model.safetensors.index.json has no 'weight_map'"),
         ("model.safetensors.index.json", "x", "model.safetensors.index.json: not JSON"),
-        ("model.safetensors.index.json", '{"weight_map": {"x": 3}}', "model.safetensors.index.json is malformed"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"x": 3}}',
+            "model.safetensors.index.json is malformed",
+        ),
     ],
 )
 def test_a_malformed_file_is_named(tmp_path: Path, file: str, text: str, said: str):
@@ -361,7 +401,11 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("downsample_ratio", None, "has no 'downsample_ratio'"),
         ("tiny_sam2_config.embed_dim", None, "has no 'embed_dim'"),
         ("tiny_sam2_config.mem_heads", 2, "SAM2's sizes hold ['mem_heads'], which would have no effect"),
-        ("tiny_sam2_config.backbone_channel_list", [8, 4], "'backbone_channel_list' is [8, 4]; with 'embed_dim' 8 it is [64, 32, 16, 8]"),
+        (
+            "tiny_sam2_config.backbone_channel_list",
+            [8, 4],
+            "'backbone_channel_list' is [8, 4]; with 'embed_dim' 8 it is [64, 32, 16, 8]",
+        ),
         ("select_layer", -2, "'select_layer' is -2; only -1"),
         ("ans", {"frames": 2}, "'ans' is {'frames': 2}; it holds nothing but video_frames, frame_choice"),
         ("ans", [2], "'ans' is [2]; it holds nothing but video_frames, frame_choice"),
@@ -370,7 +414,9 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ps_version", "v1", "'ps_version' is 'v1'; only 'v2'"),
     ],
 )
-def test_what_is_wrong_in_an_upstream_config_is_named(upstream: Path, tmp_path: Path, key: str, value: object, said: str):
+def test_what_is_wrong_in_an_upstream_config_is_named(
+    upstream: Path, tmp_path: Path, key: str, value: object, said: str
+):
     shutil.copytree(upstream, tmp_path / "up")
     values = json.loads((upstream / "config.json").read_text())
     values["llm_config"]["sliding_window"] = 16
@@ -483,7 +529,11 @@ def test_internlm2_packs_each_key_heads_queries_then_key_then_value():
     key = "language_model.model.layers.0.attention.wqkv.weight"
     packed = torch.tensor([[0], [1], [10], [20], [2], [3], [11], [21]])
     q, k, v = layouts.split(key, packed, layout)
-    assert (q.flatten().tolist(), k.flatten().tolist(), v.flatten().tolist()) == ([0, 1, 2, 3], [10, 11], [20, 21])
+    assert (q.flatten().tolist(), k.flatten().tolist(), v.flatten().tolist()) == (
+        [0, 1, 2, 3],
+        [10, 11],
+        [20, 21],
+    )
     assert torch.equal(layouts.join(key, [q, k, v], layout), packed)
 
 
@@ -501,7 +551,9 @@ def test_upstream_to_native_and_back_is_equal_in_every_tensor(name: str):
     original = dict(folder.tensors(folder.weight_files(path)))
     native = dict(layouts.to_native(original.items(), layout))
     back = dict(layouts.to_upstream(native, layout))
-    assert native.keys().isdisjoint(original.keys() - {k for k in original if k.startswith("text_hidden_fcs")})
+    assert native.keys().isdisjoint(
+        original.keys() - {k for k in original if k.startswith("text_hidden_fcs")}
+    )
     assert back.keys() == original.keys()
     assert all(torch.equal(back[k], original[k]) for k in original)
 
@@ -524,7 +576,9 @@ def test_published_sizes_have_upstreams_keys_shapes_and_parameter_counts(name: s
     state, layout = model.state_dict(), layouts.layout_of(model.config)
     assert {key: list(tensor.shape) for key, tensor in layouts.to_upstream(state, layout)} == expected
     upstream = ((key, torch.empty(shape, device="meta")) for key, shape in expected.items())
-    assert {k: v.shape for k, v in layouts.to_native(upstream, layout)} == {k: v.shape for k, v in state.items()}
+    assert {k: v.shape for k, v in layouts.to_native(upstream, layout)} == {
+        k: v.shape for k, v in state.items()
+    }
 
 
 def test_published_special_tokens_have_their_published_ids():
@@ -589,7 +643,9 @@ def test_a_base_with_trained_tensors_on_top_is_upstreams_merged_model():
         part, _, rank = key.partition(".lora_B.")
         name, *others = layouts.native_names(f"{part}.weight" if rank else key, layout)
         assert not others
-        state[name].copy_(state[name] + 2 * tensor @ trained[key.replace("lora_B", "lora_A")] if rank else tensor)
+        state[name].copy_(
+            state[name] + 2 * tensor @ trained[key.replace("lora_B", "lora_A")] if rank else tensor
+        )
     merged = Sa2VA.from_pretrained(pair / "merged_hf").state_dict()
     assert max(float((state[k] - merged[k]).abs().max()) for k in merged) < 1e-6
 
@@ -599,7 +655,9 @@ def test_sam2_is_read_from_its_published_pt_file_without_running_pickle_code(tmp
     pair = GOLDEN / "training_pth"
     state = load_file(pair / "base_sam2" / "model.safetensors")
     torch.save({"model": state}, tmp_path / "sam2_hiera_large.pt")
-    (tmp_path / "tiny_sam2_config.json").write_bytes((pair / "base_sam2" / "tiny_sam2_config.json").read_bytes())
+    (tmp_path / "tiny_sam2_config.json").write_bytes(
+        (pair / "base_sam2" / "tiny_sam2_config.json").read_bytes()
+    )
     one = bases.import_base(pair / "base_internvl", tmp_path / "sam2_hiera_large.pt", "qwen_chat")
     assert same(one, bases.import_base(pair / "base_internvl", pair / "base_sam2", "qwen_chat"))
     torch.save(state, tmp_path / "other.pt")
@@ -616,7 +674,8 @@ def test_a_release_is_a_whole_base_and_takes_no_sam2():
 
 @pytest.mark.slow
 def test_a_model_is_loaded_by_its_hub_id(tmp_path: Path):
-    """From a cache as the hub's client lays it out, without a connection. The client reads its settings once, so it is a new process."""
+    """From a cache as the hub's client lays it out, without a connection. The client reads its settings once,
+    so it is a new process."""
     snapshot = tmp_path / "models--someone--tiny/snapshots/0123456789abcdef0123456789abcdef01234567"
     checkpoint.save(tiny(), snapshot, metadata={})
     (tmp_path / "models--someone--tiny/refs").mkdir()
@@ -631,14 +690,18 @@ except ValueError as error:
     print(error)
 """
     settings = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=settings, capture_output=True, text=True, check=True
+    )
     size, said = ran.stdout.strip().split("\n", 1)
     assert int(size) == sum(p.numel() for p in tiny().parameters())
     assert said.startswith("no folder 'someone/other', and it can't be had from the hub (")
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "runs", "runs/tiny/model", "tests/nothing", ""])
-def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "tests").mkdir()
     monkeypatch.chdir(tmp_path)  # where no `runs` of one's own stands
     with pytest.raises(ValueError, match=f"no folder '{name}'; give a local folder or a hub id"):

@@ -1,4 +1,5 @@
-"""Checkpoint folders between layouts: tensors byte by byte, configurations, and what upstream's training saved."""
+"""Checkpoint folders between layouts: tensors byte by byte, configurations, and what upstream's training
+saved."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_a_release_comes_back_with_the_same_bytes(tmp_path: Path, max_shard: str):
     release = GOLDEN / "qwen2"
     conversion.convert(release, tmp_path / "native", to="native", max_shard=max_shard, metadata={})
-    conversion.convert(tmp_path / "native", tmp_path / "back", to="upstream", max_shard=max_shard, metadata={})
+    conversion.convert(
+        tmp_path / "native", tmp_path / "back", to="upstream", max_shard=max_shard, metadata={}
+    )
     assert equal(tensors(release), tensors(tmp_path / "back"))
     assert (len(folder.weight_files(tmp_path / "back")) > 1) == (max_shard == "100KB")
     assert same(checkpoint.load(release), Sa2VA.from_pretrained(tmp_path / "native"))
@@ -67,10 +70,18 @@ def test_our_own_model_survives_upstreams_layout_in_its_dtype(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes", [{"fuser_layers": 3}, {"fuser_layers": 1, "top_down_levels": (2,)}, {"top_down_levels": ()}, {"max_object_pointers": 3}]
+    "sizes",
+    [
+        {"fuser_layers": 3},
+        {"fuser_layers": 1, "top_down_levels": (2,)},
+        {"top_down_levels": ()},
+        {"max_object_pointers": 3},
+    ],
 )
 def test_every_size_of_sam2_survives_both_layouts(tmp_path: Path, sizes: dict[str, Any]):
-    model = build_tiny(replace(tiny().config, grounding=replace(tiny().config.grounding, **sizes)), tiny().tokenizer, seed=0)
+    model = build_tiny(
+        replace(tiny().config, grounding=replace(tiny().config.grounding, **sizes)), tiny().tokenizer, seed=0
+    )
     checkpoint.save(model, tmp_path / "own", metadata={})
     conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
     conversion.convert(tmp_path / "up", tmp_path / "again", to="native", metadata={})
@@ -79,7 +90,15 @@ def test_every_size_of_sam2_survives_both_layouts(tmp_path: Path, sizes: dict[st
     assert checkpoint.load(tmp_path / "up").config.grounding == model.config.grounding
     for one, other, part in (("own", "again", "grounding"), ("up", "up again", "tiny_sam2_config")):
         assert equal(tensors(tmp_path / one), tensors(tmp_path / other))
-        assert len({json.dumps(json.loads((tmp_path / name / "config.json").read_text())[part]) for name in (one, other)}) == 1
+        assert (
+            len(
+                {
+                    json.dumps(json.loads((tmp_path / name / "config.json").read_text())[part])
+                    for name in (one, other)
+                }
+            )
+            == 1
+        )
     sam2 = checkpoint.load(tmp_path / "up").sam2
     assert len(sam2.memory_encoder.fuser.layers) == sizes.get("fuser_layers", 2)
     assert sam2.image_encoder.neck.fpn_top_down_levels == list(sizes.get("top_down_levels", (2, 3)))
@@ -98,8 +117,12 @@ def test_frames_of_a_clip_survive_upstreams_layout(tmp_path: Path, frames: int, 
     for name in ("up", "again", "up again"):
         loaded = checkpoint.load(tmp_path / name).config
         assert (loaded.video_frames, loaded.frame_choice) == (frames, choice)
-    assert json.loads((tmp_path / "up/config.json").read_text()) == json.loads((tmp_path / "up again/config.json").read_text())
-    assert ("ans" in json.loads((tmp_path / "up/config.json").read_text())) == ((frames, choice) != (5, "first"))
+    assert json.loads((tmp_path / "up/config.json").read_text()) == json.loads(
+        (tmp_path / "up again/config.json").read_text()
+    )
+    assert ("ans" in json.loads((tmp_path / "up/config.json").read_text())) == (
+        (frames, choice) != (5, "first")
+    )
 
 
 @needs_golden
@@ -112,13 +135,24 @@ def test_the_sizes_of_sam2_are_written_as_upstream_wrote_them():
 @pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_5_vl", "qwen3_vl"])
-def test_a_model_of_ours_is_written_with_the_keys_shapes_dtypes_and_settings_of_upstreams_folder(tmp_path: Path, name: str):
-    """Of a model that was saved by us, so that no file of the release is copied. Settings that a release has beside ours are defaults."""
+def test_a_model_of_ours_is_written_with_the_keys_shapes_dtypes_and_settings_of_upstreams_folder(
+    tmp_path: Path, name: str
+):
+    """Of a model that was saved by us, so that no file of the release is copied. Settings that a release has
+    beside ours are defaults."""
     checkpoint.save(checkpoint.load(GOLDEN / name), tmp_path / "own", metadata={})
     conversion.convert(tmp_path / "own", tmp_path / "up", to="upstream", metadata={})
     assert equal(tensors(GOLDEN / name), tensors(tmp_path / "up"))
-    theirs, written = (json.loads((path / "config.json").read_text()) for path in (GOLDEN / name, tmp_path / "up"))
-    wanted = {"auto_map", "model_type", "template", "vision_config", "llm_config" if name == "qwen2" else "text_config"}
+    theirs, written = (
+        json.loads((path / "config.json").read_text()) for path in (GOLDEN / name, tmp_path / "up")
+    )
+    wanted = {
+        "auto_map",
+        "model_type",
+        "template",
+        "vision_config",
+        "llm_config" if name == "qwen2" else "text_config",
+    }
     assert wanted <= written.keys() & theirs.keys()
     assert (written["auto_map"], written["model_type"]) == (theirs["auto_map"], theirs["model_type"])
     assert {"tokenizer.json", "tokenizer_config.json"} < {file.name for file in (tmp_path / "up").iterdir()}
@@ -130,7 +164,9 @@ def test_shards_are_merged_without_another_change(tmp_path: Path):
     conversion.convert(tmp_path / "cut", tmp_path / "whole", to="native", metadata={"why": "test"})
     assert [f.name for f in folder.weight_files(tmp_path / "whole")] == ["model.safetensors"]
     assert equal(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
-    assert json.loads((tmp_path / "cut/config.json").read_text()) == json.loads((tmp_path / "whole/config.json").read_text())
+    assert json.loads((tmp_path / "cut/config.json").read_text()) == json.loads(
+        (tmp_path / "whole/config.json").read_text()
+    )
     folder.verify(tmp_path / "whole")
 
 
@@ -143,8 +179,18 @@ def test_a_configuration_comes_back_from_upstreams(name: str):
     written = upstream_files.upstream_config(config)
     assert layouts.from_upstream_config(written, checkpoint.read_tokenizer(GOLDEN / name)) == config
     for part in (written, written["vision_config"], written["llm_config"]):
-        theirs = values if part is written else values["vision_config"] if part is written["vision_config"] else values["llm_config"]
-        same_keys = [k for k in part.keys() & theirs.keys() if k not in ("vision_config", "llm_config", "tiny_sam2_config")]
+        theirs = (
+            values
+            if part is written
+            else values["vision_config"]
+            if part is written["vision_config"]
+            else values["llm_config"]
+        )
+        same_keys = [
+            k
+            for k in part.keys() & theirs.keys()
+            if k not in ("vision_config", "llm_config", "tiny_sam2_config")
+        ]
         assert {k: part[k] for k in same_keys} == {k: theirs[k] for k in same_keys}
 
 
@@ -194,7 +240,11 @@ def test_a_packed_matrix_of_other_rows_is_named(tmp_path: Path, rows: int):
     assert state[key].shape == (64, 32)
     save_file(state | {key: torch.zeros(rows, 32)}, tmp_path / "up/model.safetensors")
     said = "; ".join(conversion.account(tmp_path / "up").problems)
-    assert (key in said) if rows != 32 else ("mis-shaped" in said and "layers.0.self_attn.q_proj.weight (16, 32) for (32, 32)" in said)
+    assert (
+        (key in said)
+        if rows != 32
+        else ("mis-shaped" in said and "layers.0.self_attn.q_proj.weight (16, 32) for (32, 32)" in said)
+    )
     with pytest.raises(ValueError, match="does not fit the model"):
         checkpoint.load(tmp_path / "up")
 
@@ -205,7 +255,9 @@ def test_whole_numbers_are_no_weights(tmp_path: Path):
     state = load_file(tmp_path / "m/model.safetensors")
     state["text_hidden_fcs.0.weight"] = state["text_hidden_fcs.0.weight"].to(torch.int8)
     save_file(state, tmp_path / "m/model.safetensors")
-    assert conversion.account(tmp_path / "m").problems == ("1 not of floating point: text_hidden_fcs.0.weight int8",)
+    assert conversion.account(tmp_path / "m").problems == (
+        "1 not of floating point: text_hidden_fcs.0.weight int8",
+    )
     with pytest.raises(ValueError, match=r"1 not of floating point: text_hidden_fcs\.0\.weight int8"):
         checkpoint.load(tmp_path / "m")
 
@@ -216,11 +268,14 @@ def test_whole_numbers_are_no_weights(tmp_path: Path):
 @pytest.mark.slow
 @needs_golden
 def test_a_release_keeps_its_files_in_upstreams_layout(tmp_path: Path):
-    """Byte by byte, but for weights, their index, config.json and the manifest. Code that reads one layout does not go into the other."""
+    """Byte by byte, but for weights, their index, config.json and the manifest. Code that reads one layout
+    does not go into the other."""
     shutil.copytree(GOLDEN / "qwen2", tmp_path / "release")
     (tmp_path / "release/modeling_sa2va_chat.py").write_text("raise SystemExit('ran')")
     (tmp_path / "release/generation_config.json").write_text("{ }")
-    conversion.convert(tmp_path / "release", tmp_path / "again", to="upstream", max_shard="100KB", metadata={})
+    conversion.convert(
+        tmp_path / "release", tmp_path / "again", to="upstream", max_shard="100KB", metadata={}
+    )
     written_anew = {"model.safetensors", "config.json", "manifest.json"}
     kept = {f.name for f in (tmp_path / "release").iterdir()} - written_anew
     assert kept >= {
@@ -230,7 +285,10 @@ def test_a_release_keeps_its_files_in_upstreams_layout(tmp_path: Path):
         "modeling_sa2va_chat.py",
         "generation_config.json",
     }
-    assert all((tmp_path / "again" / name).read_bytes() == (tmp_path / "release" / name).read_bytes() for name in kept)
+    assert all(
+        (tmp_path / "again" / name).read_bytes() == (tmp_path / "release" / name).read_bytes()
+        for name in kept
+    )
     assert not (tmp_path / "again/model.safetensors").exists()
     assert same(checkpoint.load(tmp_path / "again"), checkpoint.load(GOLDEN / "qwen2"))
     conversion.convert(tmp_path / "release", tmp_path / "native", to="native", metadata={})
@@ -238,13 +296,17 @@ def test_a_release_keeps_its_files_in_upstreams_layout(tmp_path: Path):
 
 
 def test_upstreams_libraries_know_the_tokenizer_that_is_written(tmp_path: Path):
-    """transformers 4.42 has no TokenizersBackend, and tokenizers 0.19 reads merges as strings. We read both."""
+    """transformers 4.42 has no TokenizersBackend, and tokenizers 0.19 reads merges as strings. We read
+    both."""
     model = copy.deepcopy(tiny())
     model.tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
     model.tokenizer.save_pretrained(tmp_path / "plain")
     upstream_files.write_tokenizer(model.tokenizer, tmp_path / "up")
     settings = json.loads((tmp_path / "up/tokenizer_config.json").read_text())
-    assert (settings["tokenizer_class"], settings["additional_special_tokens"]) == ("PreTrainedTokenizerFast", ["<extra>"])
+    assert (settings["tokenizer_class"], settings["additional_special_tokens"]) == (
+        "PreTrainedTokenizerFast",
+        ["<extra>"],
+    )
     assert settings.keys().isdisjoint({"backend", "extra_special_tokens"})
     merges = json.loads((tmp_path / "up/tokenizer.json").read_text())["model"]["merges"]
     assert "r e" in merges
@@ -261,7 +323,9 @@ def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
     (tmp_path / "models/precious").mkdir(parents=True)
     (tmp_path / "file").touch()
     (tmp_path / "other.partial").mkdir()
-    with pytest.raises(ValueError, match=r"models holds precious, which no earlier conversion wrote; give another folder"):
+    with pytest.raises(
+        ValueError, match=r"models holds precious, which no earlier conversion wrote; give another folder"
+    ):
         conversion.convert(tmp_path / "m", tmp_path / "models", to="native", metadata={})
     with pytest.raises(ValueError, match=r"file is a file"):
         conversion.convert(tmp_path / "m", tmp_path / "file", to="native", metadata={})
@@ -278,10 +342,26 @@ def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
 
 
 def phi3(**changes: object) -> dict[str, object]:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+    }
     tokenizer = tiny().tokenizer
-    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    values = {"model_type": "phi3", "vocab_size": len(tokenizer), "max_position_embeddings": 2048, "rope_theta": 1e4, "rope_scaling": None}
+    ends = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    values = {
+        "model_type": "phi3",
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 2048,
+        "rope_theta": 1e4,
+        "rope_scaling": None,
+    }
     return {**values, **sizes, **ends, "sliding_window": 2047, **changes}
 
 
@@ -289,13 +369,16 @@ def phi3(**changes: object) -> dict[str, object]:
 def test_phi3s_window_ends_the_context_and_comes_back(window: int | None, context: int):
     config = layouts.text_config(phi3(sliding_window=window))
     assert (config["sliding_window"], config["max_position_embeddings"]) == (None, context)
-    back = upstream_files.upstream_config(replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config}))["llm_config"]
+    back = upstream_files.upstream_config(
+        replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config})
+    )["llm_config"]
     assert (back["sliding_window"], back["max_position_embeddings"]) == (window, 2048)
     assert layouts.text_config(back) == config
 
 
 def test_answers_with_phi3_do_not_depend_on_the_batch():
-    """20 and 47 tokens are asked and 10 are said: in a batch, with a window of 48, padding would push the first token out of the window."""
+    """20 and 47 tokens are asked and 10 are said: in a batch, with a window of 48, padding would push the
+    first token out of the window."""
     config = copy.deepcopy(tiny().config)
     config.backbone["text_config"] = layouts.text_config(phi3(sliding_window=48))
     model = Sa2VA(config, tiny().tokenizer).eval()
@@ -311,9 +394,13 @@ def test_answers_with_phi3_do_not_depend_on_the_batch():
 
 def test_phi3s_first_name_of_long_rope_is_read_and_written():
     scaling = {"type": "su", "long_factor": [2.0] * 4, "short_factor": [1.0] * 4}
-    config = layouts.text_config(phi3(rope_scaling=scaling, sliding_window=262144, original_max_position_embeddings=512))
+    config = layouts.text_config(
+        phi3(rope_scaling=scaling, sliding_window=262144, original_max_position_embeddings=512)
+    )
     assert config["rope_parameters"]["rope_type"] == "longrope"
-    back = upstream_files.upstream_config(replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config}))["llm_config"]
+    back = upstream_files.upstream_config(
+        replace(tiny().config, backbone=tiny().config.backbone | {"text_config": config})
+    )["llm_config"]
     assert back["rope_scaling"] == scaling
 
 
@@ -326,7 +413,11 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path):
 
 
 def test_other_families_are_refused_by_name(tmp_path: Path):
-    for model_type, said in (("sa2va_sam3", "built on sam3"), ("sa2va_llava", "built on llava"), ("bert", "known are")):
+    for model_type, said in (
+        ("sa2va_sam3", "built on sam3"),
+        ("sa2va_llava", "built on llava"),
+        ("bert", "known are"),
+    ):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         with pytest.raises(ValueError, match=said):
             conversion.account(tmp_path)
@@ -344,24 +435,36 @@ PAIR = GOLDEN / "training_pth"
 
 
 def trained(state: Path, **changes: float) -> Network:
-    return conversion.from_training_state(state, internvl=PAIR / "base_internvl", sam2=PAIR / "base_sam2", template="qwen_chat", **changes)
+    return conversion.from_training_state(
+        state, internvl=PAIR / "base_internvl", sam2=PAIR / "base_sam2", template="qwen_chat", **changes
+    )
 
 
 @needs_golden
 @pytest.mark.parametrize("written", ["safetensors", "state_dict", "whole", "saved modules"])
 def test_a_training_state_on_its_bases_is_the_merged_release(tmp_path: Path, written: str):
-    """Of the trained tensors alone, as .safetensors and .pth; of a whole merged model; with the infixes of PEFT's saved modules."""
+    """Of the trained tensors alone, as .safetensors and .pth; of a whole merged model; with the infixes of
+    PEFT's saved modules."""
     state = load_file(PAIR / "training_state_dict.safetensors")
     expected = checkpoint.load(PAIR / "merged_hf")
     if written == "whole":
         merged = load_file(PAIR / "merged_hf/model.safetensors")
         state = {
-            ("mllm.model." + k if k.startswith(("vision_model", "mlp1", "language_model")) else k).replace("g_weight", "gamma"): v
+            ("mllm.model." + k if k.startswith(("vision_model", "mlp1", "language_model")) else k).replace(
+                "g_weight", "gamma"
+            ): v
             for k, v in merged.items()
         }
     if written == "saved modules":
-        state = {k.replace("embed_tokens.weight", "embed_tokens.modules_to_save.default.weight"): v for k, v in state.items()}
-        state |= {k.replace("modules_to_save.default", "original_module"): v + 1 for k, v in state.items() if "modules_to_save" in k}
+        state = {
+            k.replace("embed_tokens.weight", "embed_tokens.modules_to_save.default.weight"): v
+            for k, v in state.items()
+        }
+        state |= {
+            k.replace("modules_to_save.default", "original_module"): v + 1
+            for k, v in state.items()
+            if "modules_to_save" in k
+        }
     file = tmp_path / "iter_1.pth"
     if written == "safetensors":
         file = PAIR / "training_state_dict.safetensors"
@@ -416,11 +519,18 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
     )
     torch.save(whole, tmp_path / "whole.pth")
     assert conversion.training_account(tmp_path / "whole.pth", **bases) == conversion.Account(
-        kind="training state", tensors=len(whole), parameters=sum(t.numel() for t in whole.values()), dtypes=("float32",), problems=()
+        kind="training state",
+        tensors=len(whole),
+        parameters=sum(t.numel() for t in whole.values()),
+        dtypes=("float32",),
+        problems=(),
     )
     del state["text_hidden_fcs.0.bias"]
     torch.save(state | {"odd": torch.zeros(2)}, tmp_path / "bad.pth")
-    assert conversion.training_account(tmp_path / "bad.pth", **bases).problems == ("1 missing: text_hidden_fcs.0.bias", "1 unexpected: odd")
+    assert conversion.training_account(tmp_path / "bad.pth", **bases).problems == (
+        "1 missing: text_hidden_fcs.0.bias",
+        "1 unexpected: odd",
+    )
     whole["text_hidden_fcs.0.bias"][3] = torch.inf
     torch.save(whole, tmp_path / "inf.pth")
     (problem,) = conversion.training_account(tmp_path / "inf.pth", **bases).problems
@@ -461,7 +571,10 @@ def test_a_whole_state_is_whole(tmp_path: Path):
     state = load_file(PAIR / "merged_hf/model.safetensors")
     del state["vision_model.encoder.layers.0.ls1"], state["language_model.model.norm.weight"]
     torch.save(state, tmp_path / "whole.pth")
-    with pytest.raises(ValueError, match=r"2 missing: language_model\.model\.norm\.weight, vision_model\.encoder\.layers\.0\.ls1$"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 missing: language_model\.model\.norm\.weight, vision_model\.encoder\.layers\.0\.ls1$",
+    ):
         trained(tmp_path / "whole.pth")
 
 
@@ -475,13 +588,16 @@ def test_mis_shaped_halves_of_lora_are_listed(tmp_path: Path):
     save_file(state, tmp_path / "bad.safetensors")
     name = r"language_model\.model\.layers\."
     said = rf"2 mis-shaped: {name}0\.mlp\.up_proj\.lora_A \(8, 3\) for \(8, 64\), {name}1\.mlp\.up_proj\.lora_B \(128, 4\) for \(128, 8\);"
-    with pytest.raises(ValueError, match=said + rf" 1 not of floating point: {name}1\.self_attn\.q_proj\.lora_B int8"):
+    with pytest.raises(
+        ValueError, match=said + rf" 1 not of floating point: {name}1\.self_attn\.q_proj\.lora_B int8"
+    ):
         trained(tmp_path / "bad.safetensors")
 
 
 def pickled_history(monkeypatch: pytest.MonkeyPatch) -> object:
-    """An object whose pickle is that of mmengine's curves: a class of another package with numpy arrays and its own methods in it. The
-    class is gone from the modules when the file is read, and would fail the test if it were called."""
+    """An object whose pickle is that of mmengine's curves: a class of another package with numpy arrays and
+    its own methods in it. The class is gone from the modules when the file is read, and would fail the test
+    if it were called."""
     module = types.ModuleType("mmengine.logging.history_buffer")
 
     class HistoryBuffer:
@@ -489,7 +605,11 @@ def pickled_history(monkeypatch: pytest.MonkeyPatch) -> object:
             return 0.0
 
         def __getstate__(self) -> dict[str, object]:
-            history = {"_log_history": np.array([0.5, 0.25]), "_count_history": np.array([1, 1]), "last": np.float64(0.25)}
+            history = {
+                "_log_history": np.array([0.5, 0.25]),
+                "_count_history": np.array([1, 1]),
+                "last": np.float64(0.25),
+            }
             return {"max_length": 10, "statistics_methods": {"mean": HistoryBuffer.mean}, **history}
 
         def __setstate__(self, state: object) -> None:
@@ -506,17 +626,25 @@ def pickled_history(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @needs_golden
 @pytest.mark.parametrize("folder_of_deepspeed", [False, True])
-def test_what_upstreams_training_loop_saves_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_of_deepspeed: bool):
+def test_what_upstreams_training_loop_saves_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_of_deepspeed: bool
+):
     """mmengine's file with its curves; DeepSpeed's folder of that name, with the weights under `module`."""
     state = load_file(PAIR / "training_state_dict.safetensors")
     with monkeypatch.context() as patch:
         beside = {"meta": {"iter": 10}, "message_hub": {"log_scalars": {"loss": pickled_history(patch)}}}
         if folder_of_deepspeed:
             (tmp_path / "iter_10.pth").mkdir()
-            torch.save({"module": state, "ds_version": "0.16", **beside}, tmp_path / "iter_10.pth/mp_rank_00_model_states.pt")
+            torch.save(
+                {"module": state, "ds_version": "0.16", **beside},
+                tmp_path / "iter_10.pth/mp_rank_00_model_states.pt",
+            )
         else:
             torch.save({"state_dict": state, **beside}, tmp_path / "iter_10.pth")
-    ours, theirs = trained(tmp_path / "iter_10.pth").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
+    ours, theirs = (
+        trained(tmp_path / "iter_10.pth").state_dict(),
+        checkpoint.load(PAIR / "merged_hf").state_dict(),
+    )
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
 
 
@@ -536,20 +664,34 @@ def test_the_folder_around_deepspeeds_folders_is_followed_to_the_last_one(tmp_pa
     (tmp_path / "latest").unlink()
     (tmp_path / "last_checkpoint").write_text("/elsewhere/work_dirs/global_step20")  # mmengine's
     assert conversion.training_file(tmp_path) == tmp_path / "global_step20/mp_rank_00_model_states.pt"
-    with pytest.raises(ValueError, match=r"is a training state of DeepSpeed: `ans convert .* DST --internvl BASE --sam2 SAM2`"):
+    with pytest.raises(
+        ValueError,
+        match=r"is a training state of DeepSpeed: `ans convert .* DST --internvl BASE --sam2 SAM2`",
+    ):
         checkpoint.load(tmp_path)
     assert conversion.training_file(tmp_path / "absent") is None
 
 
 @needs_golden
 def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path):
-    """One process's state, written as DeepSpeed does: shapes in one file, all trained numbers in a row in another."""
-    state = {name: tensor.float() for name, tensor in load_file(PAIR / "training_state_dict.safetensors").items()}
+    """One process's state, written as DeepSpeed does: shapes in one file, all trained numbers in a row in
+    another."""
+    state = {
+        name: tensor.float() for name, tensor in load_file(PAIR / "training_state_dict.safetensors").items()
+    }
     step, rank = tmp_path / "global_step10", "zero_pp_rank_0_mp_rank_00"
     step.mkdir()
     shapes = {name: tensor.shape for name, tensor in state.items()}
-    weights = {"module": {}, "buffer_names": [], "param_shapes": [shapes], "shared_params": {}, "frozen_param_shapes": None}
-    torch.save(weights | {"frozen_param_fragments": None, "ds_version": "0.19"}, step / f"{rank}_model_states.pt")
+    weights = {
+        "module": {},
+        "buffer_names": [],
+        "param_shapes": [shapes],
+        "shared_params": {},
+        "frozen_param_shapes": None,
+    }
+    torch.save(
+        weights | {"frozen_param_fragments": None, "ds_version": "0.19"}, step / f"{rank}_model_states.pt"
+    )
     numbers = torch.cat([tensor.flatten() for tensor in state.values()])
     moments = {"zero_stage": 3, "partition_count": 1, "fp32_flat_groups": [numbers]}
     torch.save({"optimizer_state_dict": moments}, step / f"{rank}_optim_states.pt")
@@ -558,7 +700,10 @@ def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path
         trained(tmp_path)
     command = re.search("`python (.*?)`", str(caught.value))[1].replace("OUT", str(tmp_path / "out"))
     subprocess.run([sys.executable, *command.split()], check=True, capture_output=True)
-    ours, theirs = trained(tmp_path / "out/pytorch_model.bin").state_dict(), checkpoint.load(PAIR / "merged_hf").state_dict()
+    ours, theirs = (
+        trained(tmp_path / "out/pytorch_model.bin").state_dict(),
+        checkpoint.load(PAIR / "merged_hf").state_dict(),
+    )
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
 
 
@@ -567,9 +712,17 @@ def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path
 def test_a_training_state_or_sam2_that_cant_be_read_is_named(tmp_path: Path, harm: str):
     file = tmp_path / "iter_1.pth"
     torch.save({"x": torch.zeros(100)}, file, _use_new_zipfile_serialization=harm != "old format")
-    data = {"cut": file.read_bytes()[:-30], "garbage": b"garbage" * 9, "empty": b"", "old format": file.read_bytes()}
+    data = {
+        "cut": file.read_bytes()[:-30],
+        "garbage": b"garbage" * 9,
+        "empty": b"",
+        "old format": file.read_bytes(),
+    }
     file.write_bytes(data[harm])
-    with pytest.raises(ValueError, match=r"iter_1\.pth is no file that torch.save .* cut short; copy it again, or save its tensors alone"):
+    with pytest.raises(
+        ValueError,
+        match=r"iter_1\.pth is no file that torch.save .* cut short; copy it again, or save its tensors alone",
+    ):
         trained(file)
     file.rename(tmp_path / "sam2.pt")
     with pytest.raises(ValueError, match=r'sam2\.pt is no file .*torch\.save\(\{"model"'):
@@ -583,5 +736,7 @@ def test_no_pickled_code_of_a_training_state_is_run(tmp_path: Path):
             return (print, ("ran",))
 
     torch.save({"state_dict": {"x": Evil()}}, tmp_path / "evil.pth")
-    with pytest.raises(ValueError, match=r"evil\.pth names print, code that is not run; save its tensors alone"):
+    with pytest.raises(
+        ValueError, match=r"evil\.pth names print, code that is not run; save its tensors alone"
+    ):
         trained(tmp_path / "evil.pth")

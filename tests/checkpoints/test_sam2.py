@@ -30,7 +30,8 @@ WIDTH, HEIGHT, FRAMES = 80, 56, 10  # more frames than the memory holds; no squa
 MASK = np.zeros((HEIGHT, WIDTH), bool)
 MASK[10:30, 16:40] = True
 WIDE = {"width": 128, "memory_width": 64}
-PUBLISHED_TRUNKS: dict[str, dict[str, Any]] = {  # as transformers' conversion of the published files gives them
+# as transformers' conversion of the published files gives them
+PUBLISHED_TRUNKS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "small": {"blocks_per_stage": [1, 2, 11, 2], "global_attention_blocks": [7, 10, 13]},
     "base_plus": {
@@ -94,20 +95,33 @@ def stock_masks(folder: Path, frames: Path, prompt: ObjectPrompt) -> torch.Tenso
         predictor.add_new_mask(state, frame_idx=0, obj_id=1, mask=torch.from_numpy(prompt.mask))
     else:
         predictor.add_new_points_or_box(
-            state, frame_idx=0, obj_id=1, points=np.array(prompt.points), labels=np.array(prompt.labels, np.int32)
+            state,
+            frame_idx=0,
+            obj_id=1,
+            points=np.array(prompt.points),
+            labels=np.array(prompt.labels, np.int32),
         )
     return torch.stack([logits[0, 0] for _, _, logits in predictor.propagate_in_video(state)])
 
 
-def transformers_masks(model: Sam2VideoModel, sam2: Grounding, frames: Path, prompt: ObjectPrompt) -> torch.Tensor:
+def transformers_masks(
+    model: Sam2VideoModel, sam2: Grounding, frames: Path, prompt: ObjectPrompt
+) -> torch.Tensor:
     pictures = [transforms.open_image(path) for path in sorted(frames.iterdir())]
-    session = Sam2VideoInferenceSession(transforms.normalise(pictures, size=64), HEIGHT, WIDTH, dtype=torch.float32)
+    session = Sam2VideoInferenceSession(
+        transforms.normalise(pictures, size=64), HEIGHT, WIDTH, dtype=torch.float32
+    )
     number = session.obj_id_to_idx(1)
     if prompt.mask is not None:
-        session.add_mask_inputs(number, 0, sam2.mask_prompts(torch.from_numpy(prompt.mask)[None, None], [0])[0]["masks"])
+        session.add_mask_inputs(
+            number, 0, sam2.mask_prompts(torch.from_numpy(prompt.mask)[None, None], [0])[0]["masks"]
+        )
     else:
         points = torch.tensor(prompt.points) * torch.tensor([64 / WIDTH, 64 / HEIGHT])
-        given = {"point_coords": points[None, None], "point_labels": torch.tensor(prompt.labels, dtype=torch.int32)[None, None]}
+        given = {
+            "point_coords": points[None, None],
+            "point_labels": torch.tensor(prompt.labels, dtype=torch.int32)[None, None],
+        }
         session.add_point_inputs(number, 0, given)
     session.obj_with_new_inputs = [1]
     found = model.eval().propagate_in_video_iterator(session, start_frame_idx=0)
@@ -116,7 +130,9 @@ def transformers_masks(model: Sam2VideoModel, sam2: Grounding, frames: Path, pro
 
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(tmp_path: Path, frames: Path, kind: str, temporal: bool):
+def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(
+    tmp_path: Path, frames: Path, kind: str, temporal: bool
+):
     sam2 = drawn(temporal=temporal)
     sam2_files.save(sam2, tmp_path / "out", metadata={})
     theirs = stock_masks(tmp_path / "out", frames, PROMPTS[kind])
@@ -127,14 +143,17 @@ def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
-def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path, frames: Path, temporal: bool):
+def test_transformers_loads_the_weights_and_draws_the_same_masks(
+    tmp_path: Path, frames: Path, temporal: bool
+):
     with pytest.raises(ValueError, match="has memories of width 64 only, this SAM2's have 16"):
         sam2_files.save_transformers(drawn(temporal=temporal), tmp_path / "hf")
     sam2 = drawn(temporal=temporal, **WIDE)
     sam2_files.save_transformers(sam2, tmp_path / "hf")
     model, told = Sam2VideoModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert {key: found for key, found in told.items() if found} == {}
-    sam2.binarize_mask_from_pts_for_mem_enc = True  # transformers always does, as the stock package's optional post-processing
+    # transformers always does, as the stock package's optional post-processing
+    sam2.binarize_mask_from_pts_for_mem_enc = True
     for kind, prompt in PROMPTS.items():
         theirs = transformers_masks(model, sam2, frames, prompt)
         mine = ours(sam2, frames, prompt)
@@ -142,7 +161,9 @@ def test_transformers_loads_the_weights_and_draws_the_same_masks(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_files_of_every_origin_give_the_same_sam2(tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_files_of_every_origin_give_the_same_sam2(
+    tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     sam2 = drawn(temporal=True, **WIDE)
     sam2_files.save(sam2, tmp_path / "own", metadata={})
     sam2_files.save_transformers(sam2, tmp_path / "hf")
@@ -173,9 +194,13 @@ LAYERS = {"memory_layers": 5, "fuser_layers": 3}
 """More than any published SAM2 has."""
 
 
-@pytest.mark.parametrize("sizes", [{"image_size": 96}, {"memory_frames": 4, "max_object_pointers": 3}, LAYERS], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{"image_size": 96}, {"memory_frames": 4, "max_object_pointers": 3}, LAYERS], ids=str
+)
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
-def test_a_transformers_folder_is_loaded_at_the_size_it_was_written_at(tmp_path: Path, sizes: dict[str, int], temporal: bool):
+def test_a_transformers_folder_is_loaded_at_the_size_it_was_written_at(
+    tmp_path: Path, sizes: dict[str, int], temporal: bool
+):
     sam2 = drawn(temporal=temporal, **(WIDE | sizes))
     sam2_files.save_transformers(sam2, tmp_path / "hf")
     for source in (tmp_path / "hf", tmp_path / "hf/model.safetensors"):
@@ -183,13 +208,17 @@ def test_a_transformers_folder_is_loaded_at_the_size_it_was_written_at(tmp_path:
         assert again.config == sam2.config
         assert again.image_size == sam2.config.image_size
         assert again.state_dict().keys() == sam2.state_dict().keys()
-        assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in sam2.state_dict().items())
+        assert all(
+            torch.equal(tensor, again.state_dict()[name]) for name, tensor in sam2.state_dict().items()
+        )
     assert sam2_files.load(tmp_path / "hf", image_size=128).config == replace(sam2.config, image_size=128)
 
 
 @pytest.mark.parametrize("name", PUBLISHED_TRUNKS)
 @pytest.mark.parametrize("newer", [False, True], ids=["SAM 2", "SAM 2.1"])
-def test_sizes_of_published_configurations_of_transformers_are_those_of_the_weights(tmp_path: Path, name: str, newer: bool):
+def test_sizes_of_published_configurations_of_transformers_are_those_of_the_weights(
+    tmp_path: Path, name: str, newer: bool
+):
     trunk, file = PUBLISHED_TRUNKS[name], tmp_path / "config.json"
     theirs = Sam2VideoConfig(
         vision_config=Sam2VisionConfig(backbone_config=Sam2HieraDetConfig(**trunk)),
@@ -210,10 +239,14 @@ def test_sizes_of_published_configurations_of_transformers_are_those_of_the_weig
 def test_a_folder_that_transformers_writes_is_loaded(tmp_path: Path):
     theirs = Sam2VideoModel(Sam2VideoConfig(image_size=512))  # the other sizes are those of SAM2.1-tiny
     with torch.no_grad():  # one table in every trained SAM2
-        theirs.shared_image_embedding.positional_embedding.copy_(theirs.prompt_encoder.shared_embedding.positional_embedding)
+        theirs.shared_image_embedding.positional_embedding.copy_(
+            theirs.prompt_encoder.shared_embedding.positional_embedding
+        )
     theirs.save_pretrained(tmp_path)
     found = sam2_files.load(tmp_path)
-    published = GroundingConfig(image_size=512, embed=96, temporal_pointers=True, **sam2_files.PUBLISHED[96, 12])
+    published = GroundingConfig(
+        image_size=512, embed=96, temporal_pointers=True, **sam2_files.PUBLISHED[96, 12]
+    )
     assert (found.image_size, found.config) == (512, published)
     again = sam2_files.to_transformers(found.state_dict())
     assert again.keys() == theirs.state_dict().keys()
@@ -232,18 +265,32 @@ def test_a_malformed_configuration_of_transformers_is_refused(tmp_path: Path):
             sam2_files.read_transformers_config(file)
 
 
-@pytest.mark.parametrize(("name", "embed", "blocks", "positions"), [("tiny", 96, 12, 7), ("base_plus", 112, 24, 14), ("large", 144, 48, 7)])
+@pytest.mark.parametrize(
+    ("name", "embed", "blocks", "positions"),
+    [("tiny", 96, 12, 7), ("base_plus", 112, 24, 14), ("large", 144, 48, 7)],
+)
 def test_published_sizes_are_told_by_the_shapes(name: str, embed: int, blocks: int, positions: int):
     tensors = {
         "image_encoder.trunk.patch_embed.proj.weight": torch.empty(embed, 3, 7, 7, device="meta"),
         "image_encoder.trunk.pos_embed": torch.empty(1, embed, positions, positions, device="meta"),
-        **{f"image_encoder.trunk.blocks.{n}.norm1.weight": torch.empty(0, device="meta") for n in range(blocks)},
+        **{
+            f"image_encoder.trunk.blocks.{n}.norm1.weight": torch.empty(0, device="meta")
+            for n in range(blocks)
+        },
     }
     config = sam2_files.sizes_of(tensors, where=name)
-    assert (sum(config.stages), config.background, config.temporal_pointers) == (blocks, (positions, positions), False)
-    assert sam2_files.sizes_of(tensors | {"no_obj_embed_spatial": torch.empty(0)}, where=name).temporal_pointers
+    assert (sum(config.stages), config.background, config.temporal_pointers) == (
+        blocks,
+        (positions, positions),
+        False,
+    )
+    assert sam2_files.sizes_of(
+        tensors | {"no_obj_embed_spatial": torch.empty(0)}, where=name
+    ).temporal_pointers
     other = tensors | {"image_encoder.trunk.patch_embed.proj.weight": torch.empty(97, 3, 7, 7, device="meta")}
-    with pytest.raises(ValueError, match=f"{name}: an image encoder of width 97 with {blocks} blocks is none of SAM2's"):
+    with pytest.raises(
+        ValueError, match=f"{name}: an image encoder of width 97 with {blocks} blocks is none of SAM2's"
+    ):
         sam2_files.sizes_of(other, where=name)
     with pytest.raises(ValueError, match="holds no SAM2"):
         sam2_files.sizes_of({}, where=name)

@@ -29,7 +29,8 @@ def write(folder: Path, *, prefix: bool, added: dict[int, str]) -> None:
 
 
 def test_pieces_special_tokens_and_bytes_get_sentencepieces_ids(tmp_path: Path):
-    """Merges by score: e+d, r+ed, ▁+red. é is two bytes, C3 and A9. `<|im_end|>` replaces the unused piece 268."""
+    """Merges by score: e+d, r+ed, ▁+red. é is two bytes, C3 and A9. `<|im_end|>` replaces the unused piece
+    268."""
     write(tmp_path, prefix=True, added={1: "<s>", 2: "</s>", 268: "<|im_end|>", 269: "[SEG]"})
     tokenizer = checkpoint.read_tokenizer(tmp_path)
     text = "red<|im_end|>a red é[SEG]"
@@ -52,7 +53,9 @@ def test_texts_begin_with_the_token_that_begins_them_as_in_training(tmp_path: Pa
     write(tmp_path, prefix=True, added={1: "<s>", 2: "</s>"})
     tokenizer = checkpoint.read_tokenizer(tmp_path)
     assert tokenizer.encode("red a") == [1, 262, 259]
-    assert prefix_ids(tokenizer, template="internlm2_chat", frame_tokens=[]) == tokenizer.encode("<|im_start|>user\n")
+    assert prefix_ids(tokenizer, template="internlm2_chat", frame_tokens=[]) == tokenizer.encode(
+        "<|im_start|>user\n"
+    )
     tokenizer.save_pretrained(tmp_path / "ours")
     assert checkpoint.read_tokenizer(tmp_path / "ours").encode("red a") == [1, 262, 259]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())

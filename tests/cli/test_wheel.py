@@ -24,7 +24,8 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and with the libraries that are installed here; no path of it leads to the checkout."""
+    """An environment with the wheel, and with the libraries that are installed here; no path of it leads to
+    the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     shutil.copytree(ROOT / "ans_core", source / "ans_core", ignore=shutil.ignore_patterns("__pycache__"))
@@ -32,15 +33,30 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
-    done(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(source), cwd=folder)
+    done(
+        *PIP,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+        cwd=folder,
+    )
     shutil.rmtree(source)
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     python = folder / "venv/bin/python"
-    packages = Path(done(str(python), "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip())
-    # The .pth files of a folder that is itself named in one are not read, so the editable install is not found.
+    packages = Path(
+        done(str(python), "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
+    )
+    # The .pth files of a folder that is itself named in one are not read, so the editable install is not
+    # found.
     (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     (wheel,) = folder.glob("ans-*.whl")
-    done(*PIP, "--python", str(python), "install", "--no-deps", "--no-index", "--quiet", str(wheel), cwd=folder)
+    done(
+        *PIP, "--python", str(python), "install", "--no-deps", "--no-index", "--quiet", str(wheel), cwd=folder
+    )
     return folder
 
 
@@ -57,8 +73,16 @@ def test_the_wheels_commands_run_without_the_checkout(home: Path, tmp_path: Path
         return done(str(home / "venv/bin/ans"), *map(str, words), cwd=tmp_path, status=status)
 
     python = str(home / "venv/bin/python")
-    where = done(python, "-c", "import ans_core, importlib.util as u; print(ans_core.__file__, u.find_spec('flows'))", cwd=tmp_path)
-    assert where.split() == [str(next(home.glob("venv/lib/*/site-packages")) / "ans_core/__init__.py"), "None"]
+    where = done(
+        python,
+        "-c",
+        "import ans_core, importlib.util as u; print(ans_core.__file__, u.find_spec('flows'))",
+        cwd=tmp_path,
+    )
+    assert where.split() == [
+        str(next(home.glob("venv/lib/*/site-packages")) / "ans_core/__init__.py"),
+        "None",
+    ]
     told = ans("--help")
     assert "    predict " in told
     assert "    sweep " not in told

@@ -52,9 +52,15 @@ def partimagenet(folder: Path, *, flat: bool = False) -> None:
     """`flat`: as in the released archive, without the folders `images` and `annotations`."""
     names = ["n01_1.JPEG", "n02_7.JPEG"]
     for name in names:
-        jpeg((folder / "train" if flat else folder / "images/train") / name.partition("_")[0] / name, np.zeros((24, 32, 3), np.uint8))
+        jpeg(
+            (folder / "train" if flat else folder / "images/train") / name.partition("_")[0] / name,
+            np.zeros((24, 32, 3), np.uint8),
+        )
     images = [{"id": n, "file_name": name, "height": 24, "width": 32} for n, name in enumerate(names)]
-    categories = [{"id": 3, "name": "Quadruped Head", "supercategory": "Quadruped"}, {"id": 4, "name": "Car Side Mirror"}]
+    categories = [
+        {"id": 3, "name": "Quadruped Head", "supercategory": "Quadruped"},
+        {"id": 4, "name": "Car Side Mirror"},
+    ]
     annotations = [
         {"id": n, "image_id": image, "category_id": category, "segmentation": mask, "iscrowd": 0}
         for n, ((image, category), mask) in enumerate(zip([(0, 3), (0, 3), (1, 4)], PARTS, strict=True))
@@ -66,8 +72,17 @@ def partimagenet(folder: Path, *, flat: bool = False) -> None:
 def star(folder: Path, **changes: Any) -> Path:
     (folder / "Charades_v1_480").mkdir(parents=True, exist_ok=True)
     clip_sets.write_video(folder / "Charades_v1_480/ABC.mp4", clip_sets.draw().pictures)
-    choices = [{"choice_id": n, "choice": text, "choice_program": []} for n, text in enumerate(["The box.", "A cup."])]
-    asked = {"question_id": "Sequence_T1_13", "question": "Which object was moved?", "video_id": "ABC", "start": 0.05, "end": 0.2}
+    choices = [
+        {"choice_id": n, "choice": text, "choice_program": []}
+        for n, text in enumerate(["The box.", "A cup."])
+    ]
+    asked = {
+        "question_id": "Sequence_T1_13",
+        "question": "Which object was moved?",
+        "video_id": "ABC",
+        "start": 0.05,
+        "end": 0.2,
+    }
     record = asked | {"answer": "The box.", "question_program": [], "choices": choices, "situations": {}}
     write(folder / "STAR_val.json", [record | changes])
     write(folder / "STAR_test.json", [{key: value for key, value in record.items() if key != "answer"}])
@@ -79,13 +94,21 @@ def ego4d(folder: Path, *, queries: int = 1) -> None:
     (folder / "clips").mkdir(parents=True)
     clip_sets.write_video(folder / "clips/c1.mp4", clip_sets.draw().pictures)
     asked: list[dict[str, Any]] = [
-        {"clip_start_sec": 0.1, "clip_end_sec": 0.35, "query": "Where was the box before I moved it", "template": "Objects: Where is X?"},
+        {
+            "clip_start_sec": 0.1,
+            "clip_end_sec": 0.35,
+            "query": "Where was the box before I moved it",
+            "template": "Objects: Where is X?",
+        },
         {"clip_start_sec": 0.3, "clip_end_sec": 0.3, "query": "Who was it?"},
         {"clip_start_sec": 0.0, "clip_end_sec": 0.3},
     ]
     clip = {"clip_uid": "c1", "video_start_sec": 7.0, "video_end_sec": 8.0}
     clip["annotations"] = [{"annotation_uid": "a", "language_queries": asked[:queries]}]
-    write(folder / "annotations/nlq_train.json", {"version": "1", "videos": [{"video_uid": "v", "clips": [clip]}]})
+    write(
+        folder / "annotations/nlq_train.json",
+        {"version": "1", "videos": [{"video_uid": "v", "clips": [clip]}]},
+    )
 
 
 PROBLEM = {
@@ -101,5 +124,8 @@ def mathvista(folder: Path) -> None:
 
 def fineweb(path: Path, *rows: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist([{"url": "https://example.org", "language": "en", **row} for row in rows]), path)
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"url": "https://example.org", "language": "en", **row} for row in rows]),
+        path,
+    )
     return path

@@ -31,7 +31,10 @@ class Drawn:
         return [rle.encode(m) if m.any() else None for m in self.masks[number]]
 
     def numbers(self, frame: int) -> np.ndarray:
-        return sum((self.masks[n][frame].astype(np.uint8) * n for n in self.masks), np.zeros((HEIGHT, WIDTH), np.uint8))
+        return sum(
+            (self.masks[n][frame].astype(np.uint8) * n for n in self.masks),
+            np.zeros((HEIGHT, WIDTH), np.uint8),
+        )
 
 
 def draw(shift: int = 0) -> Drawn:
@@ -136,32 +139,65 @@ def sav_held_out(root: Path) -> Path:
 def youtube_vis(root: Path) -> Path:
     drawn = draw()
     write_frames(root / "train/JPEGImages/0043f", drawn)
-    video = {"id": 1, "file_names": [f"0043f/{n}.jpg" for n in NAMES], "height": HEIGHT, "width": WIDTH, "length": FRAMES}
+    video = {
+        "id": 1,
+        "file_names": [f"0043f/{n}.jpg" for n in NAMES],
+        "height": HEIGHT,
+        "width": WIDTH,
+        "length": FRAMES,
+    }
     annotations = [
-        {"id": n, "video_id": 1, "category_id": 7, "segmentations": drawn.runs(n), "bboxes": [None] * FRAMES, "iscrowd": 0} for n in (1, 2)
+        {
+            "id": n,
+            "video_id": 1,
+            "category_id": 7,
+            "segmentations": drawn.runs(n),
+            "bboxes": [None] * FRAMES,
+            "iscrowd": 0,
+        }
+        for n in (1, 2)
     ]
     categories = [{"id": 7, "name": "giant_panda"}]
-    write_json(root / "train/instances.json", {"videos": [video], "annotations": annotations, "categories": categories})
+    write_json(
+        root / "train/instances.json",
+        {"videos": [video], "annotations": annotations, "categories": categories},
+    )
     return root
 
 
 def coco_video(root: Path) -> Path:
-    """No annotation in frames 0 and 3; frame 0 says that it is annotated nevertheless. Written in no order."""
+    """No annotation in frames 0 and 3; frame 0 says that it is annotated nevertheless. Written in no
+    order."""
     drawn = draw()
     write_frames(root / "images/clip", drawn)
     images = [
-        {"id": 50 - f, "file_name": f"clip/{NAMES[f]}.jpg", "video_id": "v", "frame_id": f, "height": HEIGHT, "width": WIDTH}
+        {
+            "id": 50 - f,
+            "file_name": f"clip/{NAMES[f]}.jpg",
+            "video_id": "v",
+            "frame_id": f,
+            "height": HEIGHT,
+            "width": WIDTH,
+        }
         for f in reversed(range(FRAMES))
     ]
     images[-1]["is_det_keyframe"] = True
     annotations = [
-        {"id": 10 * f + n, "image_id": 50 - f, "category_id": n, "instance_id": n, "segmentation": drawn.runs(n)[f]}
+        {
+            "id": 10 * f + n,
+            "image_id": 50 - f,
+            "category_id": n,
+            "instance_id": n,
+            "segmentation": drawn.runs(n)[f],
+        }
         for f in range(FRAMES)
         for n in (1, 2)
         if f not in (0, 3) and drawn.masks[n][f].any()
     ]
     categories = [{"id": 1, "name": "car"}, {"id": 2, "name": "person"}]
-    write_json(root / "demo_train.json", {"images": images, "annotations": annotations, "categories": categories})
+    write_json(
+        root / "demo_train.json", {"images": images, "annotations": annotations, "categories": categories}
+    )
     return root
 
 
@@ -174,7 +210,11 @@ def mask_dict(drawn: Drawn) -> dict[str, Any]:
 
 def mevis(root: Path, *, version: int = 2) -> Path:
     write_frames(root / "train/JPEGImages/0ab4", draw())
-    asked = {n: {"exp": text, "obj_id": ids, "anno_id": ids} for n, (ids, text) in EXPRESSIONS.items() if ids or version == 2}
+    asked = {
+        n: {"exp": text, "obj_id": ids, "anno_id": ids}
+        for n, (ids, text) in EXPRESSIONS.items()
+        if ids or version == 2
+    }
     file = root / "train" / ("meta_expressions_v2.json" if version == 2 else "meta_expressions.json")
     write_json(file, {"videos": {"0ab4": {"frames": NAMES, "expressions": asked}}})
     write_json(root / "train/mask_dict.json", mask_dict(draw()))
@@ -203,10 +243,16 @@ def ref_youtube_vos(root: Path, *, pickled: bool = False) -> Path:
         "10": {"exp": "the blue one", "obj_id": "2"},
         "2": {"exp": "it moves", "obj_id": "1"},
     }
-    write_json(root / "meta_expressions/train/meta_expressions.json", {"videos": {"0062": {"frames": NAMES, "expressions": asked}}})
+    write_json(
+        root / "meta_expressions/train/meta_expressions.json",
+        {"videos": {"0062": {"frames": NAMES, "expressions": asked}}},
+    )
     if pickled:
         masks = {
-            str(n): [None if m is None else m | {"counts": m["counts"].encode()} for m in draw().runs(int(asked[number]["obj_id"]))]
+            str(n): [
+                None if m is None else m | {"counts": m["counts"].encode()}
+                for m in draw().runs(int(asked[number]["obj_id"]))
+            ]
             for n, number in enumerate(("0", "10", "2"))
         }
         (root / "mask_dict.pkl").write_bytes(pickle.dumps(masks))
@@ -220,7 +266,11 @@ def ref_davis17(root: Path) -> Path:
     (root / "davis_text_annotations").mkdir()
     for number in (1, 2):
         for part in ("", "_full_video"):
-            said = [f'{clip} {n} "the {word} {number}{part}"' for clip in ("bear", "dogs") for n, word in ((1, "red"), (2, "café"))]
+            said = [
+                f'{clip} {n} "the {word} {number}{part}"'
+                for clip in ("bear", "dogs")
+                for n, word in ((1, "red"), (2, "café"))
+            ]
             file = root / f"davis_text_annotations/Davis17_annot{number}{part}.txt"
             file.write_text("\n".join(said), encoding="utf-8" if number == 1 else "latin-1")
     return root
@@ -228,8 +278,14 @@ def ref_davis17(root: Path) -> Path:
 
 def ref_sav(root: Path) -> Path:
     sav(root / "sam_v_full/sav_train")
-    objects = {"0": {"formated": "A red square slides right.", "short_caps": ["a red square"]}, "1": {"formated": "A blue square appears."}}
-    paths = {"video_path": "sav_000/sav_train/sav_000/sav_000001.mp4", "anno_path": "sav_000/sav_train/sav_000/sav_000001_manual.json"}
+    objects = {
+        "0": {"formated": "A red square slides right.", "short_caps": ["a red square"]},
+        "1": {"formated": "A blue square appears."},
+    }
+    paths = {
+        "video_path": "sav_000/sav_train/sav_000/sav_000001.mp4",
+        "anno_path": "sav_000/sav_train/sav_000/sav_000001_manual.json",
+    }
     write_json(root / "Ref-SAV.json", {"sav_000001": {**paths, "objects": objects}})
     return root
 
@@ -238,6 +294,9 @@ def chat_univi(root: Path) -> Path:
     write_video(root / "Activity_Videos/v_1.mp4", draw().pictures)
     said = ("<image>\nWhat moves?", "A red square.", "Where to?", "To the right.")
     turns = [{"from": "gpt" if n % 2 else "human", "value": text} for n, text in enumerate(said)]
-    records = [{"id": "a", "video": "v_1.mkv", "conversations": turns}, {"id": "b", "video": "v_1.mp4", "conversations": turns[:2]}]
+    records = [
+        {"id": "a", "video": "v_1.mkv", "conversations": turns},
+        {"id": "b", "video": "v_1.mp4", "conversations": turns[:2]},
+    ]
     write_json(root / "video_chat.json", records)
     return root

@@ -1,4 +1,5 @@
-"""Readers of the sets that an agent's questions come from: drawn pictures and clips in their published layouts."""
+"""Readers of the sets that an agent's questions come from: drawn pictures and clips in their published
+layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_sa1bs_masks_come_back_as_they_were_drawn(tmp_path: Path) -> None:
     for drawn in scenes:
         sample = samples[str(drawn.number)]
         assert (sample.task, sample.text, len(sample.frames)) == ("tracking", "", 1)
-        assert [rle.decode(m[0]).tolist() for m in sample.masks if m[0]] == [mask.tolist() for mask in drawn.scene.masks]
+        assert [rle.decode(m[0]).tolist() for m in sample.masks if m[0]] == [
+            mask.tolist() for mask in drawn.scene.masks
+        ]
         assert transforms.image_size(sample.frames[0]) == (32, 32)
 
 
@@ -77,7 +80,11 @@ def test_star_asks_about_the_frames_between_two_times(tmp_path: Path) -> None:
     agent_sets.star(tmp_path)
     assert (infer(tmp_path), SPLITS["starqa"](tmp_path)) == ("starqa", ["val"])
     (sample,) = read("starqa", tmp_path, "val")
-    assert (sample.question, sample.text, sample.meta["kind"]) == ("Which object was moved?", "The box.", "Sequence")
+    assert (sample.question, sample.text, sample.meta["kind"]) == (
+        "Which object was moved?",
+        "The box.",
+        "Sequence",
+    )
     assert sample.meta["choices"] == ["The box.", "A cup."]
     assert [frame.index for frame in sample.frames] == [1, 2, 3, 4]  # type: ignore[union-attr]  # of 24 a second
     for changes, message in (
@@ -94,12 +101,17 @@ def test_star_asks_about_the_frames_between_two_times(tmp_path: Path) -> None:
 # Ego4D
 
 
-def test_ego4d_asks_for_the_stretch_that_answers_a_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ego4d_asks_for_the_stretch_that_answers_a_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     agent_sets.ego4d(tmp_path, queries=3)
     assert (infer(tmp_path), SPLITS["ego4d"](tmp_path)) == ("ego4d", ["train"])
     with caplog.at_level(logging.WARNING):
         (sample,) = read("ego4d", tmp_path)
-    assert sample.question == "Where was the box before I moved it? From which second to which does the clip show it?"
+    assert (
+        sample.question
+        == "Where was the box before I moved it? From which second to which does the clip show it?"
+    )
     assert (sample.text, len(sample.frames), sample.sample_id) == ("0.1 to 0.3", 6, "c1_a_0")
     assert "1 with a stretch without length; 1 with no query" in caplog.text
     (tmp_path / "clips/c1.mp4").unlink()
@@ -124,7 +136,9 @@ def test_mathvistas_problems_are_conversations(tmp_path: Path) -> None:
 # FineWeb
 
 
-def test_finewebs_documents_become_pages_that_say_their_first_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_finewebs_documents_become_pages_that_say_their_first_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = [
         {"id": "a", "text": agent_sets.WORDS},
         {"id": "b", "text": "Short."},
@@ -146,14 +160,20 @@ def test_finewebs_documents_become_pages_that_say_their_first_lines(tmp_path: Pa
         assert page.size == (first.width, first.height)
         dark = np.asarray(page) < 128
     assert not dark[:, -4:].any()  # no letter is cut at the right edge
-    rows_with_ink = [dark[fineweb.MARGIN + n * fineweb.LEADING :][: fineweb.LEADING].any() for n in range(fineweb.LINES)]
+    rows_with_ink = [
+        dark[fineweb.MARGIN + n * fineweb.LEADING :][: fineweb.LEADING].any() for n in range(fineweb.LINES)
+    ]
     assert all(rows_with_ink)
     assert read("fineweb", tmp_path)[0].frames == first.frames
 
 
-def test_of_a_large_file_documents_are_taken_at_equal_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_documents_are_taken_at_equal_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fineweb, "PAGES", 3)
-    path = agent_sets.fineweb(tmp_path / "x.parquet", *({"id": str(n), "text": f"{n} {agent_sets.WORDS}"} for n in range(7)))
+    path = agent_sets.fineweb(
+        tmp_path / "x.parquet", *({"id": str(n), "text": f"{n} {agent_sets.WORDS}"} for n in range(7))
+    )
     assert [sample.sample_id for sample in read("fineweb", path)] == ["0", "3", "6"]
     with pytest.raises(DataError, match="columns text are missing"):
         read("fineweb", agent_sets.fineweb(tmp_path / "y.parquet", {"id": "1"}))

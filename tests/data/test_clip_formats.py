@@ -1,4 +1,5 @@
-"""Readers of video data sets: what they give back from drawn clips and real excerpts, and what they refuse."""
+"""Readers of video data sets: what they give back from drawn clips and real excerpts, and what they
+refuse."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def pixels(masklet: Masklet) -> list[int | None]:
 
 
 def same(masklet: Masklet, masks: np.ndarray) -> bool:
-    return all(m is not None and (rle.decode(m) == real).all() for m, real in zip(masklet, masks, strict=True))
+    return all(
+        m is not None and (rle.decode(m) == real).all() for m, real in zip(masklet, masks, strict=True)
+    )
 
 
 def test_davis_is_read_by_its_lists_and_mose_by_its_folders(tmp_path):
@@ -52,14 +55,20 @@ def test_davis_is_read_by_its_lists_and_mose_by_its_folders(tmp_path):
     root = clip_sets.davis(tmp_path / "davis")
     assert (infer(root), SPLITS["davis"](root)) == ("davis", ["train", "val"])
     (bear,) = read("davis", root)
-    assert (bear.sample_id, bear.task, bear.text, bear.meta) == ("bear", "tracking", "", {"object_ids": [1, 2]})
+    assert (bear.sample_id, bear.task, bear.text, bear.meta) == (
+        "bear",
+        "tracking",
+        "",
+        {"object_ids": [1, 2]},
+    )
     assert [f.name for f in bear.frames] == [f"{n}.jpg" for n in NAMES]
     assert all(same(masklet, drawn.masks[n]) for n, masklet in zip((1, 2), bear.masks, strict=True))
     assert pixels(bear.masks[0]) == [36, 36, 36, 0, 36, 36]  # hidden in one frame: absent, not unknown
     root = clip_sets.mose(tmp_path / "mose")
     assert (infer(root), SPLITS["davis"](root)) == ("davis", ["train", "valid"])
     (clip,) = read("davis", root, "valid")
-    assert [pixels(m) for m in clip.masks] == [[36, None, None, None, None, None]]  # only the first frame's truth is public
+    # only the first frame's truth is public
+    assert [pixels(m) for m in clip.masks] == [[36, None, None, None, None, None]]
     shutil.rmtree(root / "train")
     shutil.rmtree(root / "valid")
     for number in range(9):
@@ -84,17 +93,24 @@ def test_davis_2016_is_0_and_255_with_a_list_of_frames(tmp_path):
         clip_sets.write_frames(tmp_path / f"JPEGImages/480p/{name}", drawn)
         (tmp_path / f"Annotations/480p/{name}").mkdir(parents=True)
         for frame, mask in zip(NAMES, drawn.masks[1], strict=True):
-            Image.fromarray(mask.astype(np.uint8) * 255).save(tmp_path / f"Annotations/480p/{name}/{frame}.png")
+            Image.fromarray(mask.astype(np.uint8) * 255).save(
+                tmp_path / f"Annotations/480p/{name}/{frame}.png"
+            )
     lists = tmp_path / "ImageSets/480p"
     lists.mkdir(parents=True)
     lines = [f"/JPEGImages/480p/b/{n}.jpg /Annotations/480p/b/{n}.png" for n in NAMES]
     (lists / "val.txt").write_text("\n".join(lines))
     (clip,) = read("davis", tmp_path, "val")
-    assert (clip.sample_id, clip.meta["object_ids"], pixels(clip.masks[0])) == ("b", [1], [36, 36, 36, 0, 36, 36])
+    assert (clip.sample_id, clip.meta["object_ids"], pixels(clip.masks[0])) == (
+        "b",
+        [1],
+        [36, 36, 36, 0, 36, 36],
+    )
 
 
 def test_numbers_that_can_be_no_objects_are_refused_with_what_to_write(tmp_path):
-    """Grey levels of two objects; one object scaled with interpolation. Done as the messages say, both are read."""
+    """Grey levels of two objects; one object scaled with interpolation. Done as the messages say, both are
+    read."""
     one, two = np.zeros((21, 33), np.uint8), np.zeros((21, 33), np.uint8)
     one[5:15, 5:15], two[5:15, 20:28] = 1, 1
     smooth = np.asarray(Image.fromarray(one * 200).resize((64, 48), Image.Resampling.BILINEAR))
@@ -105,10 +121,14 @@ def test_numbers_that_can_be_no_objects_are_refused_with_what_to_write(tmp_path)
         height, width = labels.shape
         return list(clip_files.palette_masklets(tmp_path, ["0"], height=height, width=width, where="here"))
 
-    with pytest.raises(DataError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+    with pytest.raises(
+        DataError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"
+    ):
         objects(one * 127 + two * 255)
     assert objects(one + two * 2) == [1, 2]
-    with pytest.raises(DataError, match=r"object numbers, of which \d+ are nothing but edges .* nearest neighbour"):
+    with pytest.raises(
+        DataError, match=r"object numbers, of which \d+ are nothing but edges .* nearest neighbour"
+    ):
         objects(smooth)
     assert objects(nearest) == [200]
     assert objects(one * 5 + two * 255) == [5]  # void beside an object
@@ -131,7 +151,10 @@ def test_held_out_sav_is_unknown_between_annotated_frames(tmp_path):
     assert (infer(root), SPLITS["sav"](root), SPLITS["sav"](root / "sav_val")) == ("sav", ["val"], ["val"])
     (clip,) = read("sav", root, "val")
     assert clip.meta["object_ids"] == ["000", "001"]
-    assert [pixels(m) for m in clip.masks] == [[36, None, None, None, 36, None], [0, None, None, None, 36, None]]
+    assert [pixels(m) for m in clip.masks] == [
+        [36, None, None, None, 36, None],
+        [0, None, None, None, 36, None],
+    ]
 
 
 @needs_reference
@@ -139,7 +162,8 @@ def test_a_real_sav_annotation_is_read(tmp_path):
     record = json.loads((EXCERPTS / "sav/sav_000001_manual.first2frames.json").read_text())
     clip_sets.write_video(tmp_path / "sav_000001.mp4", np.zeros((5, 848, 480, 3), np.uint8))
     clip_sets.write_json(tmp_path / "sav_000001_manual.json", record)
-    with pytest.raises(DataError, match=r"sav_000001_manual.json: object 3: no pixel in any frame"):  # it appears in frame 113
+    # it appears in frame 113
+    with pytest.raises(DataError, match=r"sav_000001_manual.json: object 3: no pixel in any frame"):
         read("sav", tmp_path)
     record["masklet"] = [[mask for n, mask in enumerate(masks) if n != 3] for masks in record["masklet"]]
     record["masklet_id"].remove(3)
@@ -169,21 +193,28 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     assert SPLITS["coco_video"](root) == ["train"]
     car, person = sorted(read("coco_video", root), key=lambda s: s.text)
     assert [f.stem for f in car.frames] == NAMES
-    assert (car.text, pixels(car.masks[0])) == ("car", [0, 36, 36, None, 36, 36])  # frame 0 says that it is annotated
+    # frame 0 says that it is annotated
+    assert (car.text, pixels(car.masks[0])) == ("car", [0, 36, 36, None, 36, 36])
     assert (person.text, pixels(person.masks[0])) == ("person", [0, 0, 36, None, 36, 36])
     assert person.meta == {"category": "person", "object_ids": [2]}
     file = root / "demo_train.json"
     content = json.loads(file.read_text())
-    clip_sets.write_json(file, content | {"annotations": [a | {"category_id": 2} for a in content["annotations"]]})
+    clip_sets.write_json(
+        file, content | {"annotations": [a | {"category_id": 2} for a in content["annotations"]]}
+    )
     (persons,) = read("coco_video", root)
     assert [pixels(m) for m in persons.masks] == [pixels(car.masks[0]), pixels(person.masks[0])]
-    without = [{k: v for k, v in a.items() if k != "instance_id"} | {"category_id": 2} for a in content["annotations"]]
+    without = [
+        {k: v for k, v in a.items() if k != "instance_id"} | {"category_id": 2}
+        for a in content["annotations"]
+    ]
     clip_sets.write_json(file, content | {"annotations": without})
     (persons,) = read("coco_video", root)  # no identities: the category is one object
     assert [pixels(m) for m in persons.masks] == [[0, 36, 72, None, 72, 72]]
     assert persons.meta["joined"] == [0]
     numbered = [a | {"id": 900 + a["id"]} for a in content["annotations"] if a["instance_id"] == 2]
-    clip_sets.write_json(file, content | {"annotations": [*numbered, *without]})  # instance 2 is not what has no identity, category 2
+    # instance 2 is not what has no identity, category 2
+    clip_sets.write_json(file, content | {"annotations": [*numbered, *without]})
     (persons,) = read("coco_video", root)
     assert [pixels(m) for m in persons.masks] == [pixels(person.masks[0]), [0, 36, 72, None, 72, 72]]
     assert (persons.meta["object_ids"], persons.meta["joined"]) == ([2, "category 2"], [1])
@@ -191,7 +222,10 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     clip_sets.write_json(file, content | {"annotations": mixed})
     (persons,) = read("coco_video", root)  # 2 and "2" are one
     assert persons.meta["object_ids"] == [2]
-    named = [category | {"name": "a  person" if place else "a person"} for place, category in enumerate(content["categories"])]
+    named = [
+        category | {"name": "a  person" if place else "a person"}
+        for place, category in enumerate(content["categories"])
+    ]
     clip_sets.write_json(file, content | {"categories": named})
     (both,) = read("coco_video", root)  # two categories of one name
     assert [pixels(m) for m in both.masks] == [pixels(car.masks[0]), pixels(person.masks[0])]
@@ -199,7 +233,10 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     clip_sets.write_json(file, content | {"annotations": boxes})
     (persons,) = read("coco_video", root)
     assert {area for area in pixels(persons.masks[0]) if area} == {6}
-    clip_sets.write_json(file, content | {"annotations": [a | {"segmentation": []} if n else a for n, a in enumerate(numbered)]})
+    clip_sets.write_json(
+        file,
+        content | {"annotations": [a | {"segmentation": []} if n else a for n, a in enumerate(numbered)]},
+    )
     (persons,) = read("coco_video", root)  # neither outline nor box: absent
     assert [area for area in pixels(persons.masks[0]) if area] == [36]
 
@@ -209,7 +246,10 @@ def test_a_clip_under_two_ids_is_refused_with_both(written, tmp_path):
     file = root / "train/instances.json"
     content = json.loads(file.read_text())
     clip_sets.write_json(file, content | {"videos": [*content["videos"], content["videos"][0] | {"id": 77}]})
-    with pytest.raises(checks.DataError, match="video 77 has the frames of video 1; give the annotations of both one video_id"):
+    with pytest.raises(
+        checks.DataError,
+        match="video 77 has the frames of video 1; give the annotations of both one video_id",
+    ):
         read("youtube_vis", root)
 
 
@@ -243,14 +283,25 @@ def test_real_coco_video_files_are_read_or_refused_by_record(tmp_path):
             Image.new("RGB", sizes[folder]).save(tmp_path / folder / name)
         shutil.copy(EXCERPTS / folder / "ann.json", tmp_path / folder)
     (sedan,) = read("youtube_vis", tmp_path / "youtube_vis", "ann")
-    assert (sedan.text, sedan.image_id, pixels(sedan.masks[0]), sedan.meta["object_ids"]) == ("sedan", "0043f083b5", [6377], [1])
-    with pytest.raises(DataError, match=r"ann.json: annotation 1: key 'segmentation' is missing"):  # boxes alone
+    assert (sedan.text, sedan.image_id, pixels(sedan.masks[0]), sedan.meta["object_ids"]) == (
+        "sedan",
+        "0043f083b5",
+        [6377],
+        [1],
+    )
+    # boxes alone
+    with pytest.raises(DataError, match=r"ann.json: annotation 1: key 'segmentation' is missing"):
         read("coco_video", tmp_path / "coco_video", "ann")
     for frame in range(3):
         Image.new("RGB", (1280, 1024)).save(tmp_path / f"seq_15_frame{frame:03d}.png")
     shutil.copy(EXCERPTS / "coco_video/endovis18_val.first3frames.json", tmp_path)
     samples = read("coco_video", tmp_path, "val")
-    assert {s.text for s in samples} <= {"Bipolar Forceps", "Prograsp Forceps", "Large Needle Driver", "Monopolar Curved Scissors"}
+    assert {s.text for s in samples} <= {
+        "Bipolar Forceps",
+        "Prograsp Forceps",
+        "Large Needle Driver",
+        "Monopolar Curved Scissors",
+    }
     assert (len(samples), {len(s.masks) for s in samples}, samples[0].image_id) == (2, {1}, "seq_15_")
     assert pixels(samples[0].masks[0])[0] == 52038
 
@@ -264,12 +315,20 @@ def test_mevis_v2_has_expressions_without_target_and_v1_is_read_as_before(tmp_pa
     root = clip_sets.mevis(tmp_path / "v2")
     assert (infer(root), SPLITS["mevis"](root)) == ("mevis", ["train"])
     found = by_id(read("mevis", root))
-    assert {n: s.meta["kind"] for n, s in found.items()} == {"0ab4_0": "target", "0ab4_1": "target", "0ab4_2": "no_target"}
+    assert {n: s.meta["kind"] for n, s in found.items()} == {
+        "0ab4_0": "target",
+        "0ab4_1": "target",
+        "0ab4_2": "no_target",
+    }
     assert (found["0ab4_2"].masks, found["0ab4_2"].text) == ((), "a circle")
-    assert all(same(masklet, drawn.masks[n]) for n, masklet in zip((1, 2), found["0ab4_1"].masks, strict=True))
+    assert all(
+        same(masklet, drawn.masks[n]) for n, masklet in zip((1, 2), found["0ab4_1"].masks, strict=True)
+    )
     assert [s.meta for s in read("mevis", clip_sets.mevis(tmp_path / "v1", version=1))] == [{}, {}]
     shutil.copy(tmp_path / "v1/train/meta_expressions.json", root / "train")
-    with pytest.raises(DataError, match=r"meta_expressions.json and meta_expressions_v2.json are two releases"):
+    with pytest.raises(
+        DataError, match=r"meta_expressions.json and meta_expressions_v2.json are two releases"
+    ):
         read("mevis", root)
 
 
@@ -278,8 +337,14 @@ def test_revos_has_three_types_and_videos_as_files_or_folders(tmp_path):
     assert (infer(root), SPLITS["revos"](root)) == ("revos", ["train"])
     found = by_id(read("revos", root))
     kinds = {"0": "referring", "1": "reasoning", "2": "no_object"}
-    assert {n: s.meta["kind"] for n, s in found.items()} == {f"{v}_{n}": k for v in ("LVVIS/train/1", "MOSE/2") for n, k in kinds.items()}
-    assert {n: len(s.masks) for n, s in found.items() if "MOSE" in n} == {"MOSE/2_0": 1, "MOSE/2_1": 2, "MOSE/2_2": 0}
+    assert {n: s.meta["kind"] for n, s in found.items()} == {
+        f"{v}_{n}": k for v in ("LVVIS/train/1", "MOSE/2") for n, k in kinds.items()
+    }
+    assert {n: len(s.masks) for n, s in found.items() if "MOSE" in n} == {
+        "MOSE/2_0": 1,
+        "MOSE/2_1": 2,
+        "MOSE/2_2": 0,
+    }
     assert isinstance(found["MOSE/2_0"].frames, VideoFrames)
     assert found["MOSE/2_0"].frames.indices == range(0, 26, 5)
 
@@ -290,12 +355,20 @@ def test_ref_youtube_vos_has_its_masks_in_pngs_or_in_upstreams_pickle(tmp_path):
         root = clip_sets.ref_youtube_vos(tmp_path / str(pickled), pickled=pickled)
         assert (infer(root), SPLITS["ref_youtube_vos"](root)) == ("ref_youtube_vos", ["train"])
         found = by_id(read("ref_youtube_vos", root))
-        assert {n: same(s.masks[0], drawn.masks[1 + (n == "0062_10")]) for n, s in found.items()} == dict.fromkeys(found, True)
-        assert {n: s.text for n, s in found.items()} == {"0062_0": "a red square", "0062_10": "the blue one", "0062_2": "it moves"}
+        assert {
+            n: same(s.masks[0], drawn.masks[1 + (n == "0062_10")]) for n, s in found.items()
+        } == dict.fromkeys(found, True)
+        assert {n: s.text for n, s in found.items()} == {
+            "0062_0": "a red square",
+            "0062_10": "the blue one",
+            "0062_2": "it moves",
+        }
     (tmp_path / "False/train/Annotations/0062/00015.png").unlink()
     assert pixels(read("ref_youtube_vos", tmp_path / "False")[0].masks[0]) == [36, 36, 36, None, 36, 36]
     (tmp_path / "True/mask_dict.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(DataError, match=r"mask_dict.pkl is not a plain pickle \(it wants to import os.system\)"):
+    with pytest.raises(
+        DataError, match=r"mask_dict.pkl is not a plain pickle \(it wants to import os.system\)"
+    ):
         read("ref_youtube_vos", tmp_path / "True")
 
 
@@ -310,7 +383,10 @@ def test_the_held_out_ref_youtube_vos_is_refused_for_its_missing_masks(tmp_path)
         (tmp_path / f"valid/JPEGImages/{video}").mkdir(parents=True)
         for frame in record["frames"]:
             Image.new("RGB", (8, 6)).save(tmp_path / f"valid/JPEGImages/{video}/{frame}.jpg")
-    with pytest.raises(DataError, match=r"video '0062f687f1', expression '0': key 'obj_id' is missing; the masks of a held-out split"):
+    with pytest.raises(
+        DataError,
+        match=r"video '0062f687f1', expression '0': key 'obj_id' is missing; the masks of a held-out split",
+    ):
         read("ref_youtube_vos", tmp_path, "valid")
 
 
@@ -318,17 +394,27 @@ def test_ref_davis17_has_four_annotations_of_every_object(tmp_path):
     root = clip_sets.ref_davis17(tmp_path / "texts")
     assert (infer(root), SPLITS["ref_davis17"](root)) == ("ref_davis17", ["train", "val"])
     found = by_id(read("ref_davis17", root, "val"))
-    kinds = ["annotator1_first_frame", "annotator1_full_video", "annotator2_first_frame", "annotator2_full_video"]
+    kinds = [
+        "annotator1_first_frame",
+        "annotator1_full_video",
+        "annotator2_first_frame",
+        "annotator2_full_video",
+    ]
     assert {n: s.meta["kind"] for n, s in found.items()} == {f"dogs_{n}": kinds[n % 4] for n in range(8)}
     assert (found["dogs_1"].text, found["dogs_6"].text) == ("the red 1_full_video", "the café 2")
     assert same(found["dogs_6"].masks[0], draw().masks[2])
     converted = clip_sets.ref_youtube_vos(tmp_path / "converted")
-    assert {s.sample_id: s.meta["kind"] for s in read("ref_davis17", converted)} == {f"0062_{n}": kinds[n % 4] for n in (0, 10, 2)}
+    assert {s.sample_id: s.meta["kind"] for s in read("ref_davis17", converted)} == {
+        f"0062_{n}": kinds[n % 4] for n in (0, 10, 2)
+    }
     file = root / "davis_text_annotations/Davis17_annot2.txt"
     whole = file.read_bytes()
     for content, message in (
         (whole + b"\nbear 3", r"Davis17_annot2.txt: line 5 is 'bear 3', not <clip> <object>"),
-        (whole.replace(b"dogs 2", b"dogs 3"), r"clip dogs: the four files describe .* \[\[1, 2\], \[1, 2\], \[1, 3\], \[1, 2\]\]"),
+        (
+            whole.replace(b"dogs 2", b"dogs 3"),
+            r"clip dogs: the four files describe .* \[\[1, 2\], \[1, 2\], \[1, 3\], \[1, 2\]\]",
+        ),
     ):
         file.write_bytes(content)
         with pytest.raises(DataError, match=message):
@@ -339,19 +425,34 @@ def test_ref_sav_says_what_the_objects_of_a_video_file_do(tmp_path):
     root = clip_sets.ref_sav(tmp_path)
     assert (infer(root), SPLITS["ref_sav"](root)) == ("ref_sav", ["train"])
     red, blue = read("ref_sav", root)
-    assert (red.text, blue.text, red.sample_id) == ("A red square slides right.", "A blue square appears.", "sav_000001_0")
+    assert (red.text, blue.text, red.sample_id) == (
+        "A red square slides right.",
+        "A blue square appears.",
+        "sav_000001_0",
+    )
     assert same(blue.masks[0], draw().masks[2])
     assert red.frames == blue.frames
     asked = turn(red, Random(0))
-    assert asked.question == "Please segment the object according to the description: A red square slides right."
+    assert (
+        asked.question == "Please segment the object according to the description: A red square slides right."
+    )
 
 
 def test_chat_univi_is_a_conversation_about_a_video_file(written):
     root = written("chat_univi")
     assert (infer(root), SPLITS["chat_univi"](root)) == ("chat_univi", ["train"])
     whole, first = read("chat_univi", root)
-    assert (whole.past, whole.question, whole.text) == ((("What moves?", "A red square."),), "Where to?", "To the right.")
-    assert (first.past, first.question, first.text, first.task) == ((), "What moves?", "A red square.", "conversation")
+    assert (whole.past, whole.question, whole.text) == (
+        (("What moves?", "A red square."),),
+        "Where to?",
+        "To the right.",
+    )
+    assert (first.past, first.question, first.text, first.task) == (
+        (),
+        "What moves?",
+        "A red square.",
+        "conversation",
+    )
     assert (whole.frames, len(first.frames)) == (first.frames, 6)
 
 
@@ -427,13 +528,17 @@ def test_wrong_palettes_and_videos_are_named(tmp_path, written):
         read("davis", root)
     file.write_bytes(whole)
     (root / "JPEGImages/480p/bear/00010.jpg").unlink()
-    with pytest.raises(DataError, match=r"clip bear: .*00010.png annotates a frame that the clip doesn't have"):
+    with pytest.raises(
+        DataError, match=r"clip bear: .*00010.png annotates a frame that the clip doesn't have"
+    ):
         read("davis", root)
     root = shutil.copytree(written("sav"), tmp_path / "sav")
     video = root / "sav_000/sav_000001.mp4"
     short = draw().pictures
     clip_sets.write_video(video, short)
-    with pytest.raises(DataError, match=r"6 annotated frames, one in 4, are more than .*sav_000001.mp4 has \(6 frames\)"):
+    with pytest.raises(
+        DataError, match=r"6 annotated frames, one in 4, are more than .*sav_000001.mp4 has \(6 frames\)"
+    ):
         read("sav", root)
     video.write_bytes(video.read_bytes()[:300])
     with pytest.raises(DataError, match=r"sav_000001_manual.json: .* cannot read the video .*sav_000001.mp4"):

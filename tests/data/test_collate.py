@@ -41,16 +41,21 @@ def test_rows_that_can_be_read_are_collated_as_if_the_others_were_not_there(mode
 
 
 def test_a_picture_that_was_replaced_by_one_of_another_size_is_left_out(model: Network):
-    """The index holds the size that its masks were made for; the file is not looked at again before it is trained on."""
+    """The index holds the size that its masks were made for; the file is not looked at again before it is
+    trained on."""
     layout = tiny.layout(model)
-    _, left_out = collate_readable([tiny.row(SHORT, size=(64, 64)), tiny.row(SHORT, number=2, size=(64, 65))], model.tokenizer, layout)
+    _, left_out = collate_readable(
+        [tiny.row(SHORT, size=(64, 64)), tiny.row(SHORT, number=2, size=(64, 65))], model.tokenizer, layout
+    )
     assert [(found.row, found.samples) for found in left_out] == [("drawn/i2", 1)]
     assert "of (64, 64) pixels was of (65, 64) when it was annotated" in left_out[0].reason
 
 
 def test_turns_that_are_too_long_leave_the_others_of_their_row(model: Network):
     layout = tiny.layout(model)
-    batch, left_out = collate_readable([tiny.row(SHORT, LONG, SHORT), tiny.row(LONG, number=2)], model.tokenizer, layout)
+    batch, left_out = collate_readable(
+        [tiny.row(SHORT, LONG, SHORT), tiny.row(LONG, number=2)], model.tokenizer, layout
+    )
     assert same(batch, collate([tiny.row(SHORT, SHORT)], model.tokenizer, layout))
     assert [(found.row, found.samples) for found in left_out] == [("drawn/i0", 1), ("drawn/i2", 1)]
     assert all("> max_length 512" in found.reason for found in left_out)
@@ -62,7 +67,9 @@ def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_rea
     assert not batch.loss_mask.any()
     assert len(batch.pair_seg) == len(batch.targets) == len(batch.sam_frames) == 0
     features = model.project(model.vision_features(batch.views))
-    assert (batch.input_ids == model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == len(features.values)
+    assert (batch.input_ids == model.tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")).sum() == len(
+        features.values
+    )
 
 
 def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_after_resuming(tmp_path: Path):
@@ -76,20 +83,31 @@ def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_afte
     LeftOutFile(path).add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
     resumed = LeftOutFile(path)
     assert [resumed.count(step) for step in (3, 4)] == [4, 0]
-    assert json.loads(path.read_text().splitlines()[0]) == {"step": 1, "row": "d/a", "samples": 2, "reason": "cut"}
+    assert json.loads(path.read_text().splitlines()[0]) == {
+        "step": 1,
+        "row": "d/a",
+        "samples": 2,
+        "reason": "cut",
+    }
 
 
 def test_a_row_may_be_forced_to_five_masks_as_upstream_does(model: Network):
-    """Two masks come again in turn, with points of their own; of seven, five different ones are drawn, the same every time."""
+    """Two masks come again in turn, with points of their own; of seven, five different ones are drawn, the
+    same every time."""
     assert forced([3, 3, 4], 5, seed=0) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
     drawn = forced(list(range(7)), 5, seed=0)
     assert len({pair for pair, copy in drawn if copy == 0}) == 5
     assert drawn == forced(list(range(7)), 5, seed=0)
     assert forced([], 5, seed=0) == []
     two = (tiny.square(8, 8, 24, 24),), (tiny.square(30, 30, 50, 60),)
-    turns = (Turn(question="Both?", answer="[SEG] and [SEG]", masks=two), Turn(question="None?", answer="No."))
+    turns = (
+        Turn(question="Both?", answer="[SEG] and [SEG]", masks=two),
+        Turn(question="None?", answer="No."),
+    )
     layout = replace(tiny.layout(model), objects=5)
-    batch = collate([tiny.row(*turns), tiny.row(turns[1], number=1), tiny.row(*turns, number=2)], model.tokenizer, layout)
+    batch = collate(
+        [tiny.row(*turns), tiny.row(turns[1], number=1), tiny.row(*turns, number=2)], model.tokenizer, layout
+    )
     assert batch.pair_seg.tolist() == [0, 1, 0, 1, 0, 2, 3, 2, 3, 2]
     assert batch.pair_frame.tolist() == [0] * 5 + [1] * 5
     assert len(set(batch.pair_seeds[:5])) == 5

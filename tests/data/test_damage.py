@@ -1,4 +1,5 @@
-"""Damage to any file of a data set, in every format: it is read, or refused by a DataError that names the set's folder; nothing else."""
+"""Damage to any file of a data set, in every format: it is read, or refused by a DataError that names the
+set's folder; nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +25,19 @@ from perf.fuzz_sets import AGENT_FILES, FILES, FORMAT_OF, SPLIT_OF, draw, load, 
 ALL = FILES | AGENT_FILES
 MUTATIONS = 55
 """Of each file: 2,000 in all."""
-VALUES = (*ODD, 0, 1, 2**63, -0.0, "9" * 4000, "\ud800", [0, 0], [[0.0, 0.0]], {"counts": "0", "size": [1, 1]}, [{}] * 3)
+VALUES = (
+    *ODD,
+    0,
+    1,
+    2**63,
+    -0.0,
+    "9" * 4000,
+    "\ud800",
+    [0, 0],
+    [[0.0, 0.0]],
+    {"counts": "0", "size": [1, 1]},
+    [{}] * 3,
+)
 HANGS_S = 30
 
 
@@ -33,7 +46,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Drawn sets, and the same again to be damaged."""
     valid = tmp_path_factory.mktemp("valid")
     draw(valid)
-    return valid, Path(shutil.copytree(valid, tmp_path_factory.mktemp("damaged"), copy_function=os.link, dirs_exist_ok=True))
+    return valid, Path(
+        shutil.copytree(valid, tmp_path_factory.mktemp("damaged"), copy_function=os.link, dirs_exist_ok=True)
+    )
 
 
 def test_every_format_is_damaged():
@@ -69,19 +84,30 @@ def restore(changed: Path, valid: Path) -> None:
 
 
 def read(form: str, path: Path) -> None:
-    """Read all; what is read has pictures that open, of their stated sizes, and masks of those, one a frame."""
+    """Read all; what is read has pictures that open, of their stated sizes, and masks of those, one a
+    frame."""
     samples = list(FORMATS[form](path, name="d", split=SPLIT_OF.get(form, "train")))
     check_pictures(samples, where=str(path))
     for sample in samples:
         assert transforms.image_size(sample.frames[0]) == (sample.width, sample.height)
         assert all(len(masklet) == len(sample.frames) for masklet in sample.masks)
-        assert all(rle.decode(m).shape == (sample.height, sample.width) for masklet in sample.masks for m in masklet if m is not None)
+        assert all(
+            rle.decode(m).shape == (sample.height, sample.width)
+            for masklet in sample.masks
+            for m in masklet
+            if m is not None
+        )
 
 
 def damage(path: Path, name: str, rng: Random) -> tuple[Path, str]:
-    """Change a set's file `name`, or one of its pictures and other files; return what was changed, and how."""
+    """Change a set's file `name`, or one of its pictures and other files; return what was changed, and
+    how."""
     file = path / name
-    whole = [p for p in ([file] if file.is_file() else sorted(path.rglob("*")) if path.is_dir() else []) if p.is_file()]
+    whole = [
+        p
+        for p in ([file] if file.is_file() else sorted(path.rglob("*")) if path.is_dir() else [])
+        if p.is_file()
+    ]
     beside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
     way = rng.random()
     if way < 0.15 and whole:
@@ -96,7 +122,10 @@ def damage(path: Path, name: str, rng: Random) -> tuple[Path, str]:
 
 
 def damage_bytes(file: Path, rng: Random) -> tuple[Path, str]:
-    content, kind = file.read_bytes(), rng.choice(("cut", "flip", "cross", "utf-16", "latin-1", "empty", "deep", "other", "mark", "gone"))
+    content, kind = (
+        file.read_bytes(),
+        rng.choice(("cut", "flip", "cross", "utf-16", "latin-1", "empty", "deep", "other", "mark", "gone")),
+    )
     file.unlink()
     at = rng.randrange(len(content) + 1)
     flipped = bytes([content[at] ^ (1 << rng.randrange(8))]) if at < len(content) else b"\0"
@@ -108,7 +137,9 @@ def damage_bytes(file: Path, rng: Random) -> tuple[Path, str]:
         "latin-1": content[:at] + b"\xe9\xff" + content[at:],
         "empty": b"",
         "deep": b"[" * 100_000,
-        "other": rng.choice((b"9" * 5000, b'"text"', b"{}", b"[]", b"null", b"[1, 2]", b"NaN", b'{"a": 1, "a": 2}')),
+        "other": rng.choice(
+            (b"9" * 5000, b'"text"', b"{}", b"[]", b"null", b"[1, 2]", b"NaN", b'{"a": 1, "a": 2}')
+        ),
         "mark": b"\xef\xbb\xbf" + content,
     }.get(kind)
     if new is not None:
@@ -139,7 +170,9 @@ def change(values: Any, rng: Random) -> str:
 
 def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (container, key or index) of everything below a value."""
-    for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()):
+    for key, inner in list(
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         yield value, key
         yield from places_of(inner)
 

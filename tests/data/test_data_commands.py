@@ -39,7 +39,9 @@ def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
     assert "no fault found" in told
     assert "<figure" in (folder / "page/report.html").read_text()
     records = json.loads((tmp_path / "annotations.json").read_text())
-    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"split": "val", "text": "a cat"}]))
+    (tmp_path / "annotations.json").write_text(
+        json.dumps([*records, records[0] | {"split": "val", "text": "a cat"}])
+    )
     assert check(folder) == 0
     assert "1 pictures are in 'train' and in 'val', as " in capsys.readouterr().out
     picture = (tmp_path / "b.png").read_bytes()
@@ -70,7 +72,11 @@ def test_faults_of_structure_and_of_masks_are_told_in_one_go(tmp_path, capsys):
     (tmp_path / "annotations.json").write_text(json.dumps([*wrong, GOOD]))
     assert check(tmp_path) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert [error.split("annotations.json: ")[1].split(":")[0] for error in errors] == ["record 0", "record 1, mask 0", "record 2, mask 0"]
+    assert [error.split("annotations.json: ")[1].split(":")[0] for error in errors] == [
+        "record 0",
+        "record 1, mask 0",
+        "record 2, mask 0",
+    ]
 
 
 def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
@@ -79,12 +85,21 @@ def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
     photograph(2).save(tmp_path / "c.png")
     for name in ("flat1.png", "flat2.png"):
         Image.new("RGB", (8, 8), (9, 9, 9)).save(tmp_path / name)
-    shown = [("a.png", "train"), ("b.jpg", "val"), ("c.png", "val"), ("flat1.png", "train"), ("flat2.png", "val")]
+    shown = [
+        ("a.png", "train"),
+        ("b.jpg", "val"),
+        ("c.png", "val"),
+        ("flat1.png", "train"),
+        ("flat2.png", "val"),
+    ]
     records = [{"image": image, "text": image, "masks": [], "split": split} for image, split in shown]
     (tmp_path / "annotations.json").write_text(json.dumps(records))
     assert check(tmp_path) == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "look like" in line]
-    assert told == f"warning: 1 pictures of 'val' look like one of 'train': {tmp_path / 'a.png'} and {tmp_path / 'b.jpg'}"
+    assert (
+        told
+        == f"warning: 1 pictures of 'val' look like one of 'train': {tmp_path / 'a.png'} and {tmp_path / 'b.jpg'}"
+    )
     one, other = dhash(tmp_path / "a.png"), dhash(tmp_path / "c.png")
     assert one is not None
     assert other is not None
@@ -98,7 +113,10 @@ def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
         photograph(orientation).save(tmp_path / name, exif=tag)
     square = [2, 2, 9, 2, 9, 9, 2, 9]
     for masks, warned in (([square], 1), ([], 0)):  # where nothing is masked, nothing can lie wrong
-        records = [{"image": name, "text": name, "masks": masks, "split": "train"} for name in ("straight.jpg", "turned.jpg")]
+        records = [
+            {"image": name, "text": name, "masks": masks, "split": "train"}
+            for name in ("straight.jpg", "turned.jpg")
+        ]
         (tmp_path / "annotations.json").write_text(json.dumps(records))
         assert check(tmp_path) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if "EXIF" in line]
@@ -117,14 +135,18 @@ def test_clips_whose_objects_have_no_identities_are_told(tmp_path, capsys):
     assert check(tmp_path, "coco_video") == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "instance_id" in line]
     assert told.startswith("warning: split 'train': 2 masks join all of a category in a clip, since")
-    assert told.endswith("the stage `memory` leaves them out: give each object a number of its own, the same in every frame")
+    assert told.endswith(
+        "the stage `memory` leaves them out: give each object a number of its own, the same in every frame"
+    )
 
 
 def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch):
     """A million of them take 2 GB as a list."""
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     records = [{"image": "a.png", "text": f"thing {n}", "masks": [], "split": "train"} for n in range(200)]
-    (tmp_path / "annotations.json").write_text(json.dumps([*records, records[0] | {"text": "of val", "split": "val"}]))
+    (tmp_path / "annotations.json").write_text(
+        json.dumps([*records, records[0] | {"text": "of val", "split": "val"}])
+    )
 
     class Text(str):
         """One that can be watched."""
@@ -157,7 +179,8 @@ def test_clips_are_counted_and_shown_with_their_masks(tmp_path, capsys):
     (file,) = show("mine", root, "sav", None, count=4, seed=0, out=tmp_path / "shown")
     with Image.open(file) as picture:
         assert picture.size == (3 * 640, 480)  # first, middle and last frame
-        assert picture.getpixel((2 * 640 + 341, 100)) == (255, 0, 255)  # the rim of the first object in the last frame
+        # the rim of the first object in the last frame
+        assert picture.getpixel((2 * 640 + 341, 100)) == (255, 0, 255)
     (line,) = (tmp_path / "shown/samples.jsonl").read_text().splitlines()
     assert json.loads(line)["meta"] == {"object_ids": [0, 1]}
 
@@ -165,9 +188,16 @@ def test_clips_are_counted_and_shown_with_their_masks(tmp_path, capsys):
 def test_a_data_set_is_found_by_its_name_in_the_settings_or_by_its_path(tmp_path):
     source = own_data(tmp_path)
     assert data_check.named(str(tmp_path), None, tmp_path) == (tmp_path.name, tmp_path, "annotations")
-    with pytest.raises(ValueError, match=r"mine does not exist, and params.yaml has no data set of that name; it has \[\]"):
+    with pytest.raises(
+        ValueError, match=r"mine does not exist, and params.yaml has no data set of that name; it has \[\]"
+    ):
         data_check.named("mine", None, tmp_path)
     (tmp_path / "params.yaml").write_text(
-        json.dumps({"profile": "own", "prepare": {"sources": [{"name": "mine", "format": "annotations", "path": source.path}]}})
+        json.dumps(
+            {
+                "profile": "own",
+                "prepare": {"sources": [{"name": "mine", "format": "annotations", "path": source.path}]},
+            }
+        )
     )
     assert data_check.named("mine", None, tmp_path) == ("mine", tmp_path, "annotations")

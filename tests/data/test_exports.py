@@ -41,7 +41,9 @@ def imported(source: Path, out: Path) -> dict[tuple[str, str, str], list[list[in
     found = {}
     for sample in samples:
         masks = [rle.decode(mask) for (mask,) in sample.masks]
-        boxes = [[*np.flatnonzero(m.any(1))[[0, -1]], *np.flatnonzero(m.any(0))[[0, -1]], m.sum()] for m in masks]
+        boxes = [
+            [*np.flatnonzero(m.any(1))[[0, -1]], *np.flatnonzero(m.any(0))[[0, -1]], m.sum()] for m in masks
+        ]
         found[sample.image_id, sample.task, sample.text] = [[int(number) for number in box] for box in boxes]
     return found
 
@@ -61,7 +63,9 @@ CVAT = """<?xml version="1.0" encoding="utf-8"?>
 """
 
 
-def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """The turned box covers x 7..9, y 1..9; the mask's run lengths are .## / .## in a box of 3 x 2."""
     write(tmp_path / "cvat", "annotations.xml", CVAT, "images/a/cat.png", "images/empty.png")
     with zipfile.ZipFile(tmp_path / "zoo.zip", "w") as archive:
@@ -99,8 +103,16 @@ def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(tmp_path: Path, c
             'width="30" height="10">\n  <box',
             r"annotations are of a picture of .*\[10, 30\], the file has",
         ),
-        ('name="a/cat.png"', 'name="b/dog.png"', r"the picture 'b/dog\.png' is not in .*export with the pictures"),
-        ('label="dog" source="semi', 'label="cow" source="semi', r"shapes of one group have the labels \['cow', 'dog'\]"),
+        (
+            'name="a/cat.png"',
+            'name="b/dog.png"',
+            r"the picture 'b/dog\.png' is not in .*export with the pictures",
+        ),
+        (
+            'label="dog" source="semi',
+            'label="cow" source="semi',
+            r"shapes of one group have the labels \['cow', 'dog'\]",
+        ),
         ("</annotations>", "", r"annotations\.xml: line 13: no XML"),
         ("<image id=", "<track id='0'/><image id=", "is of CVAT for video; export the task as"),
         ('xtl="2.00"', 'xtl="two"', "box 0: xtl 'two' is no number"),
@@ -109,9 +121,13 @@ def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(tmp_path: Path, c
         ('encoding="utf-8"', 'encoding="utf-9"', "unknown encoding: utf-9; export it again"),
     ],
 )
-def test_a_fault_of_cvat_is_named_by_file_and_place_and_nothing_is_written(tmp_path: Path, before: str, after: str, match: str):
+def test_a_fault_of_cvat_is_named_by_file_and_place_and_nothing_is_written(
+    tmp_path: Path, before: str, after: str, match: str
+):
     assert before in CVAT
-    file = write(tmp_path, "annotations.xml", CVAT.replace(before, after), "images/a/cat.png", "images/empty.png")
+    file = write(
+        tmp_path, "annotations.xml", CVAT.replace(before, after), "images/a/cat.png", "images/empty.png"
+    )
     with pytest.raises(DataError, match=match):
         import_export(file, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -134,18 +150,25 @@ def test_masks_drawn_on_a_picture_that_cvat_shows_upright_lie_right(tmp_path: Pa
     file = write(tmp_path, "annotations.xml", f"<annotations>{image}</annotations>")
     lines = import_export(file, tmp_path / "out")
     assert any("turned or mirrored by an EXIF tag" in line for line in lines) == (orientation in (2, 3, 4))
-    (sample,) = (s for split in plain.splits(tmp_path / "out") for s in FORMATS["annotations"](tmp_path / "out", name="d", split=split))
+    (sample,) = (
+        s
+        for split in plain.splits(tmp_path / "out")
+        for s in FORMATS["annotations"](tmp_path / "out", name="d", split=split)
+    )
     ((mask,),) = sample.masks
     assert np.array_equal(rle.decode(mask), shown)
     assert np.array_equal(np.asarray(transforms.open_image(sample.frames[0]))[..., 0] > 0, shown)
 
 
 def packed(total: int, *runs: tuple[int, int] | list[int]) -> list[int]:
-    """Bytes by the description of thi.ng/rle-pack: a run is (length, value), or a list of values one by one; up to 8."""
+    """Bytes by the description of thi.ng/rle-pack: a run is (length, value), or a list of values one by one;
+    up to 8."""
     bits = f"{total:032b}" + f"{7:05b}" + "".join(f"{size - 1:04b}" for size in (3, 4, 8, 16))
     for run in runs:
         length, values = (len(run), run) if isinstance(run, list) else (run[0], run[1:])
-        bits += f"{int(isinstance(run, tuple))}{0:02b}{length - 1:03b}" + "".join(f"{value:08b}" for value in values)
+        bits += f"{int(isinstance(run, tuple))}{0:02b}{length - 1:03b}" + "".join(
+            f"{value:08b}" for value in values
+        )
     bits += "0" * (-len(bits) % 8)
     return [int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)]
 
@@ -153,8 +176,12 @@ def packed(total: int, *runs: tuple[int, int] | list[int]) -> list[int]:
 def test_a_brush_mask_of_label_studio_is_decoded():
     """Pixels of 3 x 2: 0 1 1 / 0 0 1, four channels each."""
     content = packed(24, (4, 0), (8, 255), (8, 0), (4, 255))
-    assert brush(content, height=2, width=3, where="here").tolist() == [[False, True, True], [False, False, True]]
-    assert content[:7] == [0, 0, 0, 24, 0b00111001, 0b00011011, 0b11111100]  # as exports of Label Studio begin, with 8, 3, 4, 8 and 16 bits
+    assert brush(content, height=2, width=3, where="here").tolist() == [
+        [False, True, True],
+        [False, False, True],
+    ]
+    # as exports of Label Studio begin, with 8, 3, 4, 8 and 16 bits
+    assert content[:7] == [0, 0, 0, 24, 0b00111001, 0b00011011, 0b11111100]
     assert brush(packed(4, [0, 0, 0, 255]), height=1, width=1, where="here").tolist() == [[True]]
     for wrong, match in (
         (content[:-2], "cut or garbled"),
@@ -166,19 +193,45 @@ def test_a_brush_mask_of_label_studio_is_decoded():
 
 
 def region(number: int, kind: str, value: dict, **more: object) -> dict:
-    return {"id": f"r{number}", "type": kind, "original_width": W, "original_height": H, "image_rotation": 0, "value": value, **more}
+    return {
+        "id": f"r{number}",
+        "type": kind,
+        "original_width": W,
+        "original_height": H,
+        "image_rotation": 0,
+        "value": value,
+        **more,
+    }
 
 
 def task(*results: dict, image: str = "/data/upload/1/0a1b2c3d-cat.png", **more: object) -> dict:
-    return {"id": 7, "data": {"image": image}, "annotations": [{"id": 1, "was_cancelled": False, "result": list(results)}], **more}
+    return {
+        "id": 7,
+        "data": {"image": image},
+        "annotations": [{"id": 1, "was_cancelled": False, "result": list(results)}],
+        **more,
+    }
 
 
 TASKS = [
     task(
-        region(0, "rectanglelabels", {"x": 10, "y": 10, "width": 20, "height": 30, "rotation": 0, "rectanglelabels": ["cat"]}),
-        region(1, "polygonlabels", {"points": [[50, 0], [70, 0], [70, 20], [50, 20]], "polygonlabels": ["cat"]}),
-        region(2, "polygonlabels", {"points": [[80, 0], [90, 0], [90, 20], [80, 20]], "polygonlabels": ["dog"]}),
-        region(2, "textarea", {"points": [[80, 0], [90, 0], [90, 20], [80, 20]], "text": ["a dog that sleeps"]}, from_name="caption"),
+        region(
+            0,
+            "rectanglelabels",
+            {"x": 10, "y": 10, "width": 20, "height": 30, "rotation": 0, "rectanglelabels": ["cat"]},
+        ),
+        region(
+            1, "polygonlabels", {"points": [[50, 0], [70, 0], [70, 20], [50, 20]], "polygonlabels": ["cat"]}
+        ),
+        region(
+            2, "polygonlabels", {"points": [[80, 0], [90, 0], [90, 20], [80, 20]], "polygonlabels": ["dog"]}
+        ),
+        region(
+            2,
+            "textarea",
+            {"points": [[80, 0], [90, 0], [90, 20], [80, 20]], "text": ["a dog that sleeps"]},
+            from_name="caption",
+        ),
         region(3, "keypointlabels", {"x": 10, "y": 10, "width": 1, "keypointlabels": ["eye"]}),
     ),
     {"id": 8, "data": {"image": "none.png"}, "annotations": []},
@@ -192,17 +245,36 @@ def test_label_studio_becomes_records_with_texts_of_regions_and_names_of_uploads
         ("images/cat.png", "region_caption", "a dog that sleeps"): [[0, 1, 16, 17, 4]],
     }
     told = import_export(file, tmp_path / "again")
-    assert told[1:3] == ["left out: 1 of type keypointlabels, which has no pixels", "left out: 1 tasks without an annotation"]
+    assert told[1:3] == [
+        "left out: 1 of type keypointlabels, which has no pixels",
+        "left out: 1 tasks without an annotation",
+    ]
     twice = TASKS[0] | {"annotations": TASKS[0]["annotations"] * 2}
     for content, match in (
         (twice, "task 7: 2 annotations; mark one of them as ground truth"),
-        (task(region(0, "polygonlabels", {"points": [[0, 0], [1]], "polygonlabels": ["a"]})), "region r0: no rectangle, polygon"),
-        (task(region(0, "polygonlabels", {"points": [[0, 0], [50, 0], [50, 50]]})), r"region r0: labels \[\] and texts of \[\]"),
+        (
+            task(region(0, "polygonlabels", {"points": [[0, 0], [1]], "polygonlabels": ["a"]})),
+            "region r0: no rectangle, polygon",
+        ),
+        (
+            task(region(0, "polygonlabels", {"points": [[0, 0], [50, 0], [50, 50]]})),
+            r"region r0: labels \[\] and texts of \[\]",
+        ),
         (task(region(0, "polygonlabels", {"points": []}) | {"image_rotation": 90}), "turned by 90 degrees"),
         (TASKS[0] | {"annotations": [None]}, r"task 7: annotations is \[None\], not a list of objects"),
-        (TASKS[0] | {"annotations": [{"result": "x"}]}, "task 7, annotation: result is 'x', not a list of objects"),
+        (
+            TASKS[0] | {"annotations": [{"result": "x"}]},
+            "task 7, annotation: result is 'x', not a list of objects",
+        ),
         (task({"id": "r0", "type": None, "value": None}), r"region r0: value is \['None'\], not an object"),
-        (task(region(0, "textarea", {"x": 1, "y": 1, "width": 9, "height": 9, "text": [3]}, from_name="text")), "region r0, text"),
+        (
+            task(
+                region(
+                    0, "textarea", {"x": 1, "y": 1, "width": 9, "height": 9, "text": [3]}, from_name="text"
+                )
+            ),
+            "region r0, text",
+        ),
     ):
         with pytest.raises(DataError, match=match):
             import_export(write(tmp_path / "project", "project-1.json", [content]), tmp_path / "wrong")
@@ -220,14 +292,22 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
         ],
     }
     write(tmp_path / "coco", "annotations/instances_default.json", coco, "images/default/cat.png")
-    assert imported(tmp_path / "coco", tmp_path / "a") == {("images/cat.png", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    assert imported(tmp_path / "coco", tmp_path / "a") == {
+        ("images/cat.png", "referring", "cat"): [[1, 3, 2, 5, 12]]
+    }
     assert "left out: 1 objects without a pixel" in import_export(tmp_path / "coco", tmp_path / "b")
-    coco["annotations"].append({"image_id": 1, "category_id": 3, "segmentation": [], "bbox": [10, 2, 4, 3]})  # a rectangle of Label Studio
+    # a rectangle of Label Studio
+    coco["annotations"].append({"image_id": 1, "category_id": 3, "segmentation": [], "bbox": [10, 2, 4, 3]})
     write(tmp_path / "coco", "annotations/instances_default.json", coco)
-    assert imported(tmp_path / "coco", tmp_path / "e")["images/cat.png", "referring", "cat"] == [[1, 3, 2, 5, 12], [2, 4, 10, 13, 12]]
+    assert imported(tmp_path / "coco", tmp_path / "e")["images/cat.png", "referring", "cat"] == [
+        [1, 3, 2, 5, 12],
+        [2, 4, 10, 13, 12],
+    ]
     coco["annotations"][-1]["bbox"] = [1, 2, None, 3]
     write(tmp_path / "coco", "annotations/instances_default.json", coco)
-    with pytest.raises(DataError, match=r"annotation 2: it has no segmentation, and its bbox is .*None.*, not"):
+    with pytest.raises(
+        DataError, match=r"annotation 2: it has no segmentation, and its bbox is .*None.*, not"
+    ):
         import_export(tmp_path / "coco", tmp_path / "f")
     upstream = [{"image": "cat.png", "mask": [square, square], "text": ["the cat", "it"]}]
     write(tmp_path / "upstream", "annotations.json", upstream, "images/cat.png")
@@ -236,11 +316,14 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
     }
     write(tmp_path / "upstream", "other.json", coco)
     with pytest.raises(
-        DataError, match=r"labels of 2 layouts: finetune \(annotations\.json\), coco \(other\.json\); name one with --format"
+        DataError,
+        match=r"labels of 2 layouts: finetune \(annotations\.json\), coco \(other\.json\); name one with --format",
     ):
         import_export(tmp_path / "upstream", tmp_path / "d")
     write(tmp_path / "nothing", "readme.json", {})
-    with pytest.raises(DataError, match=r"holds no labels of \['coco', .*let the annotation tool export COCO"):
+    with pytest.raises(
+        DataError, match=r"holds no labels of \['coco', .*let the annotation tool export COCO"
+    ):
         import_export(tmp_path / "nothing", tmp_path / "d")
 
 
@@ -251,7 +334,10 @@ def test_a_zip_is_named_by_itself_and_not_by_where_it_was_unpacked(tmp_path: Pat
                 archive.writestr(name.replace("_", "."), content)
         return tmp_path / "export.zip"
 
-    with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is not in {tmp_path}/export\.zip/images"):
+    with pytest.raises(
+        DataError,
+        match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is not in {tmp_path}/export\.zip/images",
+    ):
         import_export(packed_zip(annotations_xml=CVAT), tmp_path / "out")
     with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip holds no labels of"):
         import_export(packed_zip(a_txt="x"), tmp_path / "out")
@@ -293,14 +379,26 @@ def coco_content(name: str) -> dict:
     shapes = enumerate((CAT, DOG))
     return {
         "images": [{"id": 0, "file_name": name, "width": W, "height": H}],
-        "categories": [{"id": 0, "name": "animals", "supercategory": "none"}, {"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-        "annotations": [{"id": n, "image_id": 0, "category_id": n + 1, "segmentation": [p], "iscrowd": 0} for n, p in shapes],
+        "categories": [
+            {"id": 0, "name": "animals", "supercategory": "none"},
+            {"id": 1, "name": "cat"},
+            {"id": 2, "name": "dog"},
+        ],
+        "annotations": [
+            {"id": n, "image_id": 0, "category_id": n + 1, "segmentation": [p], "iscrowd": 0}
+            for n, p in shapes
+        ],
     }
 
 
 def roboflow(folder: Path) -> None:
     for split in SPLIT_NAMES:
-        write(folder, f"{split}/_annotations.coco.json", coco_content(f"{split}_jpg.rf.1.jpg"), f"{split}/{split}_jpg.rf.1.jpg")
+        write(
+            folder,
+            f"{split}/_annotations.coco.json",
+            coco_content(f"{split}_jpg.rf.1.jpg"),
+            f"{split}/{split}_jpg.rf.1.jpg",
+        )
 
 
 def cvat_project(folder: Path) -> None:
@@ -319,17 +417,41 @@ def cvat_xml(folder: Path) -> None:
 
 
 def labelme(folder: Path, *, flat: bool = False) -> None:
-    """In folders pictures lie elsewhere, by paths of Windows; the dog is a mask of its box, in pieces of one group."""
+    """In folders pictures lie elsewhere, by paths of Windows; the dog is a mask of its box, in pieces of one
+    group."""
     for split in SPLIT_NAMES:
         drawn = [
             {"label": "cat", "points": [[2, 1], [6, 4]], "shape_type": "rectangle", "group_id": None},
-            {"label": "dog", "points": [[10, 0], [11, 1]], "shape_type": "mask", "mask": png(np.ones((2, 2), bool)), "group_id": 4},
-            {"label": "dog", "points": pairs([12, 0, 14, 0, 14, 2, 12, 2]), "shape_type": "polygon", "group_id": 4},
+            {
+                "label": "dog",
+                "points": [[10, 0], [11, 1]],
+                "shape_type": "mask",
+                "mask": png(np.ones((2, 2), bool)),
+                "group_id": 4,
+            },
+            {
+                "label": "dog",
+                "points": pairs([12, 0, 14, 0, 14, 2, 12, 2]),
+                "shape_type": "polygon",
+                "group_id": 4,
+            },
             {"label": "eye", "points": [[3, 3]], "shape_type": "point"},
         ]
         picture = f"{split}.jpg" if flat else f"..\\\\images\\\\{split}.jpg".replace("\\\\", "\\")
-        content = {"version": "5.4.1", "shapes": drawn, "imagePath": picture, "imageData": None, "imageHeight": H, "imageWidth": W}
-        write(folder, f"{split}.json" if flat else f"{split}/{split}.json", content, f"{split}.jpg" if flat else f"images/{split}.jpg")
+        content = {
+            "version": "5.4.1",
+            "shapes": drawn,
+            "imagePath": picture,
+            "imageData": None,
+            "imageHeight": H,
+            "imageWidth": W,
+        }
+        write(
+            folder,
+            f"{split}.json" if flat else f"{split}/{split}.json",
+            content,
+            f"{split}.jpg" if flat else f"images/{split}.jpg",
+        )
 
 
 def labelme_flat(folder: Path) -> None:
@@ -341,15 +463,32 @@ def yolo(folder: Path) -> None:
     x, y = (np.array(DOG[start::2]) / side for start, side in ((0, W), (1, H)))
     lines = ["0 0.2 0.25 0.2 0.3", " ".join(map(str, [1, *np.stack([x, y], 1).ravel()]))]
     for split in SPLIT_NAMES:
-        write(folder, f"{split}/labels/a.txt", "\n".join(lines), f"{split}/images/a.jpg", f"{split}/images/empty.jpg")
-    write(folder, "data.yaml", "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnc: 2\nnames: [cat, dog]\n")
+        write(
+            folder,
+            f"{split}/labels/a.txt",
+            "\n".join(lines),
+            f"{split}/images/a.jpg",
+            f"{split}/images/empty.jpg",
+        )
+    write(
+        folder,
+        "data.yaml",
+        "train: ../train/images\nval: ../valid/images\ntest: ../test/images\nnc: 2\nnames: [cat, dog]\n",
+    )
 
 
 def ultralytics(folder: Path) -> None:
     for name, split in (("one", "train"), ("two", "val"), ("three", "test")):
-        lines = "\n".join(f"{n} " + " ".join(str(v / (W, H)[i % 2]) for i, v in enumerate(p)) for n, p in enumerate((CAT, DOG)))
+        lines = "\n".join(
+            f"{n} " + " ".join(str(v / (W, H)[i % 2]) for i, v in enumerate(p))
+            for n, p in enumerate((CAT, DOG))
+        )
         write(folder, f"labels/{name}/{split}.txt", lines, f"images/{name}/{split}.jpg")
-    write(folder, "data.yaml", "path: .\ntrain: images/one\nval: images/two\ntest: images/three\nnames:\n  0: cat\n  1: dog\n")
+    write(
+        folder,
+        "data.yaml",
+        "path: .\ntrain: images/one\nval: images/two\ntest: images/three\nnames:\n  0: cat\n  1: dog\n",
+    )
 
 
 def voc(folder: Path) -> None:
@@ -373,7 +512,12 @@ def masks(folder: Path) -> None:
 
 def roboflow_masks(folder: Path) -> None:
     for split in SPLIT_NAMES:
-        write(folder, f"{split}/_classes.csv", "Pixel Value, Class\n0, background\n1, cat\n2, dog\n", f"{split}/a.jpg")
+        write(
+            folder,
+            f"{split}/_classes.csv",
+            "Pixel Value, Class\n0, background\n1, cat\n2, dog\n",
+            f"{split}/a.jpg",
+        )
         save(folder / f"{split}/a_mask.png", values())
 
 
@@ -381,7 +525,11 @@ def supervisely(folder: Path) -> None:
     dog = base64.b64encode(zlib.compress(base64.b64decode(png(np.ones((2, 4), bool))))).decode()
     for split in ("train", "val", "test"):
         objects = [
-            {"classTitle": "cat", "geometryType": "polygon", "points": {"exterior": pairs(CAT), "interior": []}},
+            {
+                "classTitle": "cat",
+                "geometryType": "polygon",
+                "points": {"exterior": pairs(CAT), "interior": []},
+            },
             {"classTitle": "dog", "geometryType": "bitmap", "bitmap": {"data": dog, "origin": [10, 0]}},
             {"classTitle": "eye", "geometryType": "point", "points": {"exterior": [[1, 1]], "interior": []}},
         ]
@@ -398,7 +546,9 @@ def via(folder: Path) -> None:
             ({"name": "polygon", "all_points_x": CAT[::2], "all_points_y": CAT[1::2]}, {"label": "cat"}),
             (dog, {"label": {"dog": True}}),
         ]
-        regions = [{"shape_attributes": shape, "region_attributes": attributes} for shape, attributes in drawn]
+        regions = [
+            {"shape_attributes": shape, "region_attributes": attributes} for shape, attributes in drawn
+        ]
         pictures = {"a.jpg123": {"filename": "a.jpg", "size": 123, "file_attributes": {}, "regions": regions}}
         if split == "val":
             pictures["a.jpg123"]["regions"] = {str(number): region for number, region in enumerate(regions)}
@@ -409,9 +559,12 @@ def via(folder: Path) -> None:
 def panoptic(folder: Path) -> None:
     for split in ("train", "val", "test"):
         ids = values(cat=7, dog=9)
-        save(folder / f"annotations/panoptic_{split}2017/a.png", np.stack([ids, ids // 9, ids * 0], 2))  # the dog: 9 + 256
+        # the dog: 9 + 256
+        save(folder / f"annotations/panoptic_{split}2017/a.png", np.stack([ids, ids // 9, ids * 0], 2))
         segments = [{"id": 7, "category_id": 1}, {"id": 9 + 256, "category_id": 2}]
-        content = coco_content("a.jpg") | {"annotations": [{"image_id": 0, "file_name": "a.png", "segments_info": segments}]}
+        content = coco_content("a.jpg") | {
+            "annotations": [{"image_id": 0, "file_name": "a.png", "segments_info": segments}]
+        }
         write(folder, f"annotations/panoptic_{split}2017.json", content, f"{split}2017/a.jpg")
 
 
@@ -421,7 +574,9 @@ LAYOUTS = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_every_layout_is_recognised_and_imported_with_its_splits(tmp_path: Path, layout: Callable[[Path], None]):
+def test_every_layout_is_recognised_and_imported_with_its_splits(
+    tmp_path: Path, layout: Callable[[Path], None]
+):
     layout(tmp_path / "set")
     lines = import_export(tmp_path / "set", tmp_path / "out")
     assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in lines
@@ -433,9 +588,14 @@ def test_every_layout_is_recognised_and_imported_with_its_splits(tmp_path: Path,
     if layout in (roboflow, cvat_project):  # training reads it as it is
         assert infer(tmp_path / "set") == training_format(tmp_path / "set") == "coco"
         assert SPLITS["coco"](tmp_path / "set") == ["test", "train", "val"]
-        assert [sample.text for sample in FORMATS["coco"](tmp_path / "set", name="d", split="val")] == ["cat", "dog"]
+        assert [sample.text for sample in FORMATS["coco"](tmp_path / "set", name="d", split="val")] == [
+            "cat",
+            "dog",
+        ]
         return
-    with pytest.raises(DataError, match=f"layout {infer(tmp_path / 'set')!r}: `ans data import {tmp_path}/set --out DIR`"):
+    with pytest.raises(
+        DataError, match=f"layout {infer(tmp_path / 'set')!r}: `ans data import {tmp_path}/set --out DIR`"
+    ):
         training_format(tmp_path / "set")
     assert training_format(tmp_path / "out") == "annotations"
 
@@ -443,25 +603,36 @@ def test_every_layout_is_recognised_and_imported_with_its_splits(tmp_path: Path,
 def test_a_flat_folder_of_labelme_has_one_picture_in_five_held_out(tmp_path: Path):
     """sha256 of images/train.jpg, valid.jpg and test.jpg, modulo 5."""
     labelme_flat(tmp_path / "set")
-    held_out = [f"images/{name}.jpg" for name in SPLIT_NAMES if plain.split_by_image(f"images/{name}.jpg") == "val"]
+    held_out = [
+        f"images/{name}.jpg" for name in SPLIT_NAMES if plain.split_by_image(f"images/{name}.jpg") == "val"
+    ]
     lines = import_export(tmp_path / "set", tmp_path / "out")
     assert "left out: 3 of type point, which has no pixels" in lines
     val = f", val {len(held_out)}" if held_out else ""
     assert (
-        f'pictures by split: train {3 - len(held_out)}{val} (the export has no "val": one picture in five by a hash of its name)' in lines
+        f'pictures by split: train {3 - len(held_out)}{val} (the export has no "val": one picture in five by a hash of its name)'
+        in lines
     )
 
 
 def test_colours_and_objects_of_cvats_segmentation_masks_are_read(tmp_path: Path):
-    """Two cats beside each other, which only the colours of SegmentationObject part; the split is in a list of ImageSets."""
+    """Two cats beside each other, which only the colours of SegmentationObject part; the split is in a list
+    of ImageSets."""
     classes, objects = np.zeros((H, W, 3), np.uint8), np.zeros((H, W, 3), np.uint8)
     classes[1:4, 2:8], objects[1:4, 2:5], objects[1:4, 5:8] = (250, 50, 83), (1, 0, 0), (0, 1, 0)
     classes[8], objects[8] = (224, 224, 192), (224, 224, 192)
-    write(tmp_path / "cvat", "labelmap.txt", "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:250,50,83::\n", "JPEGImages/a.jpg")
+    write(
+        tmp_path / "cvat",
+        "labelmap.txt",
+        "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:250,50,83::\n",
+        "JPEGImages/a.jpg",
+    )
     save(tmp_path / "cvat/SegmentationClass/a.png", classes)
     save(tmp_path / "cvat/SegmentationObject/a.png", objects)
     write(tmp_path / "cvat", "ImageSets/Segmentation/Validation.txt", "a\n")
-    assert imported(tmp_path / "cvat", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 4, 9], [1, 3, 5, 7, 9]]}
+    assert imported(tmp_path / "cvat", tmp_path / "out") == {
+        ("images/a.jpg", "referring", "cat"): [[1, 3, 2, 4, 9], [1, 3, 5, 7, 9]]
+    }
     assert plain.splits(tmp_path / "out") == ["val"]
 
 
@@ -472,10 +643,14 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
         save(tmp_path / "set/masks/a.png", values(cat=255, dog=0))
         assert imported(tmp_path / "set", tmp_path / f"out{number}") == binary
     save(tmp_path / "set/masks/a.png", values(cat=127, dog=255))
-    with pytest.raises(DataError, match=r"masks/a\.png: values \[127\] are no class of classes\.txt, which has .*cat"):
+    with pytest.raises(
+        DataError, match=r"masks/a\.png: values \[127\] are no class of classes\.txt, which has .*cat"
+    ):
         import_export(tmp_path / "set", tmp_path / "out")
     (tmp_path / "set/classes.txt").unlink()
-    with pytest.raises(DataError, match=r"masks: the values of its masks have no names; write classes\.txt beside the folder"):
+    with pytest.raises(
+        DataError, match=r"masks: the values of its masks have no names; write classes\.txt beside the folder"
+    ):
         import_export(tmp_path / "set", tmp_path / "out")
 
 
@@ -496,7 +671,9 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
         (panoptic, "annotations/panoptic_val2017.json", '"category_id": 1', '"category_id": 5', "annotation 0: category_id 5 is in no"),
     ],
 )  # fmt: skip
-def test_a_fault_of_a_layout_is_named_by_file_and_place(tmp_path: Path, layout: Callable, file: str, before: str, after: str, match: str):
+def test_a_fault_of_a_layout_is_named_by_file_and_place(
+    tmp_path: Path, layout: Callable, file: str, before: str, after: str, match: str
+):
     layout(tmp_path / "set")
     content = (tmp_path / "set" / file).read_text()
     assert before in content
@@ -510,17 +687,23 @@ def test_a_picture_that_two_files_of_one_split_label_has_each_object_once(tmp_pa
     for name in ("instances_default.json", "person_keypoints_default.json"):
         write(tmp_path / "set", f"annotations/{name}", coco_content("a.jpg"), "images/a.jpg")
     both = imported(tmp_path / "set", tmp_path / "both")
-    assert both == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]], ("images/a.jpg", "referring", "dog"): [[0, 1, 10, 13, 8]]}
+    assert both == {
+        ("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]],
+        ("images/a.jpg", "referring", "dog"): [[0, 1, 10, 13, 8]],
+    }
 
 
 def test_shares_of_a_picture_that_tools_show_turned_are_of_the_shown_sides(tmp_path: Path):
-    """EXIF 6: the stored 20 x 10 is shown as 10 x 20, turned clockwise; stored (x, y) is shown at (9 - y, x)."""
+    """EXIF 6: the stored 20 x 10 is shown as 10 x 20, turned clockwise; stored (x, y) is shown at (9 - y,
+    x)."""
     write(tmp_path / "set", "data.yaml", "names: [cat]\n", "images/a.jpg")
     write(tmp_path / "set", "labels/a.txt", "0 0.25 0.2 0.3 0.2\n")  # shown: columns 1 to 3 of rows 2 to 5
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     Image.new("RGB", (W, H), "grey").save(tmp_path / "set/images/a.jpg", exif=exif)
-    assert imported(tmp_path / "set", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[6, 8, 2, 5, 12]]}
+    assert imported(tmp_path / "set", tmp_path / "out") == {
+        ("images/a.jpg", "referring", "cat"): [[6, 8, 2, 5, 12]]
+    }
 
 
 def test_backslashes_in_a_zip_are_folders_and_masks_without_words_are_refused(tmp_path: Path):
@@ -528,11 +711,16 @@ def test_backslashes_in_a_zip_are_folders_and_masks_without_words_are_refused(tm
     with zipfile.ZipFile(tmp_path / "windows.zip", "w") as archive:
         for file in (tmp_path / "set").rglob("*.*"):
             archive.write(file, str(file.relative_to(tmp_path / "set")).replace("/", "\\"))
-    assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in import_export(tmp_path / "windows.zip", tmp_path / "out")
+    assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in import_export(
+        tmp_path / "windows.zip", tmp_path / "out"
+    )
     sam = {"image": {"image_id": 1, "width": W, "height": H, "file_name": "a.jpg"}, "annotations": []}
     write(tmp_path / "sam", "train/a.json", sam, "train/a.jpg")
     for read in (infer, lambda place: import_export(place, tmp_path / "out2")):
-        with pytest.raises(DataError, match=r"train/a\.json has masks without classes or texts.* export COCO segmentation instead"):
+        with pytest.raises(
+            DataError,
+            match=r"train/a\.json has masks without classes or texts.* export COCO segmentation instead",
+        ):
             read(tmp_path / "sam")
 
 
@@ -547,20 +735,26 @@ def test_other_tools_files_are_not_taken_for_formats_of_the_same_file_names(tmp_
         assert {*plain.splits(tmp_path / f"{name}-out")} <= {*splits, "val"}
     with pytest.raises(DataError, match="coco-out is in our own format already: `ans data check"):
         import_export(tmp_path / "coco-out", tmp_path / "again")
-    write(tmp_path / "coco", "captions.json", coco_content("a.jpg") | {"categories": []})  # as published beside the instances
+    # as published beside the instances
+    write(tmp_path / "coco", "captions.json", coco_content("a.jpg") | {"categories": []})
     import_export(tmp_path / "coco", tmp_path / "again")
     write(tmp_path / "unknown", "notes.txt", "x", "a.jpg")
-    with pytest.raises(DataError, match=r"no known annotations in it, but \['a\.jpg', 'notes\.txt'\]") as caught:
+    with pytest.raises(
+        DataError, match=r"no known annotations in it, but \['a\.jpg', 'notes\.txt'\]"
+    ) as caught:
         infer(tmp_path / "unknown")
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
 
 
 def test_lists_of_classes_belong_to_yolo_or_masks_by_what_is_beside_them(tmp_path: Path):
-    """Label Studio's YOLO has classes.txt alone, others put it to the labels; CVAT's Pascal VOC has a labelmap.txt without masks."""
+    """Label Studio's YOLO has classes.txt alone, others put it to the labels; CVAT's Pascal VOC has a
+    labelmap.txt without masks."""
     for number, place in enumerate(("classes.txt", "labels/classes.txt")):
         write(tmp_path / f"yolo{number}", "labels/a.txt", "0 0.2 0.25 0.2 0.3\n", "images/a.jpg")
         write(tmp_path / f"yolo{number}", place, "cat\n")
-        assert imported(tmp_path / f"yolo{number}", tmp_path / f"out{number}") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+        assert imported(tmp_path / f"yolo{number}", tmp_path / f"out{number}") == {
+            ("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]
+        }
     voc(tmp_path / "voc")
     write(tmp_path / "voc", "labelmap.txt", "background:0,0,0::\ncat:1,2,3::\n")
     assert infer(tmp_path / "voc") == "voc"
@@ -583,7 +777,9 @@ def test_a_split_without_objects_does_not_stop_the_others(tmp_path: Path):
 def test_an_empty_line_of_classes_is_a_class_without_a_name(tmp_path: Path):
     write(tmp_path / "yolo", "labels/a.txt", "2 0.2 0.25 0.2 0.3\n", "images/a.jpg")
     write(tmp_path / "yolo", "classes.txt", "dog\n\ncat\n\n")
-    assert imported(tmp_path / "yolo", tmp_path / "out") == {("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]}
+    assert imported(tmp_path / "yolo", tmp_path / "out") == {
+        ("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]
+    }
     masks(tmp_path / "masks")
     write(tmp_path / "masks", "classes.txt", "background\n\ndog\n")
     with pytest.raises(DataError, match=r"a\.png: values \[1\] are no class of classes\.txt"):
@@ -610,7 +806,9 @@ def test_masks_beside_their_pictures_are_read_and_jpeg_masks_are_not(tmp_path: P
     save(tmp_path / "beside/a_mask.png", values())
     assert {text for _, _, text in imported(tmp_path / "beside", tmp_path / "out")} == {"cat", "dog"}
     write(tmp_path / "jpeg", "classes.txt", "background\ncat\n", "images/a.jpg", "masks/a.jpg")
-    with pytest.raises(DataError, match=r"no picture has a label file .*masks are PNGs \(not JPEGs\) in masks/"):
+    with pytest.raises(
+        DataError, match=r"no picture has a label file .*masks are PNGs \(not JPEGs\) in masks/"
+    ):
         import_export(tmp_path / "jpeg", tmp_path / "none")
 
 

@@ -37,7 +37,10 @@ def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"masks": [[1e308, *POLYGON[1:]]]}, r"record 0, mask 0: a polygon reaches 1e\+308, far outside of the picture of 8 x 6"),
+        (
+            {"masks": [[1e308, *POLYGON[1:]]]},
+            r"record 0, mask 0: a polygon reaches 1e\+308, far outside of the picture of 8 x 6",
+        ),
         ({"masks": [[float("nan"), *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches nan"),
         ({"masks": [[10**400, *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches a number of 1329 bits"),
         ({"masks": [[*POLYGON[:-1], "3"]]}, "record 0, mask 0: a polygon holds '3', which is no number"),
@@ -45,7 +48,10 @@ def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
             {"masks": [[0.1, 0.2, 0.9, 0.2, 0.9, 0.8]]},
             r"coordinates lie in \[0, 1\], .* multiply x by its width \(8\) and y by its height \(6\)",
         ),
-        ({"masks": [{"size": [6.0, 8], "counts": "=24000a0"}]}, r"record 0, mask 0: RLE size is \[6.0, 8\], not two whole numbers"),
+        (
+            {"masks": [{"size": [6.0, 8], "counts": "=24000a0"}]},
+            r"record 0, mask 0: RLE size is \[6.0, 8\], not two whole numbers",
+        ),
         (
             {"masks": [{"size": [6, 8], "counts": "=24000a"}]},
             "record 0, mask 0: RLE counts '=24000a' have an end in the middle of a number",
@@ -54,7 +60,10 @@ def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
         ({"image": "../a.png"}, "record 0: '../a.png' is no file inside"),
         ({"image": "/etc/passwd"}, "record 0: '/etc/passwd' is no file inside"),
         ({"image": "a\0.png"}, "record 0: .* is no file inside"),
-        ({"split": "validation"}, "record 0: split is 'validation': splits are train, val and test; write 'val'"),
+        (
+            {"split": "validation"},
+            "record 0: split is 'validation': splits are train, val and test; write 'val'",
+        ),
         ({"split": "vall"}, "record 0: split 'vall' is not one of 'train', 'val' or 'test'"),
         ({"text": "\u200b\u200b"}, "record 0: the text is "),
         ({"text": "the\0dog"}, "record 0: the text .* holds control characters"),
@@ -79,7 +88,10 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
         (b'[{"text": "a", "text": "b"}]', 'duplicate key "text"'),
         (b"", "EOF while parsing"),
         (b"[]", "expected a list with at least one record"),
-        (b'{"image": "a.png"}\n{"image": "a.png"}', r"one record per line \(JSON Lines\) belongs into a file \*\.jsonl"),
+        (
+            b'{"image": "a.png"}\n{"image": "a.png"}',
+            r"one record per line \(JSON Lines\) belongs into a file \*\.jsonl",
+        ),
         (
             b'{"images": [], "annotations": [], "categories": []}',
             "is a COCO file .* the format coco.* For other texts, write one record for each",
@@ -88,7 +100,10 @@ def test_a_wrong_value_is_named_with_its_record(tmp_path, change, message):
 )
 def test_a_file_that_is_not_a_list_of_records_is_named(tmp_path, content, message):
     (tmp_path / "annotations.json").write_bytes(content)
-    for reader in (lambda: list(FORMATS["annotations"](tmp_path, name="mine", split="train")), lambda: SPLITS["annotations"](tmp_path)):
+    for reader in (
+        lambda: list(FORMATS["annotations"](tmp_path, name="mine", split="train")),
+        lambda: SPLITS["annotations"](tmp_path),
+    ):
         with pytest.raises(DataError, match=message) as caught:
             reader()
         assert str(tmp_path / "annotations.json") in str(caught.value)
@@ -107,7 +122,8 @@ def test_samples_come_one_by_one_and_a_fault_is_told_at_the_end(tmp_path):
 
 
 def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
-    text = json.dumps(GOOD | {"text": "a dog\u2028asleep"}, ensure_ascii=False)  # U+2028 ends a line for str.splitlines
+    # U+2028 ends a line for str.splitlines
+    text = json.dumps(GOOD | {"text": "a dog\u2028asleep"}, ensure_ascii=False)
     (tmp_path / "annotations.json").write_bytes(b"\xef\xbb\xbf" + f"[{text}]".encode())
     png(tmp_path / "a.png")
     (whole,) = FORMATS["annotations"](tmp_path, name="mine", split="train")
@@ -129,7 +145,9 @@ def test_up_to_20_faults_are_told_and_the_rest_counted(tmp_path):
 
 def test_a_folder_with_two_files_of_records_is_refused(tmp_path):
     (tmp_path / "annotations.jsonl").write_text(json.dumps(GOOD))
-    with pytest.raises(DataError, match=r"has annotations.json and annotations.jsonl, and one would not be read"):
+    with pytest.raises(
+        DataError, match=r"has annotations.json and annotations.jsonl, and one would not be read"
+    ):
         read(tmp_path, GOOD)
 
 
@@ -139,7 +157,11 @@ def test_spellings_of_a_path_and_blanks_at_the_end_of_a_text_are_one(tmp_path):
     (tmp_path / "pictures").mkdir()
     for name in names:
         png(tmp_path / name)
-    records = [{"image": form.format(name), "text": f"dog {form}", "masks": [POLYGON]} for name in names for form in ("{}", ".//{}")]
+    records = [
+        {"image": form.format(name), "text": f"dog {form}", "masks": [POLYGON]}
+        for name in names
+        for form in ("{}", ".//{}")
+    ]
     for split in ("train", "val"):
         found = Counter(sample.image_id for sample in read(tmp_path, *records, split=split))
         assert found == {name: 2 for name in names if split_by_image(name) == split}
@@ -158,12 +180,25 @@ def test_a_question_and_its_answer_are_a_conversation_about_regions(tmp_path):
     }
     plain = {"image": "a.png", "question": "What is in the picture?", "answer": "A dog.", "split": "train"}
     first, second = read(tmp_path, asked, plain)
-    assert (first.task, first.question, first.text, len(first.masks)) == ("conversation", asked["question"], "Yes.", 2)
-    assert (second.task, second.question, second.text, second.masks) == ("conversation", plain["question"], "A dog.", ())
+    assert (first.task, first.question, first.text, len(first.masks)) == (
+        "conversation",
+        asked["question"],
+        "Yes.",
+        2,
+    )
+    assert (second.task, second.question, second.text, second.masks) == (
+        "conversation",
+        plain["question"],
+        "A dog.",
+        (),
+    )
     for change, message in (
         ({"question": "Is region3 red?"}, "the question asks about region3, and regions has 2"),
         ({"answer": " "}, "record 0, answer: the text is ' '"),
-        ({"masks": [POLYGON]}, r"unknown keys \['masks'\]; known are \['answer', 'image', 'question', 'regions', 'split', 'task'\]"),
+        (
+            {"masks": [POLYGON]},
+            r"unknown keys \['masks'\]; known are \['answer', 'image', 'question', 'regions', 'split', 'task'\]",
+        ),
         ({"question": "<image>What?"}, "holds '<image>'"),
     ):
         with pytest.raises(DataError, match=message):
@@ -185,7 +220,8 @@ def test_pictures_of_another_size_and_masks_of_another_picture_are_named(tmp_pat
         json.dumps(instances | {"images": [{"id": 1, "file_name": "a.png", "height": 12, "width": 16}]})
     )
     with pytest.raises(
-        DataError, match=r"image 1: the annotations are of a picture of \[height, width\] = \[12, 16\], the file has \[6, 8\]"
+        DataError,
+        match=r"image 1: the annotations are of a picture of \[height, width\] = \[12, 16\], the file has \[6, 8\]",
     ):
         list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
     instances["annotations"][0]["image_id"] = 2
@@ -218,7 +254,8 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_sample(tmp_path, kin
     content = (tmp_path / "a.png").read_bytes()
     damaged = {
         "cut": content[: len(content) // 2],
-        "flipped": content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],  # pixels that Pillow decodes without a word
+        # pixels that Pillow decodes without a word
+        "flipped": content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
         "huge": content[:16] + (30_000).to_bytes(4) * 2 + content[24:],
         "text": b"no picture",
     }
@@ -257,7 +294,12 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root / "images", root / "regions/images")
     shutil.copytree(root / "images", root / "plain/images")
     captions = json.loads((root / "grounded/train.json").read_text())
-    masks = [mask for caption in captions for grounding in caption["groundings"].values() for mask in grounding["rle_masks"]][:2]
+    masks = [
+        mask
+        for caption in captions
+        for grounding in caption["groundings"].values()
+        for mask in grounding["rle_masks"]
+    ][:2]
     line = json.loads(region(image="images/train_000000.png", segmentation=masks[0], caption="a dog"))
     (root / "regions/manifest.jsonl").write_text(json.dumps(line))
     own = [
@@ -297,14 +339,18 @@ NFC, NFD = "caf\u00e9.png", "cafe\u0301.png"
     ],
 )
 def test_a_picture_that_is_named_otherwise_is_told_with_the_difference(tmp_path, there, name, difference):
-    """The remedy is tried: with the file's own name the set is read. Exports are read with backslashes, too."""
+    """The remedy is tried: with the file's own name the set is read. Exports are read with backslashes,
+    too."""
     (tmp_path / "images").mkdir()
     png(tmp_path / there)
     (tmp_path / "images/a.txt").touch()  # never offered
     if "\\" in name:
         read_cvat(tmp_path, name)
     for read_set in (read_plain, read_coco) if "\\" in name else (read_plain, read_coco, read_cvat):
-        with pytest.raises(DataError, match=rf"; {re.escape(str(tmp_path / there))} is there, .*differs in .*{difference}.*: correct"):
+        with pytest.raises(
+            DataError,
+            match=rf"; {re.escape(str(tmp_path / there))} is there, .*differs in .*{difference}.*: correct",
+        ):
             read_set(tmp_path, name)
         read_set(tmp_path, there)
 
@@ -324,7 +370,12 @@ OTHER = [4, 3, 7, 3, 7, 5, 4, 5]
 
 
 def of(image: Any, category: Any, shape: Any = POLYGON, **more: Any) -> dict[str, Any]:
-    return {"image_id": image, "category_id": category, "segmentation": [shape] if shape and type(shape[0]) is int else shape, **more}
+    return {
+        "image_id": image,
+        "category_id": category,
+        "segmentation": [shape] if shape and type(shape[0]) is int else shape,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
@@ -337,9 +388,13 @@ def of(image: Any, category: Any, shape: Any = POLYGON, **more: Any) -> dict[str
         (["a.png", "./a.png"], ("dog",), [of(0, 0), of(1, 0, OTHER)]),
     ],
 )
-def test_what_has_two_numbers_in_coco_is_one_sample_with_all_objects(tmp_path, caplog, names, categories, annotations):
+def test_what_has_two_numbers_in_coco_is_one_sample_with_all_objects(
+    tmp_path, caplog, names, categories, annotations
+):
     png(tmp_path / "images/a.png")
-    (sample,) = FORMATS["coco"](write_coco(tmp_path, names, annotations, categories), name="mine", split="train")
+    (sample,) = FORMATS["coco"](
+        write_coco(tmp_path, names, annotations, categories), name="mine", split="train"
+    )
     assert [rle.area(mask) for (mask,) in sample.masks] == [6, 6]
     assert (sample.sample_id, sample.image_id) == ("0_0", "0")
     assert "1 categories have the name" in caplog.text or "1 images have the file" in caplog.text
@@ -371,7 +426,13 @@ def test_one_picture_twice_in_an_export_is_one_record_of_each_text(tmp_path):
 
 def test_polygons_of_fewer_than_3_points_are_left_out_and_counted(tmp_path, caplog):
     png(tmp_path / "a.png")
-    annotations = [of(0, 0, [[4, 3], POLYGON]), of(0, 0, [[4, 3]]), of(0, 0, [[1, 1, 5, 4]]), of(0, 0, None), of(0, 0, [])]
+    annotations = [
+        of(0, 0, [[4, 3], POLYGON]),
+        of(0, 0, [[4, 3]]),
+        of(0, 0, [[1, 1, 5, 4]]),
+        of(0, 0, None),
+        of(0, 0, []),
+    ]
     (sample,) = FORMATS["coco"](write_coco(tmp_path, ["a.png"], annotations), name="mine", split="train")
     assert [rle.area(mask) for (mask,) in sample.masks] == [6]
     assert "1 polygons of fewer than 3 points are left out" in caplog.text
@@ -379,8 +440,17 @@ def test_polygons_of_fewer_than_3_points_are_left_out_and_counted(tmp_path, capl
     caplog.clear()
     (plain,) = read(tmp_path, GOOD | {"masks": [[[4, 3], POLYGON]]})
     assert (plain.masks, "1 polygons of fewer" in caplog.text) == (sample.masks, True)
-    with pytest.raises(DataError, match=r"instances_train\.json: no record can be used: 1 with no mask: no polygon \[x1, y1, x2, y2"):
-        list(FORMATS["coco"](write_coco(tmp_path, ["a.png"], [of(0, 0, [[[2, 1], [5, 1], [5, 3]]])]), name="mine", split="train"))
+    with pytest.raises(
+        DataError,
+        match=r"instances_train\.json: no record can be used: 1 with no mask: no polygon \[x1, y1, x2, y2",
+    ):
+        list(
+            FORMATS["coco"](
+                write_coco(tmp_path, ["a.png"], [of(0, 0, [[[2, 1], [5, 1], [5, 3]]])]),
+                name="mine",
+                split="train",
+            )
+        )
 
 
 def test_a_box_is_the_mask_of_an_object_without_an_outline_in_all_commands(tmp_path, caplog):
@@ -420,13 +490,21 @@ def read_coco(root: Path, name: str) -> None:
 
 def read_cvat(root: Path, name: str) -> None:
     box = '<box label="dog" xtl="1" ytl="1" xbr="4" ybr="4"/>'
-    (root / "a.xml").write_text(f'<annotations><image id="0" name="{name}" width="8" height="6">{box}</image></annotations>')
+    (root / "a.xml").write_text(
+        f'<annotations><image id="0" name="{name}" width="8" height="6">{box}</image></annotations>'
+    )
     cvat.read(root, root / "a.xml")
 
 
-def write_coco(root: Path, names: list[str], annotations: list[dict[str, Any]], categories: tuple[str, ...] = ("dog",)) -> Path:
+def write_coco(
+    root: Path, names: list[str], annotations: list[dict[str, Any]], categories: tuple[str, ...] = ("dog",)
+) -> Path:
     """Pictures and categories are numbered from 0."""
     images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
-    content = {"images": images, "annotations": annotations, "categories": [{"id": n, "name": c} for n, c in enumerate(categories)]}
+    content = {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": n, "name": c} for n, c in enumerate(categories)],
+    }
     (root / "instances_train.json").write_text(json.dumps(content))
     return root

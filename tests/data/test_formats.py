@@ -22,7 +22,9 @@ from ans_core.pictures import rle, transforms
 from ans_core.types import FilePart
 
 REFERENCE = Path(os.environ.get("ANS_REFERENCE", Path(__file__).resolve().parents[2] / "../shared"))
-needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"no reference data at {REFERENCE} (set ANS_REFERENCE)")
+needs_reference = pytest.mark.skipif(
+    not REFERENCE.is_dir(), reason=f"no reference data at {REFERENCE} (set ANS_REFERENCE)"
+)
 COUNTS = {"train": 12, "val": 6, "test": 4}
 
 
@@ -52,10 +54,17 @@ def test_every_format_tells_its_splits():
 
 @pytest.mark.parametrize(
     ("form", "folder"),
-    [("refcoco", "refcoco"), ("grefcoco", "grefcoco"), ("region_arrow", "region_captions"), ("grandf", "grounded")],
+    [
+        ("refcoco", "refcoco"),
+        ("grefcoco", "grefcoco"),
+        ("region_arrow", "region_captions"),
+        ("grandf", "grounded"),
+    ],
 )
 def test_splits_share_no_scene(drawn, form, folder):
-    images: dict[str, set[object]] = {s: {x.frames[0] for x in FORMATS[form](drawn / folder, name="d", split=s)} for s in COUNTS}
+    images: dict[str, set[object]] = {
+        s: {x.frames[0] for x in FORMATS[form](drawn / folder, name="d", split=s)} for s in COUNTS
+    }
     assert all(images[s] and all(f.name.startswith(s) for f in images[s]) for s in COUNTS)
     with pytest.raises(ValueError, match=r"no split 'dev'; it has \['test', 'train', 'val'\]"):
         list(FORMATS[form](drawn / folder, name="d", split="dev"))
@@ -63,18 +72,32 @@ def test_splits_share_no_scene(drawn, form, folder):
 
 def test_what_was_drawn_is_read_back(drawn):
     scene = draw_scene(seed=0, split="val", index=2, image_size=64)
-    regions = [s for s in FORMATS["region_arrow"](drawn / "region_captions", name="d", split="val") if s.frames[0].name == "val_000002.png"]
+    regions = [
+        s
+        for s in FORMATS["region_arrow"](drawn / "region_captions", name="d", split="val")
+        if s.frames[0].name == "val_000002.png"
+    ]
     assert [s.text for s in regions] == [region_caption(t) for t in scene.things]
     assert (np.stack([rle.decode(s.masks[0][0]) for s in regions]) == scene.masks).all()
-    assert [(s.meta["colour"], s.meta["shape"], s.meta["size"]) for s in regions] == [(t.colour, t.shape, t.size) for t in scene.things]
-    (grounded,) = [s for s in FORMATS["grandf"](drawn / "grounded", name="d", split="val") if s.image_id == "val_000002"]
+    assert [(s.meta["colour"], s.meta["shape"], s.meta["size"]) for s in regions] == [
+        (t.colour, t.shape, t.size) for t in scene.things
+    ]
+    (grounded,) = [
+        s for s in FORMATS["grandf"](drawn / "grounded", name="d", split="val") if s.image_id == "val_000002"
+    ]
     text, spans = grounded_caption(scene.things)
     assert grounded.text == text
     assert grounded.phrases == tuple(span for span, _ in spans)
     assert [rle.area(m[0]) for m in grounded.masks] == [scene.masks[i].sum() for _, i in spans]
-    single = [s for s in FORMATS["refcoco"](drawn / "refcoco", name="d", split="val") if s.frames[0].name == "val_000002.png"]
+    single = [
+        s
+        for s in FORMATS["refcoco"](drawn / "refcoco", name="d", split="val")
+        if s.frames[0].name == "val_000002.png"
+    ]
     assert {s.meta["kind"] for s in single} <= {"attribute", "location", "relation"}
-    assert all(len(s.masks) == 1 and rle.decode(s.masks[0][0]).tolist() in scene.masks.tolist() for s in single)
+    assert all(
+        len(s.masks) == 1 and rle.decode(s.masks[0][0]).tolist() in scene.masks.tolist() for s in single
+    )
 
 
 def test_grefcoco_holds_several_objects_and_none(drawn):
@@ -98,15 +121,29 @@ def test_two_drawings_of_one_seed_are_the_same_bytes(drawn, tmp_path):
 def write_refs(root: Path, **changes: object) -> Path:
     png(root / "images" / "a.png")
     annotation = {"id": 7, "image_id": 1, "category_id": 1, "segmentation": [[2, 1, 5, 1, 5, 3, 2, 3]]}
-    (root / "instances.json").write_text(json.dumps({"images": [{"id": 1, "file_name": "a.png"}], "annotations": [annotation]}))
-    ref = {"ref_id": 0, "ann_id": 7, "image_id": 1, "split": "train", "sentences": [{"sent": "the lady", "sent_id": 5}]} | changes
+    (root / "instances.json").write_text(
+        json.dumps({"images": [{"id": 1, "file_name": "a.png"}], "annotations": [annotation]})
+    )
+    ref = {
+        "ref_id": 0,
+        "ann_id": 7,
+        "image_id": 1,
+        "split": "train",
+        "sentences": [{"sent": "the lady", "sent_id": 5}],
+    } | changes
     (root / "refs(unc).p").write_bytes(pickle.dumps([ref], protocol=2))
     return root
 
 
 def test_a_public_refcoco_record_is_read(tmp_path):
     (sample,) = FORMATS["refcoco"](write_refs(tmp_path), name="refcoco", split="train")
-    assert (sample.text, sample.sample_id, sample.height, sample.width, sample.meta) == ("the lady", "0_5", 6, 8, {})
+    assert (sample.text, sample.sample_id, sample.height, sample.width, sample.meta) == (
+        "the lady",
+        "0_5",
+        6,
+        8,
+        {},
+    )
     assert rle.area(sample.masks[0][0]) == 6  # 3 x 2 pixels
 
 
@@ -125,15 +162,24 @@ def test_a_wrong_ref_is_named(tmp_path, changes, message):
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     write_refs(tmp_path)
-    (tmp_path / "refs(unc).p").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    (tmp_path / "refs(unc).p").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR."
+    )
     with pytest.raises(ValueError, match=r"not a plain pickle of refs \(it wants to import os.system\)"):
         list(FORMATS["refcoco"](tmp_path, name="d", split="train"))
     assert not (tmp_path / "ran").exists()
 
 
 def test_region_captions_may_embed_their_images_and_have_several_masks(tmp_path):
-    turns = [{"from": "human", "value": "<image>\nWhat is <Prompt0>?"}, {"from": "gpt", "value": "<Prompt0> a dog"}]
-    rows = {"image": [str(png(tmp_path / "a.png"))], "mask_rle": [[block(), block()]], "conversations": [turns]}
+    turns = [
+        {"from": "human", "value": "<image>\nWhat is <Prompt0>?"},
+        {"from": "gpt", "value": "<Prompt0> a dog"},
+    ]
+    rows = {
+        "image": [str(png(tmp_path / "a.png"))],
+        "mask_rle": [[block(), block()]],
+        "conversations": [turns],
+    }
     mask = [{"size": [Value("int64")], "counts": Value("string")}]
     turn = [{"from": Value("string"), "value": Value("string")}]
     features = Features({"image": Image(), "mask_rle": mask, "conversations": turn})
@@ -143,7 +189,12 @@ def test_region_captions_may_embed_their_images_and_have_several_masks(tmp_path)
     assert isinstance(part, FilePart)  # the place in the Arrow file: the picture itself is not held
     assert part.read_bytes() == (tmp_path / "a.png").read_bytes()
     assert transforms.open_image(part).size == (8, 6)
-    assert (sample.question, sample.text, len(sample.masks), sample.height) == ("What is region1?", "region1 a dog", 1, 6)
+    assert (sample.question, sample.text, len(sample.masks), sample.height) == (
+        "What is region1?",
+        "region1 a dog",
+        1,
+        6,
+    )
 
 
 def write_annotations(root: Path, *records: dict[str, object]) -> Path:
@@ -156,15 +207,26 @@ GOOD = {"image": "a.png", "masks": [[2, 1, 5, 1, 5, 3, 2, 3]], "text": "the dog"
 
 
 def test_plain_annotations_take_polygons_rle_and_no_object(tmp_path):
-    records = (GOOD, GOOD | {"text": "both", "masks": [block(), [[2, 1, 5, 1, 5, 3, 2, 3]]]}, GOOD | {"text": "a cat", "masks": []})
+    records = (
+        GOOD,
+        GOOD | {"text": "both", "masks": [block(), [[2, 1, 5, 1, 5, 3, 2, 3]]]},
+        GOOD | {"text": "a cat", "masks": []},
+    )
     samples = list(FORMATS["annotations"](write_annotations(tmp_path, *records), name="mine", split="train"))
     assert [len(s.masks) for s in samples] == [1, 2, 0]
     assert all(rle.area(m[0]) == 6 for s in samples for m in s.masks)
 
 
 def test_a_task_that_there_is_not_is_told_the_nearest(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"record 1: task 'phrases' is not one of .*'conversation'\] \(did you mean 'phrase'\?\)"):
-        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, GOOD | {"task": "phrases"}), name="mine", split="train"))
+    with pytest.raises(
+        ValueError,
+        match=r"record 1: task 'phrases' is not one of .*'conversation'\] \(did you mean 'phrase'\?\)",
+    ):
+        list(
+            FORMATS["annotations"](
+                write_annotations(tmp_path, GOOD, GOOD | {"task": "phrases"}), name="mine", split="train"
+            )
+        )
 
 
 def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
@@ -173,9 +235,17 @@ def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
     _, found = FORMATS["annotations"](folder, name="mine", split="train")
     assert (found.task, found.text, found.masks) == ("phrase", "the dog", ())
     with pytest.raises(ValueError, match=r"record 1: .*'masks'"):
-        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase | {"masks": []}), name="mine", split="train"))
+        list(
+            FORMATS["annotations"](
+                write_annotations(tmp_path, GOOD, phrase | {"masks": []}), name="mine", split="train"
+            )
+        )
     with pytest.raises(ValueError, match="record 2: same image and text as record 1; leave one of them out"):
-        list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, phrase, phrase), name="mine", split="train"))
+        list(
+            FORMATS["annotations"](
+                write_annotations(tmp_path, GOOD, phrase, phrase), name="mine", split="train"
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,9 +253,15 @@ def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
     [
         (GOOD | {"image": "b.png"}, r"record 1: the image .*b.png does not exist"),
         (GOOD | {"image": "broken.png"}, r"record 1: cannot read the image .*broken.png"),
-        (GOOD | {"text": "t", "masks": [block(height=8)]}, r"record 1, mask 0: RLE size \[8, 8\] is not the image's .* \[6, 8\]"),
+        (
+            GOOD | {"text": "t", "masks": [block(height=8)]},
+            r"record 1, mask 0: RLE size \[8, 8\] is not the image's .* \[6, 8\]",
+        ),
         (GOOD | {"text": "t", "masks": [rle.empty(6, 8)]}, "record 1, mask 0: the mask has no pixel"),
-        (GOOD | {"text": "t", "masks": [[1, 2, 3, 4]]}, "record 1, mask 0: a polygon needs at least 3 points"),
+        (
+            GOOD | {"text": "t", "masks": [[1, 2, 3, 4]]},
+            "record 1, mask 0: a polygon needs at least 3 points",
+        ),
         (GOOD | {"text": ""}, "record 1: the text is ''"),
         (GOOD, "record 1: same image and text as record 0"),
         (GOOD | {"text": "t", "task": "caption"}, "record 1: task 'caption' is not one of"),
@@ -206,7 +282,10 @@ def write_regions(root: Path, *lines: str) -> Path:
 
 
 def region(**changes: object) -> str:
-    return json.dumps({"id": "0", "image": "images/a.png", "segmentation": block(), "bbox": [6, 4, 2, 2], "category": "dog"} | changes)
+    return json.dumps(
+        {"id": "0", "image": "images/a.png", "segmentation": block(), "bbox": [6, 4, 2, 2], "category": "dog"}
+        | changes
+    )
 
 
 def test_a_region_without_caption_is_called_by_category_and_place(tmp_path):
@@ -233,7 +312,11 @@ def test_a_region_without_caption_is_called_by_category_and_place(tmp_path):
 )
 def test_a_wrong_line_is_named(tmp_path, lines: tuple[str, ...], message):
     with pytest.raises(ValueError, match=message):
-        list(FORMATS["regions"](write_regions(tmp_path, *lines), name="d", split=split_by_image("images/a.png")))
+        list(
+            FORMATS["regions"](
+                write_regions(tmp_path, *lines), name="d", split=split_by_image("images/a.png")
+            )
+        )
 
 
 def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
@@ -245,7 +328,9 @@ def test_an_unknown_format_and_a_missing_folder_are_named(tmp_path):
 
 @needs_reference
 def test_real_photographs_are_split_by_image():
-    train, val = (list(FORMATS["regions"](REFERENCE / "data/regions", name="photos", split=s)) for s in ("train", "val"))
+    train, val = (
+        list(FORMATS["regions"](REFERENCE / "data/regions", name="photos", split=s)) for s in ("train", "val")
+    )
     assert len([s for s in train + val if s.task == "region_caption"]) == 323
     assert not {s.image_id for s in train} & {s.image_id for s in val}
     assert 0.1 < len(val) / len(train + val) < 0.3
@@ -254,7 +339,12 @@ def test_real_photographs_are_split_by_image():
 @needs_reference
 def test_real_clips_are_read():
     samples = list(FORMATS["videos"](REFERENCE / "data/videos", name="clips", split="val"))
-    assert {s.image_id for s in samples} == {"davis_schoolgirls", "davis_bmx_trees", "davis_tennis", "pumavos_chair"}
+    assert {s.image_id for s in samples} == {
+        "davis_schoolgirls",
+        "davis_bmx_trees",
+        "davis_tennis",
+        "pumavos_chair",
+    }
     assert all(len(s.masks[0]) == len(s.frames) >= 30 for s in samples)
 
 

@@ -24,15 +24,32 @@ STAMP = Stamp(format="f", path="/p", name="drawn", split="train", files="1", cod
 
 
 def every_kind(folder: Path) -> list[Sample]:
-    """Two questions about each of: a file, a part of a file, embedded bytes, a clip with an object that is absent or unknown; a film."""
+    """Two questions about each of: a file, a part of a file, embedded bytes, a clip with an object that is
+    absent or unknown; a film."""
     (folder / "table").write_bytes(b"head" + tiny.picture(7))
     part = FilePart(file=folder / "table", start=4, length=len(tiny.picture(7)))
     clip = tiny.clip(3, frames=3)
-    unknown = replace(clip, masks=((None, clip.masks[0][1], clip.masks[0][2]), clip.masks[0]), meta={"kind": "motion", "n": [1, 2]})
-    talk = tiny.sample(6, task="conversation", question='Is "region1"\nlarger – é?', text="Yes \udcff.", masks=())
-    told = tiny.sample(5, task="grounded_caption", text="a cat, a dog", phrases=((0, 5), (7, 12)), masks=(*clip.masks[:1], clip.masks[0]))
+    unknown = replace(
+        clip,
+        masks=((None, clip.masks[0][1], clip.masks[0][2]), clip.masks[0]),
+        meta={"kind": "motion", "n": [1, 2]},
+    )
+    talk = tiny.sample(
+        6, task="conversation", question='Is "region1"\nlarger – é?', text="Yes \udcff.", masks=()
+    )
+    told = tiny.sample(
+        5,
+        task="grounded_caption",
+        text="a cat, a dog",
+        phrases=((0, 5), (7, 12)),
+        masks=(*clip.masks[:1], clip.masks[0]),
+    )
     refs = (png(folder / "a.png"), part, tiny.picture(9))
-    stills = [replace(s, frames=(ref,), sample_id=f"{s.sample_id}-{n}") for n, ref in enumerate(refs) for s in (talk, told)]
+    stills = [
+        replace(s, frames=(ref,), sample_id=f"{s.sample_id}-{n}")
+        for n, ref in enumerate(refs)
+        for s in (talk, told)
+    ]
     film = replace(clip, frames=VideoFrames(folder / "film.mp4", range(0, 6, 2)), task="tracking", text="")
     return [*stills, unknown, replace(unknown, sample_id="again", text="x"), film]
 
@@ -57,9 +74,18 @@ def sources(samples: Callable[[list[Sample], str], SampleIndex | list[Sample]]) 
     return [
         Source(name="one", kind="referring", samples=samples(stills, "one")),
         Source(name="two", kind="region_caption", samples=samples(regions, "two")),
-        Source(name="three", kind="referring", samples=samples([tiny.sample(i, text="late") for i in (7, 2)], "three")),
+        Source(
+            name="three",
+            kind="referring",
+            samples=samples([tiny.sample(i, text="late") for i in (7, 2)], "three"),
+        ),
         Source(name="clips", kind="video", samples=samples([tiny.clip(i) for i in range(2)], "clips")),
-        Source(name="own", kind="extra", samples=samples([tiny.sample(20 + i) for i in range(9)], "own"), repeats=2),
+        Source(
+            name="own",
+            kind="extra",
+            samples=samples([tiny.sample(20 + i) for i in range(9)], "own"),
+            repeats=2,
+        ),
     ]
 
 
@@ -99,7 +125,10 @@ def own(tmp_path: Path) -> tuple[Path, Path]:
     prepared.mkdir(parents=True)
     png(folder / "a.png")
     write(folder, "a dog")
-    write_entries(prepared, [DatasetEntry(name="mi/ne", format="annotations", path=str(folder), split="train", kind="extra")])
+    write_entries(
+        prepared,
+        [DatasetEntry(name="mi/ne", format="annotations", path=str(folder), split="train", kind="extra")],
+    )
     return folder, prepared
 
 
@@ -108,7 +137,9 @@ def write(folder: Path, *texts: str) -> None:
     (folder / "annotations.json").write_text(json.dumps(records))
 
 
-def test_a_data_set_is_read_again_only_when_its_files_have_changed(own: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_is_read_again_only_when_its_files_have_changed(
+    own: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
     folder, prepared = own
     reads: list[str] = []
     reader = data.FORMATS["annotations"]

@@ -22,7 +22,10 @@ def mixed() -> Mixture:
     """Expressions of 1 to 40 words."""
     samples = [tiny.sample(i, text="word " * (1 + i * 13 % 40)) for i in range(48)]
     clips = [tiny.clip(100 + i) for i in range(4)]
-    sources = [Source(name="one", kind="referring", samples=samples), Source(name="two", kind="video", samples=clips)]
+    sources = [
+        Source(name="one", kind="referring", samples=samples),
+        Source(name="two", kind="video", samples=clips),
+    ]
     return Mixture(sources, {"referring": 0.75, "video": 0.25}, questions=1, frames=3, seed=0, turn=turn)
 
 
@@ -44,13 +47,20 @@ def test_a_window_has_the_rows_of_the_mixture_and_its_steps_have_rows_of_like_le
         assert lengths[0][-1] == max(map(words, expected))  # the longest first
         in_order = sorted(lengths)
         assert all(one[-1] <= other[0] for one, other in pairwise(in_order))
-    assert LengthGroups(mixed(), words, window=4).rows(5, 0, batch=8, micros=1) == groups.rows(5, 0, batch=8, micros=1)
+    assert LengthGroups(mixed(), words, window=4).rows(5, 0, batch=8, micros=1) == groups.rows(
+        5, 0, batch=8, micros=1
+    )
 
 
 @pytest.mark.parametrize("micros", [1, 2])
-def test_processes_share_a_steps_rows_with_about_the_same_tokens(monkeypatch: pytest.MonkeyPatch, micros: int):
+def test_processes_share_a_steps_rows_with_about_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, micros: int
+):
     alone = LengthGroups(mixed(), words, window=4)
-    whole = {step: [row for micro in range(micros) for row in alone.rows(step, micro, batch=8, micros=micros)] for step in range(4)}
+    whole = {
+        step: [row for micro in range(micros) for row in alone.rows(step, micro, batch=8, micros=micros)]
+        for step in range(4)
+    }
     monkeypatch.setenv("WORLD_SIZE", "2")
     shared: dict[tuple[int, int], list[list[Row]]] = {}
     for rank in (0, 1):
@@ -60,7 +70,9 @@ def test_processes_share_a_steps_rows_with_about_the_same_tokens(monkeypatch: py
             for micro in range(micros):
                 shared.setdefault((step, micro), []).append(groups.rows(step, micro, batch=8, micros=micros))
     for step in range(4):
-        assert names([row for micro in range(micros) for rows in shared[step, micro] for row in rows]) == names(whole[step])
+        assert names(
+            [row for micro in range(micros) for rows in shared[step, micro] for row in rows]
+        ) == names(whole[step])
     for one, other in shared.values():
         assert len(one) == len(other) == 4 // micros
         tokens = [sum(map(words, rows)) for rows in (one, other)]
@@ -69,7 +81,8 @@ def test_processes_share_a_steps_rows_with_about_the_same_tokens(monkeypatch: py
 
 
 def test_rows_are_dealt_to_whoever_has_the_fewest_tokens():
-    """9 | 8; 7 to the second (15); 3 to the first (12); 2 to the first (14), whose rows are complete; 1 to the second (16)."""
+    """9 | 8; 7 to the second (15); 3 to the first (12); 2 to the first (14), whose rows are complete; 1 to
+    the second (16)."""
     assert balanced([(9, 0), (8, 1), (7, 2), (3, 3), (2, 4), (1, 5)], 2) == [[0, 3, 4], [1, 2, 5]]
     assert balanced([(5, 0), (4, 1), (3, 2)], 2) == [[0, 2], [1]] == balanced([(1, 0), (1, 1), (1, 2)], 2)
     assert balanced([(5, 7)], 3) == [[7], [], []]
@@ -77,12 +90,16 @@ def test_rows_are_dealt_to_whoever_has_the_fewest_tokens():
 
 CUTTERS = {
     "tiles": Tiling(size=64, max_tiles=6, grid=4),
-    "patches": Patches(patch=8, merge=2, temporal=2, mean=(0.5,) * 3, std=(0.5,) * 3, min_pixels=1024, max_pixels=16384),
+    "patches": Patches(
+        patch=8, merge=2, temporal=2, mean=(0.5,) * 3, std=(0.5,) * 3, min_pixels=1024, max_pixels=16384
+    ),
 }
 
 
 @pytest.mark.parametrize("cutter", CUTTERS.values(), ids=CUTTERS)
-def test_a_rows_length_is_that_of_its_packed_tokens_though_no_picture_is_opened(tiny_model: Network, cutter: Tiling | Patches):
+def test_a_rows_length_is_that_of_its_packed_tokens_though_no_picture_is_opened(
+    tiny_model: Network, cutter: Tiling | Patches
+):
     """Pictures of one size and of another, a clip, regions, and a turn that is too long and is left out."""
     layout = replace(tiny.layout(tiny_model, max_length=400), cutter=cutter)
     file = io.BytesIO()

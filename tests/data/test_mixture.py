@@ -18,7 +18,9 @@ SHARES = {"referring": 0.5, "region_caption": 0.3, "video": 0.2}
 
 
 def referring(count: int, per_image: int = 2, start: int = 0) -> list:  # type: ignore[type-arg]
-    return [tiny.sample(start + i, text=f"thing {start + i} {k}") for i in range(count) for k in range(per_image)]
+    return [
+        tiny.sample(start + i, text=f"thing {start + i} {k}") for i in range(count) for k in range(per_image)
+    ]
 
 
 def regions(count: int) -> list:  # type: ignore[type-arg]
@@ -39,7 +41,9 @@ def mixture(sources: list[Source], shares: dict[str, float] = SHARES, **changes:
 
 
 def stills(count: int, **changes: object) -> Mixture:
-    return mixture([Source(name="one", kind="referring", samples=referring(count))], {"referring": 1.0}, **changes)
+    return mixture(
+        [Source(name="one", kind="referring", samples=referring(count))], {"referring": 1.0}, **changes
+    )
 
 
 def test_rows_depend_on_seed_and_number_alone():
@@ -59,7 +63,11 @@ def test_a_step_has_the_rows_of_its_numbers_in_one_micro_batch_or_in_several():
 
 @pytest.mark.parametrize("micros", [1, 2])
 def test_the_rows_of_two_processes_together_are_those_of_one(monkeypatch: pytest.MonkeyPatch, micros: int):
-    alone = [row.name + str(row.turns) for micro in range(micros) for row in drawn().rows(5, micro, batch=8, micros=micros)]
+    alone = [
+        row.name + str(row.turns)
+        for micro in range(micros)
+        for row in drawn().rows(5, micro, batch=8, micros=micros)
+    ]
     monkeypatch.setenv("WORLD_SIZE", "2")
     shared = []
     for rank in ("0", "1"):
@@ -79,7 +87,8 @@ def test_every_image_comes_once_per_epoch_in_another_order_each_time():
 
 
 def test_shares_are_honoured():
-    """Pictures .5 + .3 against clips .2; within pictures with one question each, referring .5 of .8. Three standard deviations."""
+    """Pictures .5 + .3 against clips .2; within pictures with one question each, referring .5 of .8. Three
+    standard deviations."""
     one = drawn(questions=1)
     rows = [one.row(n) for n in range(2000)]
     clips = sum(len(row.frames) > 1 for row in rows)
@@ -91,7 +100,8 @@ def test_shares_are_honoured():
 
 def test_data_sets_that_show_the_same_picture_share_its_rows():
     row = next(r for r in (drawn(questions=5).row(n) for n in range(20)) if len(r.frames) == 1)
-    assert Counter(bool(t.masks) for t in row.turns) == {True: 2, False: 1}  # all that is asked about it, each once
+    # all that is asked about it, each once
+    assert Counter(bool(t.masks) for t in row.turns) == {True: 2, False: 1}
     assert len({t.question for t in row.turns}) > 1
 
 
@@ -120,28 +130,44 @@ def test_regions_are_marked_in_the_first_frame_of_a_clip_which_is_then_always_am
 def test_a_users_data_set_that_is_named_has_its_own_share():
     """Drawn pictures 1.0, own data 3.0: three quarters of every block; repeats don't count beside it."""
     own = [tiny.sample(i, dataset="mine", text="mine") for i in (90, 91)]
-    sources = [Source(name="one", kind="referring", samples=referring(6)), Source(name="mine", kind="extra", samples=own, repeats=5)]
+    sources = [
+        Source(name="one", kind="referring", samples=referring(6)),
+        Source(name="mine", kind="extra", samples=own, repeats=5),
+    ]
     found = names_of(mixture(sources, {"referring": 1.0, "extra": 0.1, "mine": 3.0}), range(64))
     assert Counter(found["mine"]) == {"mine/i90": 24, "mine/i91": 24}
 
 
 def test_a_mixture_that_gives_nothing_a_share_is_refused():
     phrases = Source(name="mine", kind="extra", samples=[tiny.sample(1, task="phrase", masks=())])
-    with pytest.raises(ValueError, match="'mine' has a share of the mixture, and no sample of it has both a text and what it is about"):
+    with pytest.raises(
+        ValueError,
+        match="'mine' has a share of the mixture, and no sample of it has both a text and what it is about",
+    ):
         mixture([phrases], {"mine": 1.0, "extra": 1.0})
-    with pytest.raises(ValueError, match=r"gives no share to any of the data sets \[\('one', 'referring'\)\]"):
+    with pytest.raises(
+        ValueError, match=r"gives no share to any of the data sets \[\('one', 'referring'\)\]"
+    ):
         mixture([Source(name="one", kind="referring", samples=referring(1))], {"video": 1.0})
     with pytest.raises(ValueError, match="gives no share"):
         mixture([Source(name="one", kind="referring", samples=[])], {"referring": 1.0})
 
 
 def owned(**changes: object) -> Mixture:
-    """Two data sets of the user's, of 30 and 7 images, the second with repeats 3, beside 5 drawn images and 3 drawn clips."""
+    """Two data sets of the user's, of 30 and 7 images, the second with repeats 3, beside 5 drawn images and 3
+    drawn clips."""
     sources = [
         Source(name="drawn", kind="referring", samples=referring(5)),
         Source(name="clips", kind="video", samples=[tiny.clip(i) for i in range(3)]),
-        Source(name="large", kind="extra", samples=[tiny.sample(i, dataset="large") for i in range(200, 230)]),
-        Source(name="small", kind="extra", samples=[tiny.sample(i, dataset="small") for i in range(300, 307)], repeats=3),
+        Source(
+            name="large", kind="extra", samples=[tiny.sample(i, dataset="large") for i in range(200, 230)]
+        ),
+        Source(
+            name="small",
+            kind="extra",
+            samples=[tiny.sample(i, dataset="small") for i in range(300, 307)],
+            repeats=3,
+        ),
     ]
     return mixture(sources, {"referring": 0.5, "video": 0.125, "extra": 0.375}, **changes)
 
@@ -156,8 +182,8 @@ def names_of(one: Mixture, rows: range) -> dict[str, list[str]]:
 
 
 def test_rows_of_a_single_pool_are_those_that_cached_bases_were_trained_on():
-    """Hashes of rows: SFT's are as they were when there was no schedule of pools (6c7b00d), pre-training's as they have been since its
-    questions are SFT's."""
+    """Hashes of rows: SFT's are as they were when there was no schedule of pools (6c7b00d), pre-training's as
+    they have been since its questions are SFT's."""
 
     def seen(sample: Sample, n: int) -> Sample:
         return replace(sample, frames=(Path(f"{n}.png"),))
@@ -165,9 +191,13 @@ def test_rows_of_a_single_pool_are_those_that_cached_bases_were_trained_on():
     def masks(n: int, k: int) -> tuple[Masklet, ...]:
         return ((tiny.square(n, 2 * n, n + 20, 2 * n + 9),),) if k < 2 else ()
 
-    expressions = [seen(tiny.sample(n, text=f"thing {n} {k}", masks=masks(n, k)), n) for n in range(7) for k in range(3)]
+    expressions = [
+        seen(tiny.sample(n, text=f"thing {n} {k}", masks=masks(n, k)), n) for n in range(7) for k in range(3)
+    ]
     told = [seen(tiny.region(n, text=f"a region {n} {k}"), n) for n in range(6) for k in range(2)]
-    grounded = [seen(tiny.sample(n, task="grounded_caption", text="a cat", phrases=((0, 5),)), n) for n in range(7)]
+    grounded = [
+        seen(tiny.sample(n, task="grounded_caption", text="a cat", phrases=((0, 5),)), n) for n in range(7)
+    ]
     sources = [
         Source(name="one", kind="referring", samples=expressions),
         Source(name="two", kind="region_caption", samples=told),
@@ -175,9 +205,17 @@ def test_rows_of_a_single_pool_are_those_that_cached_bases_were_trained_on():
     ]
     hashes = []
     for make in (pretraining_turn, turn):
-        one = mixture(sources, {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1}, questions=4, frames=1, seed=3, turn=make)
+        one = mixture(
+            sources,
+            {"referring": 0.6, "region_caption": 0.3, "grounded_caption": 0.1},
+            questions=4,
+            frames=1,
+            seed=3,
+            turn=make,
+        )
         rows = [(r.name, r.frames, r.turns, r.mask_frames) for r in map(one.row, (*range(40), 1000, 123456))]
-        written = repr(rows).replace(", past=()", "").replace(", targets=()", ", target=None")  # as turns were written then
+        # as turns were written then
+        written = repr(rows).replace(", past=()", "").replace(", targets=()", ", target=None")
         hashes.append(hashlib.sha256(written.encode()).hexdigest()[:16])
     assert hashes == ["62bd3cca8e8e5ebf", "89d5c4b027438845"]
 

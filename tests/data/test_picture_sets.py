@@ -1,4 +1,5 @@
-"""Readers of the published picture sets: drawn scenes in their layouts come back as they were drawn, and what is wrong is named."""
+"""Readers of the published picture sets: drawn scenes in their layouts come back as they were drawn, and what
+is wrong is named."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_the_phrases_of_a_grounded_caption_have_the_masks_of_what_they_name(tree
             continue  # words that come twice are one phrase, at the first place
         assert sample.text.removesuffix(".") == caption
         assert sample.phrases == tuple(words for words, _ in spans)
-        assert [rle.decode(m[0]).tolist() for m in sample.masks] == [drawn.scene.masks[i].tolist() for _, i in spans]
+        assert [rle.decode(m[0]).tolist() for m in sample.masks] == [
+            drawn.scene.masks[i].tolist() for _, i in spans
+        ]
         assert sample.detail
         made = turn(sample, random.Random(0))
         assert made.question in prompts.DETAILED_GROUNDED_QUESTIONS
@@ -87,8 +90,13 @@ def test_ospreys_regions_are_numbered_and_its_descriptions_stand_alone(tree, sce
     told = read(tree, "osprey_detail_description")[: len(first.names)]
     assert [s.text for s in told] == first.names
     assert [areas(s) for s in told] == [[mask.sum()] for mask in first.scene.masks]
-    assert {turn(s, random.Random(0)).question for s in told} <= {q.format(region="region1") for q in prompts.DETAILED_REGION_QUESTIONS}
-    assert read(tree, "osprey_short_form")[0].question == "What is the shape of region2? Answer the question using a single word or phrase."
+    assert {turn(s, random.Random(0)).question for s in told} <= {
+        q.format(region="region1") for q in prompts.DETAILED_REGION_QUESTIONS
+    }
+    assert (
+        read(tree, "osprey_short_form")[0].question
+        == "What is the shape of region2? Answer the question using a single word or phrase."
+    )
     assert read(tree, "osprey_part_level")[0].question == "What is region1?"
     assert len(read(tree, "osprey_lvis_positive_negative")[0].past) == len(first.names) - 1
 
@@ -97,23 +105,40 @@ def test_gars_relations_are_questions_about_its_masks(tree, scenes):
     assert {s.task for s in read(tree, "gar_seed")} == {"region_caption"}
     for sample, drawn in zip(read(tree, "gar_relation"), scenes, strict=True):
         assert (sample.task, sample.question) == ("conversation", "Is region1 left of region2?")
-        assert areas(sample) == [drawn.scene.masks[0].sum(), drawn.scene.masks[1].sum()]  # the masks that nobody names are not shown
+        # the masks that nobody names are not shown
+        assert areas(sample) == [drawn.scene.masks[0].sum(), drawn.scene.masks[1].sum()]
 
 
 def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path):
     found = {(s.image_id, s.text): sum(areas(s)) for s in read(tree, "coco")}
-    drawn = [(str(d.number), t.shape, int(m.sum())) for d in scenes for t, m in zip(d.scene.things, d.scene.masks, strict=True)]
-    assert found == {(i, shape): sum(n for j, other, n in drawn if (j, other) == (i, shape)) for i, shape, _ in drawn}
+    drawn = [
+        (str(d.number), t.shape, int(m.sum()))
+        for d in scenes
+        for t, m in zip(d.scene.things, d.scene.masks, strict=True)
+    ]
+    assert found == {
+        (i, shape): sum(n for j, other, n in drawn if (j, other) == (i, shape)) for i, shape, _ in drawn
+    }
     png(tmp_path / "val2017/a.png")
     crowd = {"size": [6, 8], "counts": [0, 4, 44]}
     annotations: list[dict[str, Any]] = [
-        {"id": 1, "image_id": 1, "category_id": 1, "segmentation": [BOX, BOX], "iscrowd": 0},  # overlapping polygons are one mask
+        # overlapping polygons are one mask
+        {"id": 1, "image_id": 1, "category_id": 1, "segmentation": [BOX, BOX], "iscrowd": 0},
         {"id": 2, "image_id": 1, "category_id": 1, "segmentation": crowd, "iscrowd": 1},
     ]
-    whole = {"images": [{"id": 1, "file_name": "a.png"}], "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
+    whole = {
+        "images": [{"id": 1, "file_name": "a.png"}],
+        "categories": [{"id": 1, "name": "person"}],
+        "annotations": annotations,
+    }
     store(tmp_path / "annotations/instances_val2017.json", whole)
     (sample,) = FORMATS["coco"](tmp_path, name="coco", split="val")
-    assert (sample.text, areas(sample), sample.meta["kind"], sample.meta["joined"]) == ("person", [6, 4], "crowd", [1])
+    assert (sample.text, areas(sample), sample.meta["kind"], sample.meta["joined"]) == (
+        "person",
+        [6, 4],
+        "crowd",
+        [1],
+    )
     annotations[1]["category_id"] = 7
     store(tmp_path / "annotations/instances_val2017.json", whole)
     with pytest.raises(DataError, match="annotation 1: category_id 7 is in no list of the file"):
@@ -128,13 +153,22 @@ def test_objects_of_a_picture_are_found_wherever_they_stand_in_the_file(tmp_path
     whole = {"images": images, "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
     store(tmp_path / "annotations/instances_val2017.json", whole)
     samples = list(FORMATS["coco"](tmp_path, name="coco", split="val"))
-    assert [(s.sample_id, s.frames[0].name, len(s.masks)) for s in samples] == [("0_1", "a.png", 2), ("1_1", "b.png", 2)]
+    assert [(s.sample_id, s.frames[0].name, len(s.masks)) for s in samples] == [
+        ("0_1", "a.png", 2),
+        ("1_1", "b.png", 2),
+    ]
     assert all("joined" not in sample.meta for sample in samples)
 
 
 def write_osprey(root: Path, *records: dict[str, Any], name: str = "osprey_conversation.json") -> Path:
     png(root / "images/a.png")
-    store(root / name, [{"file_name": "a.png", "height": 6, "width": 8, "annotation": [{"segmentation": block()}]} | r for r in records])
+    store(
+        root / name,
+        [
+            {"file_name": "a.png", "height": 6, "width": 8, "annotation": [{"segmentation": block()}]} | r
+            for r in records
+        ],
+    )
     return root
 
 
@@ -145,7 +179,10 @@ def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog
         {"conversations": said(("What is <region1>?", f"A cat, not <region{'9' * 5000}>."))},
         {"conversations": []},
         {"conversations": said(("What is <region1>?", " "))},
-        {"conversations": said(("What is <region1>?", "A cat.")), "annotation": [{"segmentation": rle.empty(6, 8)}]},
+        {
+            "conversations": said(("What is <region1>?", "A cat.")),
+            "annotation": [{"segmentation": rle.empty(6, 8)}],
+        },
     ]
     with caplog.at_level(logging.WARNING):
         (kept,) = FORMATS["osprey"](write_osprey(tmp_path, *records), name="osprey", split="train")
@@ -160,7 +197,10 @@ def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, capl
     rows: list[dict[str, Any]] = [
         {
             "image": "coco/a.png",
-            "conversations": [{"from": "gpt", "value": "Hello."}, *said(("What?\n<image>", "A\x00 cat."), ("Why?", "It is."))],
+            "conversations": [
+                {"from": "gpt", "value": "Hello."},
+                *said(("What?\n<image>", "A\x00 cat."), ("Why?", "It is.")),
+            ],
         },
         {"conversations": said(("Write a poem.", "Roses."))},
     ]
@@ -171,7 +211,10 @@ def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, capl
     assert "1 records are left out: 1 with text alone, without a picture" in caplog.text
     rows[0]["image"] = "coco/b.png"
     store(tmp_path / "chat/llava_v1_5_mix665k.json", rows)
-    with pytest.raises(DataError, match=r"llava_v1_5_mix665k.json: record 0: the image 'coco/b.png' is in none of .*llava_images"):
+    with pytest.raises(
+        DataError,
+        match=r"llava_v1_5_mix665k.json: record 0: the image 'coco/b.png' is in none of .*llava_images",
+    ):
         list(FORMATS["llava"](tmp_path / "chat", name="llava", split="train"))
 
 
@@ -191,7 +234,10 @@ def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
 def test_words_are_looked_for_in_lower_case_and_a_caption_without_any_is_left_out(tmp_path, caplog):
     png(tmp_path / "images/a.png")
     refs = [{"sentence": "Red Dog", "segmentation": [BOX, BOX]}, {"sentence": "a cow", "segmentation": [BOX]}]
-    records = [{"7": {"img_file_name": "a.png", "caption": text, "refs": refs}} for text in ('"A red dog sits."', "A horse.")]
+    records = [
+        {"7": {"img_file_name": "a.png", "caption": text, "refs": refs}}
+        for text in ('"A red dog sits."', "A horse.")
+    ]
     store(tmp_path / "RefCOCOg_GCG_val.json", records)
     with caplog.at_level(logging.WARNING):
         (sample,) = FORMATS["refcocog_gcg"](tmp_path, name="gcg", split="val")
@@ -199,10 +245,18 @@ def test_words_are_looked_for_in_lower_case_and_a_caption_without_any_is_left_ou
     assert "1 with a caption that holds the words of no expression" in caplog.text
 
 
-def write_query(root: Path, *shapes: tuple[str, int], text: str = "Who barks.", sentence: bool = True, encoding: str = "utf-8") -> Path:
+def write_query(
+    root: Path,
+    *shapes: tuple[str, int],
+    text: str = "Who barks.",
+    sentence: bool = True,
+    encoding: str = "utf-8",
+) -> Path:
     """Squares of a side from the top left corner, on a picture of 16 x 16."""
     png(root / "val/a.jpg", width=16, height=16)
-    drawn = [{"label": label, "points": [[0, 0], [side, 0], [side, side], [0, side]]} for label, side in shapes]
+    drawn = [
+        {"label": label, "points": [[0, 0], [side, 0], [side, side], [0, side]]} for label, side in shapes
+    ]
     query = {"text": [text], "is_sentence": sentence, "shapes": drawn}
     (root / "val/a.json").write_bytes(json.dumps(query, ensure_ascii=False).encode(encoding))
     return root
@@ -224,19 +278,33 @@ def test_reasonseg_paints_the_smaller_shape_over_the_larger(tmp_path):
 
 def test_upstreams_finetuning_file_is_told_by_its_keys_and_read_beside_ours(tmp_path):
     ours = {"image": "a.png", "text": "a dog", "masks": [BOX], "split": "train"}
-    theirs: dict[str, Any] = {"image": "a.png", "mask": [[BOX, BOX], BOX, [[0, 0, 8, 0, 8, 1, 0, 1]]], "text": ["Dog.", "cat", "Dog."]}
-    samples = list(FORMATS["annotations"](write_annotations(tmp_path, ours, theirs), name="mine", split="train"))
-    assert [(s.sample_id, s.text, areas(s)) for s in samples] == [("0", "a dog", [6]), ("1_0", "Dog.", [6, 8]), ("1_1", "cat", [6])]
+    theirs: dict[str, Any] = {
+        "image": "a.png",
+        "mask": [[BOX, BOX], BOX, [[0, 0, 8, 0, 8, 1, 0, 1]]],
+        "text": ["Dog.", "cat", "Dog."],
+    }
+    samples = list(
+        FORMATS["annotations"](write_annotations(tmp_path, ours, theirs), name="mine", split="train")
+    )
+    assert [(s.sample_id, s.text, areas(s)) for s in samples] == [
+        ("0", "a dog", [6]),
+        ("1_0", "Dog.", [6, 8]),
+        ("1_1", "cat", [6]),
+    ]
     png(tmp_path / "images/a.png")
     (split,) = SPLITS["annotations"](write_annotations(tmp_path, theirs))
     assert split == split_by_image("images/a.png")
-    assert next(FORMATS["annotations"](tmp_path, name="mine", split=split)).frames == (tmp_path / "images/a.png",)
+    assert next(FORMATS["annotations"](tmp_path, name="mine", split=split)).frames == (
+        tmp_path / "images/a.png",
+    )
     for change, message in (
         ({"text": ["dog"]}, "record 0: mask has 3 entries and text 1; every mask needs its text"),
         ({"mask": [[BOX], [[1, 2]], BOX]}, "record 0, text 1, mask 0: a polygon needs at least 3 points"),
     ):
         with pytest.raises(DataError, match=message):
-            list(FORMATS["annotations"](write_annotations(tmp_path, theirs | change), name="mine", split=split))
+            list(
+                FORMATS["annotations"](write_annotations(tmp_path, theirs | change), name="mine", split=split)
+            )
 
 
 def write_rows(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -248,20 +316,38 @@ def test_gars_rows_have_a_caption_for_each_mask_or_name_them(tmp_path):
     encoded = io.BytesIO()
     Image.new("RGB", (8, 6)).save(encoded, "PNG")
     picture = "data:base64," + base64.b64encode(encoded.getvalue()).decode()
-    each = {"image": picture, "mask_rle": [block(), block()], "conversations": said(("Describe.", "a dog"), ("Describe.", "a cat"))}
+    each = {
+        "image": picture,
+        "mask_rle": [block(), block()],
+        "conversations": said(("Describe.", "a dog"), ("Describe.", "a cat")),
+    }
     first, second = FORMATS["region_arrow"](write_rows(tmp_path / "each", each), name="gar", split="train")
     assert first.frames[0].read_bytes() == encoded.getvalue()  # decoded from its place in the Arrow file
-    assert [(s.sample_id, s.text, len(s.masks)) for s in (first, second)] == [("0", "a dog", 1), ("0_1", "a cat", 1)]
+    assert [(s.sample_id, s.text, len(s.masks)) for s in (first, second)] == [
+        ("0", "a dog", 1),
+        ("0_1", "a cat", 1),
+    ]
     asked = each | {"conversations": said(("Is <Prompt1> red?", "Yes."), ("And <Prompt2>?", "No."))}
-    with pytest.raises(DataError, match=r"row 0: the conversation names the prompts \[1, 2\], and mask_rle has 2 masks, from 0 on"):
+    with pytest.raises(
+        DataError,
+        match=r"row 0: the conversation names the prompts \[1, 2\], and mask_rle has 2 masks, from 0 on",
+    ):
         list(FORMATS["region_arrow"](write_rows(tmp_path / "asked", asked), name="gar", split="train"))
     with pytest.raises(DataError, match="row 0: the image is not base64"):
-        list(FORMATS["region_arrow"](write_rows(tmp_path / "broken", each | {"image": "data:base64,%%%"}), name="gar", split="train"))
+        list(
+            FORMATS["region_arrow"](
+                write_rows(tmp_path / "broken", each | {"image": "data:base64,%%%"}),
+                name="gar",
+                split="train",
+            )
+        )
 
 
 def test_splits_lie_beside_each_other_and_two_sets_in_one_folder_are_told_apart_by_the_path(tree, tmp_path):
     folder = tree / "glamm_data/annotations"
-    with pytest.raises(DataError, match=r"GranDf_HA_GCG_train\.json and OpenPsgGCG_train\.json are both of split 'train'"):
+    with pytest.raises(
+        DataError, match=r"GranDf_HA_GCG_train\.json and OpenPsgGCG_train\.json are both of split 'train'"
+    ):
         SPLITS["grandf"](folder)
     for name in ("OpenPsgGCG_train.json", "OpenPsgGCG_val.json", "GranDf_HA_GCG_val.json"):
         (tmp_path / name).write_text("[]")
@@ -277,7 +363,8 @@ def write_turned(file: Path, orientation: int) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_masks_of_stored_pixels_are_turned_with_their_picture(tmp_path, orientation):
-    """COCO's annotations are of stored pixels; those of the upright picture are known by its size, where a quarter turn changes it."""
+    """COCO's annotations are of stored pixels; those of the upright picture are known by its size, where a
+    quarter turn changes it."""
     write_annotations(tmp_path, {"image": "a.png", "text": "a dog", "masks": [block()], "split": "train"})
     write_turned(tmp_path / "a.png", orientation)
     (tmp_path / "images").symlink_to(tmp_path)
@@ -285,7 +372,12 @@ def test_masks_of_stored_pixels_are_turned_with_their_picture(tmp_path, orientat
 
     def osprey(mask: np.ndarray) -> Sample:
         height, width = mask.shape
-        row = {"file_name": "a.png", "height": height, "width": width, "annotation": [{"segmentation": rle.encode(mask)}]}
+        row = {
+            "file_name": "a.png",
+            "height": height,
+            "width": width,
+            "annotation": [{"segmentation": rle.encode(mask)}],
+        }
         store(tmp_path / "osprey_conversation.json", [row | {"conversations": said(("What?", "It."))}])
         (sample,) = FORMATS["osprey"](tmp_path, name="mine", split="train")
         return sample
@@ -315,7 +407,9 @@ def test_frames_of_a_clip_are_turned_alike_and_places_are_not_told_of_a_turned_p
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "I;16", "CMYK"])
 def test_a_picture_of_any_kind_is_read_as_rgb(tmp_path, mode):
-    folder = write_annotations(tmp_path, {"image": "a.tif", "text": "a dog", "masks": [block()], "split": "train"})
+    folder = write_annotations(
+        tmp_path, {"image": "a.tif", "text": "a dog", "masks": [block()], "split": "train"}
+    )
     grey = Image.new("RGB", (8, 6), (156, 156, 156))
     special = {"I;16": Image.fromarray(np.full((6, 8), 40_000, np.uint16)), "P": grey.quantize()}
     picture = special.get(mode) or grey.convert(mode)
@@ -328,12 +422,22 @@ def test_a_picture_of_any_kind_is_read_as_rgb(tmp_path, mode):
 
 @needs_reference
 def test_real_regions_of_osprey_are_read(tmp_path):
-    """Its evaluation excerpt has real polygons and descriptions; the training set's layout is put around them."""
-    asked, told = (json.loads((REFERENCE / f"data/eval_formats/osprey/{name}.head.json").read_text()) for name in ("questions", "answers"))
+    """Its evaluation excerpt has real polygons and descriptions; the training set's layout is put around
+    them."""
+    asked, told = (
+        json.loads((REFERENCE / f"data/eval_formats/osprey/{name}.head.json").read_text())
+        for name in ("questions", "answers")
+    )
     for question in asked:
         png(tmp_path / "coco/train2014" / question["image"], width=640, height=480)
     records = [
-        {"file_name": q["image"], "height": 480, "width": 640, "annotation": [q["annotation"]], "description": [f"<region1>: {a['text']}"]}
+        {
+            "file_name": q["image"],
+            "height": 480,
+            "width": 640,
+            "annotation": [q["annotation"]],
+            "description": [f"<region1>: {a['text']}"],
+        }
         for q, a in zip(asked, told, strict=True)
     ]
     store(tmp_path / "Osprey-724K/osprey_detail_description.json", records)

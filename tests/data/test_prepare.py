@@ -20,7 +20,9 @@ from ans_core.data.mixture import Mixture
 from ans_core.pictures import rle
 from ans_core.stages import prepare
 
-SMALL = Prepare(scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64)
+SMALL = Prepare(
+    scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64
+)
 
 
 def run(settings: Prepare, out: Path) -> dict[str, float]:
@@ -47,7 +49,14 @@ def test_drawn_and_own_data_are_written_listed_and_loaded(tmp_path):
     cfg = SMALL.model_copy(update={"sources": (own_data(tmp_path),)})
     metrics = run(cfg, out)
     train, val = load(out, "train"), load(out, "val")
-    assert set(train) == {"mine", "scenes_single", "scenes_several", "scenes_regions", "scenes_grounded", "scenes_clips"}
+    assert set(train) == {
+        "mine",
+        "scenes_single",
+        "scenes_several",
+        "scenes_regions",
+        "scenes_grounded",
+        "scenes_clips",
+    }
     assert set(val) == set(train)
     assert [(s.height, s.width) for s in (*train["mine"], *val["mine"])] == [(20, 40), (50, 30)]
     assert metrics["samples/scenes_single/val"] == len(val["scenes_single"])
@@ -71,13 +80,22 @@ def test_of_a_share_of_the_pictures_captions_are_known_and_of_the_others_masks_a
     for name in ("scenes_single", "scenes_several", "scenes_clips"):
         assert [s.text for s in found[name]] == [s.text for s in everything[name]]
     captioned = {s.frames[0].name for s in found["scenes_regions"]}
-    assert captioned == {s.frames[0].name for s in found["scenes_grounded"]} == {f"train_{n:06d}.png" for n in range(3)}
+    assert (
+        captioned
+        == {s.frames[0].name for s in found["scenes_grounded"]}
+        == {f"train_{n:06d}.png" for n in range(3)}
+    )
     silent = {s.frames[0].name: {m[0]["counts"] for m in s.masks} for s in found["scenes_masks"]}
     assert set(silent) == {f"train_{n:06d}.png" for n in range(3, 8)}
-    known = {name: {s.masks[0][0]["counts"] for s in everything["scenes_regions"] if s.frames[0].name == name} for name in silent}
+    known = {
+        name: {s.masks[0][0]["counts"] for s in everything["scenes_regions"] if s.frames[0].name == name}
+        for name in silent
+    }
     assert silent == known
     assert {s.task for s in found["scenes_masks"]} == {"tracking"}
-    assert [s.text for s in load(part, "val")["scenes_regions"]] == [s.text for s in load(whole, "val")["scenes_regions"]]
+    assert [s.text for s in load(part, "val")["scenes_regions"]] == [
+        s.text for s in load(whole, "val")["scenes_regions"]
+    ]
 
 
 @pytest.mark.slow
@@ -101,14 +119,21 @@ def test_of_a_share_of_the_pictures_masks_are_known_and_of_the_others_captions_a
     for sample in everything["scenes_regions"]:
         known.setdefault(sample.frames[0].name, []).append(sample.text)
     phrases = [(s.frames[0].name, s.text) for s in found["scenes_phrases"]]
-    assert phrases == [(name, text) for name, texts in list(known.items())[:3] for text in texts if texts.count(text) == 1]
-    assert [s.text for s in load(part, "val")["scenes_single"]] == [s.text for s in load(whole, "val")["scenes_single"]]
+    assert phrases == [
+        (name, text) for name, texts in list(known.items())[:3] for text in texts if texts.count(text) == 1
+    ]
+    assert [s.text for s in load(part, "val")["scenes_single"]] == [
+        s.text for s in load(whole, "val")["scenes_single"]
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool):
-    """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may be a link into a cache."""
+def test_the_kinds_of_drawn_data_share_their_pictures_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+):
+    """Stages read a relative folder, and each reader writes a picture's path in its own way; the folder may
+    be a link into a cache."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cache").mkdir()
     out = Path("cache")
@@ -120,7 +145,12 @@ def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monke
     assert len(stills) == 4
     assert len({bytes(key) for source in stills for key in picture_keys(source.samples)}) == SMALL.scenes
     mixture = Mixture(
-        stills, dict.fromkeys(("referring", "region_caption", "grounded_caption"), 1.0), questions=20, frames=1, seed=0, turn=turn
+        stills,
+        dict.fromkeys(("referring", "region_caption", "grounded_caption"), 1.0),
+        questions=20,
+        frames=1,
+        seed=0,
+        turn=turn,
     )
     for number in range(SMALL.scenes):
         turns = mixture.row(number).turns
@@ -132,12 +162,23 @@ def test_the_kinds_of_drawn_data_share_their_pictures_rows(tmp_path: Path, monke
 @pytest.mark.slow
 def test_test_clips_and_scenes_leave_what_is_trained_and_tuned_on_as_it_is(tmp_path):
     found = {}
-    for name, more in (("without", {"test_scenes": 0, "test_clips": 0}), ("with", {"test_scenes": 3, "test_clips": 2})):
+    for name, more in (
+        ("without", {"test_scenes": 0, "test_clips": 0}),
+        ("with", {"test_scenes": 3, "test_clips": 2}),
+    ):
         out = tmp_path / name / "prepared"
         out.mkdir(parents=True)
         run(SMALL.model_copy(update=more), out)
-        samples = {split: [s for listed in load(out, split).values() for s in listed] for split in ("train", "val", "test")}
-        pictures = {ref.relative_to(out): ref.read_bytes() for split in ("train", "val") for s in samples[split] for ref in s.frames}
+        samples = {
+            split: [s for listed in load(out, split).values() for s in listed]
+            for split in ("train", "val", "test")
+        }
+        pictures = {
+            ref.relative_to(out): ref.read_bytes()
+            for split in ("train", "val")
+            for s in samples[split]
+            for ref in s.frames
+        }
         found[name] = (repr((samples["train"], samples["val"])).replace(str(out), ""), pictures)
     assert found["with"] == found["without"]
     assert len({s.frames for s in samples["test"] if len(s.frames) > 1}) == 2
@@ -182,8 +223,15 @@ def test_nothing_at_all_is_refused(tmp_path):
 def described(folder: Path, pictures: int) -> Path:
     """A folder as describe-anything comes: rows of one split, each with its picture."""
     Image.new("RGB", (16, 16), (90, 120, 60)).save(folder / "picture.png")
-    said = [{"from": "human", "value": "<image>\nDescribe <Prompt0>."}, {"from": "gpt", "value": "A green square."}]
-    row = {"image": str(folder / "picture.png"), "mask_rle": [rle.encode(np.eye(16, dtype=bool))], "conversations": said}
+    said = [
+        {"from": "human", "value": "<image>\nDescribe <Prompt0>."},
+        {"from": "gpt", "value": "A green square."},
+    ]
+    row = {
+        "image": str(folder / "picture.png"),
+        "mask_rle": [rle.encode(np.eye(16, dtype=bool))],
+        "conversations": said,
+    }
     features = Features({"image": datasets.Image(), "mask_rle": [{"size": [Value("int64")], "counts": Value("string")}],
                          "conversations": [{"from": Value("string"), "value": Value("string")}]})  # fmt: skip
     Dataset.from_list([row] * pictures, features=features).save_to_disk(folder / "set")
@@ -191,18 +239,27 @@ def described(folder: Path, pictures: int) -> Path:
 
 
 def test_a_set_without_val_holds_out_a_share_of_its_pictures(tmp_path: Path) -> None:
-    source = DataSource(name="described", format="region_arrow", path=str(described(tmp_path, 60)), hold_out=0.2)
-    parts = [list(data.read_entry(tmp_path / "prepared", entry)) for entry in prepare.source_entries((source,))]
+    source = DataSource(
+        name="described", format="region_arrow", path=str(described(tmp_path, 60)), hold_out=0.2
+    )
+    parts = [
+        list(data.read_entry(tmp_path / "prepared", entry)) for entry in prepare.source_entries((source,))
+    ]
     names = [{sample.image_id for sample in part} for part in parts]
     assert len(names[0] | names[1]) == sum(map(len, parts)) == 60
     assert 4 <= len(parts[1]) <= 20  # expected: 12
     everything = prepare.source_entries((source.model_copy(update={"hold_out": 0.0}),))
-    assert [len(data.read_entry(tmp_path / "prepared", entry)) for entry in everything] == [60]  # its index is another
+    # its index is another
+    assert [len(data.read_entry(tmp_path / "prepared", entry)) for entry in everything] == [60]
     data.write_entries(tmp_path, prepare.source_entries((source,)) + everything)
     assert [entry.hold_out for entry in read_entries(tmp_path)] == [0.2, 0.2, 0.0]
-    assert "hold_out" not in json.loads((tmp_path / "datasets.json").read_text())[2], "what was prepared before reads and hashes as before"
+    assert "hold_out" not in json.loads((tmp_path / "datasets.json").read_text())[2], (
+        "what was prepared before reads and hashes as before"
+    )
 
 
 def test_what_has_held_out_pictures_holds_out_no_others(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'mine' has hold_out 0.1, and it has a split 'val' of its own; set hold_out to 0"):
+    with pytest.raises(
+        ValueError, match=r"'mine' has hold_out 0.1, and it has a split 'val' of its own; set hold_out to 0"
+    ):
         prepare.source_entries((own_data(tmp_path).model_copy(update={"hold_out": 0.1}),))

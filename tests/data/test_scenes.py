@@ -14,7 +14,9 @@ from ans_core.data.scenes import SHAPES, Scene, Thing, background, draw_scene, r
 from ans_core.pictures.colours import COLOURS
 
 
-def thing(shape: str, colour: str, x: float, y: float, *, size: str = "small", texture: str = "plain") -> Thing:
+def thing(
+    shape: str, colour: str, x: float, y: float, *, size: str = "small", texture: str = "plain"
+) -> Thing:
     drawn = random_thing(np.random.default_rng(0), shape=shape, colour=colour, size=size)
     return dataclasses.replace(drawn, x=x, y=y, texture=texture)
 
@@ -33,7 +35,9 @@ def test_a_scene_depends_on_seed_split_and_index_alone():
 
 
 def test_a_square_is_drawn_with_exactly_its_pixels():
-    square = dataclasses.replace(thing("square", "red", 0.5, 0.5), angle=0.0, radius=0.25 * 2**0.5, rgb=(200, 10, 20))
+    square = dataclasses.replace(
+        thing("square", "red", 0.5, 0.5), angle=0.0, radius=0.25 * 2**0.5, rgb=(200, 10, 20)
+    )
     image, masks, full = render((square,), np.zeros((64, 64, 3), np.uint8))
     expected = np.zeros((64, 64), bool)
     expected[16:48, 16:48] = True  # half a side of 0.25: from 0.25 to 0.75 of 64 pixels
@@ -60,7 +64,8 @@ def test_the_difficulty_is_as_promised(scenes):
         said += len(found)
         areas += [scene.masks[e.targets[0]].mean() for e in found]
         shared += any(
-            other.colour == scene.things[e.targets[0]].colour or other.shape == scene.things[e.targets[0]].shape
+            other.colour == scene.things[e.targets[0]].colour
+            or other.shape == scene.things[e.targets[0]].shape
             for e in found
             for i, other in enumerate(scene.things)
             if i != e.targets[0]
@@ -95,19 +100,34 @@ THINGS = (
     ("query", "text", "meant"),
     [
         (Query(shape="circle"), "the circle", (0, 1)),
-        (Query(size="large", colour="red", texture="striped", shape="circle"), "the large red striped circle", (1,)),
+        (
+            Query(size="large", colour="red", texture="striped", shape="circle"),
+            "the large red striped circle",
+            (1,),
+        ),
         (Query(colour="red", place="on the left"), "the red object on the left", (0, 3)),
         (Query(shape="circle", place="at the top right"), "the circle at the top right", (1,)),
         (Query(shape="circle", extreme="leftmost"), "the leftmost circle", (0,)),
-        (Query(shape="square", extreme="leftmost"), "the leftmost square", None),  # one square: nothing to compare
+        # one square: nothing to compare
+        (Query(shape="square", extreme="leftmost"), "the leftmost square", None),
         (Query(extreme="leftmost"), "the leftmost object", None),  # 0.15 and 0.2 are too near
         (
             Query(shape="circle", relation="right of", anchor=Query(colour="blue", shape="square")),
             "the circle right of the blue square",
             (1,),
         ),
-        (Query(shape="star", relation="above", anchor=Query(shape="square")), "the star above the square", None),  # 0.05 apart
-        (Query(shape="star", relation="below", anchor=Query(shape="circle")), "the star below the circle", None),  # which circle?
+        # 0.05 apart
+        (
+            Query(shape="star", relation="above", anchor=Query(shape="square")),
+            "the star above the square",
+            None,
+        ),
+        # which circle?
+        (
+            Query(shape="star", relation="below", anchor=Query(shape="circle")),
+            "the star below the circle",
+            None,
+        ),
         (Query(shape="cross"), "the cross", ()),
     ],
 )
@@ -119,7 +139,10 @@ def test_the_resolver_agrees_with_a_person(query, text, meant):
 def test_captions_have_one_grammar():
     assert say.region_caption(THINGS[1]) == "a large red striped circle at the top right of the picture"
     text, spans = say.grounded_caption(THINGS)
-    assert text == "a small red star at the bottom left, a small red circle at the top left and a small blue square at the bottom"
+    assert (
+        text
+        == "a small red star at the bottom left, a small red circle at the top left and a small blue square at the bottom"
+    )
     assert [(text[start:end], i) for (start, end), i in spans] == [
         ("a small red star", 3),
         ("a small red circle", 0),
@@ -139,13 +162,16 @@ def test_expressions_for_several_and_for_none_mean_what_they_say(scenes):
                 i
                 for i, t in enumerate(scene.things)
                 if noun in ("object", t.shape)
-                and {w for w in words[:-1] if w not in {"all", "the", *say.NUMBERS.values()}} <= set(traits(t))
+                and {w for w in words[:-1] if w not in {"all", "the", *say.NUMBERS.values()}}
+                <= set(traits(t))
             ]
             assert list(found.targets) == expected
             assert len(expected) >= 2
         if (found := say.none_expression(rng, scene.things)) is not None:
             none += 1
-            assert not any(set(found.text.split()) - {"the", "object"} <= set(traits(t)) for t in scene.things)
+            assert not any(
+                set(found.text.split()) - {"the", "object"} <= set(traits(t)) for t in scene.things
+            )
     assert several > 60
     assert none > 60
 
@@ -160,7 +186,9 @@ def test_the_vocabulary_is_closed(scenes):
     for index, scene in enumerate(scenes):
         rng = np.random.default_rng(index)
         texts = [e.text for e in say.single_expressions(rng, scene.things)]
-        texts += [say.grounded_caption(scene.things)[0].replace(",", "")] + [say.region_caption(t) for t in scene.things]
+        texts += [say.grounded_caption(scene.things)[0].replace(",", "")] + [
+            say.region_caption(t) for t in scene.things
+        ]
         assert {word for text in texts for word in text.split()} <= allowed
 
 

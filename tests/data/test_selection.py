@@ -1,4 +1,5 @@
-"""What RL selects of data sets of any size: the same from an index as from a list, and a few numbers a sample in memory."""
+"""What RL selects of data sets of any size: the same from an index as from a list, and a few numbers a sample
+in memory."""
 
 from __future__ import annotations
 
@@ -35,16 +36,25 @@ def test_an_index_gives_what_a_list_gives_and_that_is_what_the_loops_take(tmp_pa
     listed = Joined([SAMPLES[:4], [], SAMPLES[4:]])
     indexed = Joined([nameless_index(SAMPLES, dataset="tiny", beside=tmp_path)])
     names = ("caption", "mask", "refer", "vqa")
-    for options in ({}, {"wordless": True}, {"maskless": True}, {"wordless": True, "maskless": True, "absent": 0.5}):
+    for options in (
+        {},
+        {"wordless": True},
+        {"maskless": True},
+        {"wordless": True, "maskless": True, "absent": 0.5},
+    ):
         one, other = (samples_by_loop(joined, names, **options) for joined in (listed, indexed))
         assert one.of == other.of
         for of_list, of_index in zip(one.samples, other.samples, strict=True):
             assert [plain(s) for s in of_list] == [plain(s) for s in of_index]
             assert Expressions(of_list, listed)[:] == Expressions(of_index, indexed)[:]
     for name in names:
-        assert listed.where(LOOPS[name].takes).tolist() == [n for n, sample in enumerate(SAMPLES) if LOOPS[name].takes(sample)]
+        assert listed.where(LOOPS[name].takes).tolist() == [
+            n for n, sample in enumerate(SAMPLES) if LOOPS[name].takes(sample)
+        ]
     (regions,) = samples_by_loop(listed, ("caption",), wordless=True).samples
-    assert [(s.sample_id, s.text) for s in regions][1:] == [(f"{SAMPLES[5].sample_id}/{place}", "") for place in (0, 2)]
+    assert [(s.sample_id, s.text) for s in regions][1:] == [
+        (f"{SAMPLES[5].sample_id}/{place}", "") for place in (0, 2)
+    ]
     assert Expressions(regions, listed)[:] == [["the left one"], [], []]
 
 
@@ -54,7 +64,11 @@ def plain(sample: Sample) -> str:
 
 def many(count: int) -> Iterator[Sample]:
     for number in range(count):
-        of = tiny.region(number % 2, f"thing {number}", masks=((LEFT,),)) if number % 2 else replace(SAMPLES[2], text=f"the {number}")
+        of = (
+            tiny.region(number % 2, f"thing {number}", masks=((LEFT,),))
+            if number % 2
+            else replace(SAMPLES[2], text=f"the {number}")
+        )
         yield replace(of, sample_id=str(number))
 
 

@@ -1,4 +1,5 @@
-"""Sources whose splits have names of their own: read as one where they are listed, refused where no stage would read them."""
+"""Sources whose splits have names of their own: read as one where they are listed, refused where no stage
+would read them."""
 
 from __future__ import annotations
 
@@ -21,17 +22,35 @@ from tests.data.test_formats import block
 from tests.picture_sets import SETS, said
 
 PARTS = ["Part1", "Part2", "val"]
-CLIPS = ("davis", "sav", "youtube_vis", "coco_video", "mevis", "revos", "ref_youtube_vos", "ref_davis17", "ref_sav", "chat_univi")
+CLIPS = (
+    "davis",
+    "sav",
+    "youtube_vis",
+    "coco_video",
+    "mevis",
+    "revos",
+    "ref_youtube_vos",
+    "ref_davis17",
+    "ref_sav",
+    "chat_univi",
+)
 
 
 def write_parts(root: Path) -> Path:
-    """Write an Arrow set like describe-anything's: folders Part1 and Part2, and a list of categories in each row."""
+    """Write an Arrow set like describe-anything's: folders Part1 and Part2, and a list of categories in each
+    row."""
     for part in PARTS:
         folder = root / part
         folder.mkdir(parents=True)
         Image.new("RGB", (8, 6)).save(root / "a.png")
-        row = {"image": "../a.png", "mask_rle": [block()], "conversations": said(("Describe.", f"a dog of {part}"))}
-        Dataset.from_list([row | {"category": ["dog", "animal"], "source": "drawn"}]).save_to_disk(str(folder))
+        row = {
+            "image": "../a.png",
+            "mask_rle": [block()],
+            "conversations": said(("Describe.", f"a dog of {part}")),
+        }
+        Dataset.from_list([row | {"category": ["dog", "animal"], "source": "drawn"}]).save_to_disk(
+            str(folder)
+        )
     return root
 
 
@@ -47,7 +66,10 @@ def test_parts_of_a_set_are_trained_on_as_one_with_their_categories(tmp_path, sp
     metrics = prepare.run(cfg, inputs={}, out=out, scratch=tmp_path, log=lambda metrics, step: None)
     assert metrics == {"samples/mine/train": 2.0, "samples/mine/val": 1.0}
     (trained,) = data.sources(out, "train")
-    assert [(s.sample_id, s.text) for s in trained.samples] == [("Part1/0", "a dog of Part1"), ("Part2/0", "a dog of Part2")]
+    assert [(s.sample_id, s.text) for s in trained.samples] == [
+        ("Part1/0", "a dog of Part1"),
+        ("Part2/0", "a dog of Part2"),
+    ]
     assert trained.samples[0].meta == {"category": ["dog", "animal"], "source": "drawn"}
     assert paired(trained.samples).all()
     assert [s.sample_id for s in data.load(out, "val")["mine"]] == ["0"]
@@ -80,7 +102,8 @@ def test_a_part_alone_is_trained_on_where_it_is_a_list_and_refused_where_no_stag
 def test_a_set_without_the_split_is_refused_with_the_list_to_write(tmp_path):
     write_parts(tmp_path)
     with pytest.raises(
-        NoSplit, match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` in prepare.sources"
+        NoSplit,
+        match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` in prepare.sources",
     ):
         prepare.source_entries((source(tmp_path, "train"),))
     with pytest.raises(NoSplit, match=r"no split 'Part3' \(did you mean 'Part2'\?\)"):
@@ -119,7 +142,8 @@ def test_a_set_without_samples_is_refused(tmp_path):
 
 
 def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
-    """A set of Part1, Part2 and test: `hold_out` divides the parts into train and val, and test stays what it is."""
+    """A set of Part1, Part2 and test: `hold_out` divides the parts into train and val, and test stays what it
+    is."""
     parts = ["Part1", "Part2", "test"]
     for part in parts:
         (tmp_path / part).mkdir()
@@ -127,7 +151,11 @@ def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
         for number in range(20):
             Image.new("RGB", (8, 6)).save(tmp_path / f"{part}-{number}.png")
             rows.append(
-                {"image": f"../{part}-{number}.png", "mask_rle": [block()], "conversations": said(("Describe.", f"{part} {number}"))}
+                {
+                    "image": f"../{part}-{number}.png",
+                    "mask_rle": [block()],
+                    "conversations": said(("Describe.", f"{part} {number}")),
+                }
             )
         Dataset.from_list(rows).save_to_disk(str(tmp_path / part))
     held = source(tmp_path, ["Part1", "Part2"]).model_copy(update={"hold_out": 0.3})
@@ -136,7 +164,10 @@ def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
         "train": ("Part1", "Part2"), "test": "test", "val": ("Part1", "Part2")
     }  # fmt: skip
     (tmp_path / "prepared").mkdir()
-    texts = {split: {s.text for s in data.read_entry(tmp_path / "prepared", entry)} for split, entry in entries.items()}
+    texts = {
+        split: {s.text for s in data.read_entry(tmp_path / "prepared", entry)}
+        for split, entry in entries.items()
+    }
     assert not texts["train"] & texts["val"]
     assert texts["train"] | texts["val"] == {f"{part} {number}" for part in parts[:2] for number in range(20)}
     assert texts["test"] == {f"test {number}" for number in range(20)}

@@ -61,7 +61,9 @@ def clip(tmp_path: Path) -> Source:
         ("cut.mp4", b"\0\0\0\x18ftypmp42" + b"\0" * 100, "cannot read the video cut.mp4: "),
     ],
 )
-def test_a_bad_upload_gets_a_sentence_without_this_machines_folders(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+def test_a_bad_upload_gets_a_sentence_without_this_machines_folders(
+    tmp_path: Path, name: str, content: bytes, sentence: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=sentence) as told:
         read_upload(tmp_path / name)
@@ -80,7 +82,11 @@ def test_a_clip_of_sound_alone_is_told_so(tmp_path: Path) -> None:
 
 
 def test_a_stop_before_the_first_frame_promises_no_clip(clip: Source, tmp_path: Path) -> None:
-    tab = Tab(folder=tmp_path, loads={}, current=Chat(source=clip, turns=[Turn(question=QUESTION, answers={"m": Answer(text="no")})]))
+    tab = Tab(
+        folder=tmp_path,
+        loads={},
+        current=Chat(source=clip, turns=[Turn(question=QUESTION, answers={"m": Answer(text="no")})]),
+    )
     assert tab.stopped() == ""
     tab.chat.stop.set()
     assert tab.stopped() == "Stopped: no frame was followed."
@@ -96,7 +102,9 @@ def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are
     assert not (tmp_path / "heavy.mp4").exists()
     (tmp_path / "large.png").write_bytes(tiny.picture(0))
     monkeypatch.setattr("ans_core.demo.sources.MOST_PIXELS", 4000)
-    with pytest.raises(ValueError, match=r"large\.png is 64 x 64 pixels, the page takes up to 4,000 in all: scale it down"):
+    with pytest.raises(
+        ValueError, match=r"large\.png is 64 x 64 pixels, the page takes up to 4,000 in all: scale it down"
+    ):
         read_upload(tmp_path / "large.png")
     save_video([Image.new("RGB", (16, 16))] * 7, tmp_path / "long.mp4", fps=5.0)
     monkeypatch.setattr("ans_core.demo.sources.MOST_FRAMES", 6)
@@ -107,10 +115,14 @@ def test_files_pictures_and_clips_that_are_too_large_are_refused_before_they_are
     assert (source.is_clip, len(source.frames), source.size, source.fps) == (True, 7, (16, 16), 5)
 
 
-def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
-    def answer(model: Network, requests: list[Request], options: PredictOptions, *, max_tokens: int) -> list[SimpleNamespace]:
+    def answer(
+        model: Network, requests: list[Request], options: PredictOptions, *, max_tokens: int
+    ) -> list[SimpleNamespace]:
         asked.extend((request.text, request.past) for request in requests)
         return [SimpleNamespace(text=f"answer {len(asked)}", masks=[])]
 
@@ -138,7 +150,9 @@ def test_a_pictures_answer_is_the_models_with_its_regions(tiny_model: Network) -
     assert answer.masks == [[rle.encode(masks[0])] for masks in expected.masks]
 
 
-def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(own_model: Network, clip: Source, tmp_path: Path) -> None:
+def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(
+    own_model: Network, clip: Source, tmp_path: Path
+) -> None:
     mode: Literal["sa2va-i"] = "sa2va-i"
     own_model.keep_original_decoder()
     _say_seg(own_model)
@@ -146,13 +160,18 @@ def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(own_mod
     text, found = follow(own_model, request, clip.frames, PredictOptions(mode=mode), max_tokens=1)
     expected = [[rle.encode(mask) for mask in masks] for _, masks in found]
     chat = Chat(source=clip)
-    steps = [answer.followed for _, answer in chat.ask({"tiny": own_model}, QUESTION, video_mode=mode, max_tokens=1)]
+    steps = [
+        answer.followed
+        for _, answer in chat.ask({"tiny": own_model}, QUESTION, video_mode=mode, max_tokens=1)
+    ]
     answer = chat.last("tiny")
     assert answer is not None
     assert (answer.text, steps) == (text, [0, 1, 2, 3, 4])
     assert [list(frame) for frame in zip(*answer.masks, strict=True)] == expected
 
-    for _, answer in chat.ask({"tiny": own_model, "other": own_model}, QUESTION, video_mode=mode, max_tokens=1):
+    for _, answer in chat.ask(
+        {"tiny": own_model, "other": own_model}, QUESTION, video_mode=mode, max_tokens=1
+    ):
         if answer.followed == 2:
             chat.stop.set()
     assert {name: one.followed for name, one in chat.turns[-1].answers.items()} == {"tiny": 2}
@@ -170,10 +189,14 @@ def test_clicks_boxes_and_strokes_become_regions(tiny_model: Network) -> None:
     assert not painted[:17].any()
     assert not painted[24:].any()
     picture = chat.source.picture(0)
-    for kind, labels in (("click", [(20 / 64, 12 / 64, 1)]), ("box", [(8 / 64, 6 / 64, 2), (24 / 64, 30 / 64, 3)])):
+    for kind, labels in (
+        ("click", [(20 / 64, 12 / 64, 1)]),
+        ("box", [(8 / 64, 6 / 64, 2), (24 / 64, 30 / 64, 3)]),
+    ):
         before = len(chat.regions)
         mask, _ = mask_by_points(tiny_model, picture, labels)
-        points = [(20.0, 12.0)] if kind == "click" else [(24.0, 6.0), (9.0, 9.0), (8.0, 30.0)]  # dragged from the upper right corner
+        # dragged from the upper right corner
+        points = [(20.0, 12.0)] if kind == "click" else [(24.0, 6.0), (9.0, 9.0), (8.0, 30.0)]
         if mask.any():
             chat.mark(tiny_model, kind, points)  # type: ignore[arg-type]
             assert chat.regions[before:] == [rle.encode(mask)]
@@ -188,14 +211,19 @@ def test_clicks_boxes_and_strokes_become_regions(tiny_model: Network) -> None:
     [
         ("It is [SEG].", [("It is ", None), ("mask 1", 0), (".", None)]),
         ("<p> a cat </p> [SEG] on <p> a mat </p> [SEG]", [("a cat", 0), (" on ", None), ("a mat", 1)]),
-        ("<p> a </p> <p> b </p> [SEG] [SEG]", [("a", None), (" ", None), ("b", 0), (" ", None), ("mask 2", 1)]),
+        (
+            "<p> a </p> <p> b </p> [SEG] [SEG]",
+            [("a", None), (" ", None), ("b", 0), (" ", None), ("mask 2", 1)],
+        ),
         ("<p> open [SEG]", [("<p> open ", None), ("mask 1", 0)]),
         ("no mask", [("no mask", None)]),
     ],
 )
 def test_every_phrase_gets_the_number_of_its_mask(text: str, pieces: list[tuple[str, int | None]]) -> None:
     assert words.pieces(text) == pieces
-    assert [name or f"mask {n + 1}" for n, name in enumerate(phrases(text))] == [name for name, n in pieces if n is not None]
+    assert [name or f"mask {n + 1}" for n, name in enumerate(phrases(text))] == [
+        name for name, n in pieces if n is not None
+    ]
 
 
 def test_answers_are_escaped_and_marked_in_the_colour_of_the_overlay() -> None:
@@ -222,7 +250,11 @@ def test_a_mask_that_is_switched_off_leaves_the_picture_as_it_was() -> None:
 
 
 def test_a_region_is_outlined_and_a_large_picture_is_reduced() -> None:
-    assert [pictures.shown_size(size) for size in ((100, 50), (700, 300), (2560, 1000))] == [(600, 300), (700, 300), (1280, 500)]
+    assert [pictures.shown_size(size) for size in ((100, 50), (700, 300), (2560, 1000))] == [
+        (600, 300),
+        (700, 300),
+        (1280, 500),
+    ]
     shown = np.asarray(pictures.frame_picture(of_sample(tiny.sample()), 0, [], [tiny.square(8, 8, 24, 24)]))
     assert (shown[160, 80:83] == 255).all()  # inside the left edge of 8 x 10 pixels
     assert (shown[160, 83:85] == 0).all()
@@ -235,19 +267,34 @@ def test_downloads_are_read_back_by_the_pipelines_own_readers(tmp_path: Path, cl
     files = exports.write_all(read_upload(tmp_path / "still.png"), "what?", answer, tmp_path / "out")
     with zipfile.ZipFile(files["PNG"]) as packed:
         assert packed.namelist() == ["object1_frame00000.png", "object2_frame00000.png"]
-        assert (np.asarray(Image.open(io.BytesIO(packed.read("object1_frame00000.png")))) == rle.decode(square)).all()
-    assert json.loads(files["RLE"].read_text()) == {"source": "still.png", "asked": "what?", "text": answer.text, "masks": answer.masks}
+        assert (
+            np.asarray(Image.open(io.BytesIO(packed.read("object1_frame00000.png")))) == rle.decode(square)
+        ).all()
+    assert json.loads(files["RLE"].read_text()) == {
+        "source": "still.png",
+        "asked": "what?",
+        "text": answer.text,
+        "masks": answer.masks,
+    }
     files["COCO"].rename(tmp_path / "instances_train2017.json")
-    (sample,) = read_samples(format="coco", path=tmp_path / "instances_train2017.json", name="own", split="train")
+    (sample,) = read_samples(
+        format="coco", path=tmp_path / "instances_train2017.json", name="own", split="train"
+    )
     assert (sample.text, sample.masks) == ("a cat", ((square,),))
 
     moving = Answer(text="<p> a cat </p> [SEG]", masks=[[square, empty, square, square]])
     (tmp_path / "clip/train.json").write_text(json.dumps(exports.coco(clip, moving)))
     (sample,) = read_samples(format="coco_video", path=tmp_path / "clip", name="own", split="train")
-    assert (sample.text, sample.frames, sample.masks) == ("a cat", clip.frames, ((square, empty, square, square),))
+    assert (sample.text, sample.frames, sample.masks) == (
+        "a cat",
+        clip.frames,
+        ((square, empty, square, square),),
+    )
 
 
-def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prepared, model = tmp_path / "run/data", tmp_path / "run/model"
     for folder in (prepared / "own", model, tmp_path / "run/base/base", tmp_path / "run/sft"):
         folder.mkdir(parents=True)
@@ -255,7 +302,10 @@ def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(tmp_path: Pat
     for number, split in enumerate(("train", "val", "val", "val")):
         (prepared / f"own/{number}.png").write_bytes(tiny.picture(number))
         record = {"image": f"{number}.png", "split": split, "masks": [tiny.square(8, 8, 24, 24)]}
-        records += [record | {"text": "the square", "task": "referring"}, record | {"text": "a red square", "task": "region_caption"}]
+        records += [
+            record | {"text": "the square", "task": "referring"},
+            record | {"text": "a red square", "task": "region_caption"},
+        ]
     records[2], records[3] = records[3], records[2]
     (prepared / "own/annotations.json").write_text(json.dumps(records))
     entry = {"format": "annotations", "kind": "referring", "repeats": 1}
@@ -265,7 +315,11 @@ def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(tmp_path: Pat
     (prepared / "datasets.json").write_text(json.dumps([entry | one for one in entries]))
     examples = samples.held_out(model)
     assert [(e.question, len(e.regions), e.caption) for e in examples] == [
-        ("Please give me a short description of the region in the picture marked by region1.", 1, "describe a region"),
+        (
+            "Please give me a short description of the region in the picture marked by region1.",
+            1,
+            "describe a region",
+        ),
         ("Please segment the square in this image.", 0, "the square"),
         ("Please segment the square in this image.", 0, "the square"),
     ]
@@ -278,7 +332,9 @@ def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(tmp_path: Pat
     assert list(offered(str(tmp_path), [], device="cpu")) == ["/".join(tmp_path.parts[-2:])]
 
 
-def test_checkpoints_of_the_same_name_in_two_places_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_the_same_name_in_two_places_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of two checkouts are. Each name loads its own folder."""
     folders = [tmp_path / place / "runs/tiny/model" for place in ("one", "other")]
     for folder in folders:
@@ -301,19 +357,32 @@ def test_an_open_host_needs_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
         serve("model", [], host="0.0.0.0", port=0, auth="me", device="cpu")
 
 
-def test_an_address_that_is_taken_or_not_there_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_taken_or_not_there_is_told_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ANS_DEMO_PASSWORD", "secret")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for host, number in (("127.0.0.1", port), ("127.0.0.1", 99_999), ("198.51.100.7", 7860)):
-            with pytest.raises(ValueError, match=f"--host {host} --port {number} can't be had .*; give another port"):
-                serve("nothing/there", [], host=host, port=number, auth=None if host == "127.0.0.1" else "me", device="cpu")
+            with pytest.raises(
+                ValueError, match=f"--host {host} --port {number} can't be had .*; give another port"
+            ):
+                serve(
+                    "nothing/there",
+                    [],
+                    host=host,
+                    port=number,
+                    auth=None if host == "127.0.0.1" else "me",
+                    device="cpu",
+                )
 
 
 def _say_seg(model: Network) -> None:
     """Make the model answer `[SEG]` alone."""
     with torch.no_grad():
         prompted = prompt(model, [Request(frames=tiny.clip(0).frames, text=f"<image>\n{QUESTION}")])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
+            0, -1
+        ]
         model.internvl.lm_head.weight.zero_()
         model.internvl.lm_head.weight[model.seg_token_id] = state

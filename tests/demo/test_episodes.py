@@ -25,17 +25,36 @@ def write_run(run: Path) -> Path:
             "said": '{"name": "zoom_in"} <b>', "given": False, "shown": "image_2: the part", "error": None, "pictures": ["000-0-0.png"],
             "masks": [{"label": "mask_1", "picture": "001.png"}],
         }  # fmt: skip
-        told: dict[str, Any] = {"question_id": "q0", "family": "detail", "question": f"Which <digit> does {row} see?", "truth": "7"}
-        ended: dict[str, Any] = {"answer": "7" if right else None, "right": right, "evidence": not right, "ended": "turns"}
-        first = told | ended | {"picture": "000.png", "turns": [looked, {"said": "<answer>7</answer>", "given": False}]}
-        (folder / "episodes.json").write_text(json.dumps([first, first | {"picture": "001.png", "turns": [], "question": "Another?"}]))
+        told: dict[str, Any] = {
+            "question_id": "q0",
+            "family": "detail",
+            "question": f"Which <digit> does {row} see?",
+            "truth": "7",
+        }
+        ended: dict[str, Any] = {
+            "answer": "7" if right else None,
+            "right": right,
+            "evidence": not right,
+            "ended": "turns",
+        }
+        first = (
+            told
+            | ended
+            | {"picture": "000.png", "turns": [looked, {"said": "<answer>7</answer>", "given": False}]}
+        )
+        (folder / "episodes.json").write_text(
+            json.dumps([first, first | {"picture": "001.png", "turns": [], "question": "Another?"}])
+        )
     return run
 
 
 def test_a_runs_episodes_are_read_by_row_the_most_trained_first(tmp_path: Path):
     albums = episodes.albums_of(write_run(tmp_path) / "model")
     assert list(albums) == ["rft", "sft"]
-    assert episodes.labels(albums["sft"]) == [("✗ detail: Which <digit> does sft see?", 0), ("✗ detail: Another?", 1)]
+    assert episodes.labels(albums["sft"]) == [
+        ("✗ detail: Which <digit> does sft see?", 0),
+        ("✗ detail: Another?", 1),
+    ]
     assert albums["rft"][0]["turns"][0]["pictures"][0].startswith("data:image/png;base64,")
     assert episodes.albums_of(tmp_path / "elsewhere/model") == {}
 

@@ -1,4 +1,5 @@
-"""The page of `ans demo` in a real browser: upload, ask, switch masks, describe a clicked region, follow a clip."""
+"""The page of `ans demo` in a real browser: upload, ask, switch masks, describe a clicked region, follow a
+clip."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ from tests import tiny
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
 from tests.demo.test_episodes import write_run
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser's driver is missing: pip install playwright")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="the browser's driver is missing: pip install playwright"
+)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 
@@ -42,7 +45,8 @@ QUESTION = "Please segment the red square in this image."
 
 @pytest.fixture
 def model(tmp_path: Path, tiny_model: Network) -> Path:
-    """A model whose answers are `[SEG]` alone: only this token and the end of a turn have weight, each in the state where it is due."""
+    """A model whose answers are `[SEG]` alone: only this token and the end of a turn have weight, each in the
+    state where it is due."""
     talker = copy.deepcopy(tiny_model)
     talker.keep_original_decoder()
     end = talker.tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -62,14 +66,27 @@ def url(model: Path, tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = (tmp_path / "page.log").open("w+")
-    command = [sys.executable, "-m", "flows.cli", "demo", str(model), "--against", str(model.parent / "other"), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "flows.cli",
+        "demo",
+        str(model),
+        "--against",
+        str(model.parent / "other"),
+        "--port",
+        str(port),
+    ]
     shutil.copytree(model, model.parent / "other")
     write_run(model.parent)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert server.stdout is not None
         line = server.stdout.readline()
-        assert line == f"ans demo: http://127.0.0.1:{port}/ (Ctrl-C ends it)\n", (line, (tmp_path / "page.log").read_text())
+        assert line == f"ans demo: http://127.0.0.1:{port}/ (Ctrl-C ends it)\n", (
+            line,
+            (tmp_path / "page.log").read_text(),
+        )
         yield f"http://127.0.0.1:{port}/"
     finally:
         server.terminate()
@@ -81,10 +98,17 @@ def page(url: str) -> Iterator[Any]:
     """A tab that loads nothing from another host."""
     foreign: list[str] = []
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else []
+        )
         tab = browser.new_page(viewport={"width": 1280, "height": 900})
         tab.set_default_timeout(WAIT_MS)
-        tab.on("request", lambda request: foreign.append(request.url) if not request.url.startswith((url, "data:", "blob:")) else None)
+        tab.on(
+            "request",
+            lambda request: (
+                foreign.append(request.url) if not request.url.startswith((url, "data:", "blob:")) else None
+            ),
+        )
         tab.goto(url)
         tab.wait_for_selector("#question textarea")
         yield tab
@@ -95,7 +119,8 @@ def page(url: str) -> Iterator[Any]:
 def test_a_picture_and_a_clip_are_asked_about_in_a_browser(page: Any, tmp_path: Path) -> None:
     keeps_to_itself(page)
     page.wait_for_selector("#stage-0 .empty")
-    assert page.inner_text("#stage-0") == "No picture yet: drop a picture or a clip."  # of a checkpoint without samples
+    # of a checkpoint without samples
+    assert page.inner_text("#stage-0") == "No picture yet: drop a picture or a clip."
     upload(page, tmp_path / "notes.txt", b"hello")
     page.wait_for_selector("#note .error")
     assert page.inner_text("#note").startswith("notes.txt is neither a picture")
@@ -110,10 +135,12 @@ def test_a_picture_and_a_clip_are_asked_about_in_a_browser(page: Any, tmp_path: 
     with page.expect_download() as downloaded:
         page.click("#rle-0")
     told = json.loads(Path(downloaded.value.path()).read_text())
-    mask = np.kron(rle.decode(told["masks"][0][0]), np.ones((10, 10), bool))  # the page shows 64 pixels as 640
+    # the page shows 64 pixels as 640
+    mask = np.kron(rle.decode(told["masks"][0][0]), np.ones((10, 10), bool))
     changed = np.abs(pixels(page) - before).max(-1) > 20
     assert told["asked"] == QUESTION
-    inside, outside = (ndimage.binary_erosion(part, iterations=9) for part in (mask, ~mask))  # away from the contour and its JPEG blocks
+    # away from the contour and its JPEG blocks
+    inside, outside = (ndimage.binary_erosion(part, iterations=9) for part in (mask, ~mask))
     assert changed[inside].mean() > 0.5
     assert changed[outside].mean() < 0.02
     page.uncheck("#masks-0 input")
@@ -132,9 +159,14 @@ def keeps_to_itself(page: Any) -> None:
 
 
 def describe_a_clicked_region(page: Any) -> None:
-    """A stroke of the brush, then a click, become region1 and region2; cleared, and clicked again, the region is described."""
+    """A stroke of the brush, then a click, become region1 and region2; cleared, and clicked again, the region
+    is described."""
     box = page.locator("#stage-0 svg").bounding_box()
-    left, right, y = (box["x"] + 0.2 * box["width"], box["x"] + 0.35 * box["width"], box["y"] + 0.25 * box["height"])
+    left, right, y = (
+        box["x"] + 0.2 * box["width"],
+        box["x"] + 0.35 * box["width"],
+        box["y"] + 0.25 * box["height"],
+    )
     plain = source(page)
     page.check("#prompt-kind input[value=brush]")
     page.mouse.move(left, y)
@@ -153,7 +185,9 @@ def describe_a_clicked_region(page: Any) -> None:
     changed_from(page, plain)
     page.click("#describe-region")
     answered(page, 2)
-    assert page.inner_text("#chat .question >> nth=1").endswith("the region in the picture marked by region1.")
+    assert page.inner_text("#chat .question >> nth=1").endswith(
+        "the region in the picture marked by region1."
+    )
     assert page.inner_text("#chat .answer >> nth=1")
 
 
@@ -164,7 +198,11 @@ def changed_from(page: Any, before: str) -> str:
 
 
 def follow_a_clip(page: Any, tmp_path: Path) -> None:
-    save_video((transforms.open_image(frame) for frame in tiny.clip(0, frames=6).frames), tmp_path / "clip.mp4", fps=4.0)
+    save_video(
+        (transforms.open_image(frame) for frame in tiny.clip(0, frames=6).frames),
+        tmp_path / "clip.mp4",
+        fps=4.0,
+    )
     upload(page, tmp_path / "clip.mp4", None)
     page.wait_for_selector("#player-0 video")
     page.click("#against input")
@@ -179,11 +217,14 @@ def follow_a_clip(page: Any, tmp_path: Path) -> None:
     for place in range(2):
         page.wait_for_selector(f"#player-{place} video")
         page.wait_for_function(f"document.querySelector('#player-{place} video').currentTime > 0.1")
-        assert page.evaluate(f"document.querySelector('#player-{place} video').duration") == pytest.approx(1.5, abs=0.1)
+        assert page.evaluate(f"document.querySelector('#player-{place} video').duration") == pytest.approx(
+            1.5, abs=0.1
+        )
 
 
 def turn_the_pages_of_an_episode(page: Any) -> None:
-    """Turn by turn, all at once, back; then another row's. The tab is as wide as the other one, and answer, truth and verdict are lines."""
+    """Turn by turn, all at once, back; then another row's. The tab is as wide as the other one, and answer,
+    truth and verdict are lines."""
     width = page.locator(".gradio-container").bounding_box()["width"]
     page.get_by_role("tab", name="The agent's episodes").click()
     page.wait_for_selector("#episode .episode")
@@ -195,7 +236,9 @@ def turn_the_pages_of_an_episode(page: Any) -> None:
         assert page.locator("#episode .end").count() == ended
     tops = [line.bounding_box()["y"] for line in page.locator("#episode .end p").all()]
     assert len(set(tops)) == len(tops) == 4  # answer, truth, verdict, not having looked
-    assert page.evaluate("[...document.querySelectorAll('#episode img')].every((one) => one.naturalWidth > 0)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('#episode img')].every((one) => one.naturalWidth > 0)"
+    )
     page.click("#episode-row input")
     page.get_by_role("option", name="sft").click()
     page.wait_for_function("document.querySelector('#episode h2').innerText.includes('sft')")
@@ -205,14 +248,18 @@ def turn_the_pages_of_an_episode(page: Any) -> None:
 def upload(page: Any, path: Path, content: bytes | None) -> None:
     if content is not None:
         path.write_bytes(content)
-    if (remove := page.locator("#upload button[aria-label*=lear], #upload button[aria-label*=emove]")).count():
+    if (
+        remove := page.locator("#upload button[aria-label*=lear], #upload button[aria-label*=emove]")
+    ).count():
         remove.first.click()
     page.set_input_files("#upload input[type=file]", path)
 
 
 def answered(page: Any, count: int) -> None:
     """Wait until the chat has `count` answers and nothing is at work."""
-    page.wait_for_function(f"document.querySelectorAll('#chat .answer').length === {count} && document.querySelector('#stop').disabled")
+    page.wait_for_function(
+        f"document.querySelectorAll('#chat .answer').length === {count} && document.querySelector('#stop').disabled"
+    )
 
 
 def source(page: Any) -> str:

@@ -41,7 +41,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, and an agent on it that learned nothing."""
     folder, model = tmp_path_factory.mktemp("trained"), tiny.build()
     checkpoint.save(model, folder / "base", metadata={})
-    policy = AgentPolicy(model, lora={"rank": 4, "alpha": 8, "dropout": 0.0}, rows=add_call_tokens(model, OPERATIONS), seed=1)
+    policy = AgentPolicy(
+        model, lora={"rank": 4, "alpha": 8, "dropout": 0.0}, rows=add_call_tokens(model, OPERATIONS), seed=1
+    )
     policy.save(folder / "agent", base_hash=checkpoint.weights_hash(folder / "base"), about={"stage": "rft"})
     return folder
 
@@ -76,14 +78,31 @@ def looking(*given: Any, **options: Any) -> list[PlayedEpisode]:
 
 
 @pytest.mark.slow
-def test_both_ways_are_scored_and_compared(workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_ways_are_scored_and_compared(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(answering, "play", looking)
-    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    given = [
+        "eval",
+        "vstar",
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        workspace / "vstar",
+    ]
     assert ans(*given, "--out", workspace / "out", "--batch", 2) == 0
     shown = capsys.readouterr().out
     assert "without tools -> with tools" in shown
-    without, with_ = (json.loads((workspace / "out" / way / "metrics.json").read_text()) for way in ("without_tools", "with_tools"))
-    letters = [json.loads(line)["letter"] for line in (workspace / "out/with_tools/predictions.jsonl").read_text().splitlines()]
+    without, with_ = (
+        json.loads((workspace / "out" / way / "metrics.json").read_text())
+        for way in ("without_tools", "with_tools")
+    )
+    letters = [
+        json.loads(line)["letter"]
+        for line in (workspace / "out/with_tools/predictions.jsonl").read_text().splitlines()
+    ]
     assert without["metrics"]["accuracy"] == letters.count("B") / 3
     assert with_["metrics"]["accuracy"] == letters.count("A") / 3
     assert without["notes"][-1].startswith("RaPR 0.000, 0.00 calls an episode; 0 of 3")
@@ -108,7 +127,8 @@ METRICS = {
 
 
 def judge(handler: Handler) -> None:
-    """Grade a true answer of MM-Vet 1 and another one 0; find no answer in what no rule of MathVista's reads."""
+    """Grade a true answer of MM-Vet 1 and another one 0; find no answer in what no rule of MathVista's
+    reads."""
     found = re.search(r"True answer: ([^|]*) \| Given answer: ([^|]*) \| Grade:$", handler.seen.asked)
     grade = "none" if found is None else str(float(found[1].replace(" ", "") == found[2].replace(" ", "")))
     says(grade)(handler)
@@ -118,40 +138,83 @@ def judge(handler: Handler) -> None:
 def test_every_set_is_asked_in_both_ways_scored_and_compared(
     name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first question is left to the model, which has learned nothing; the others are answered right after a look, and wrong without."""
+    """The first question is left to the model, which has learned nothing; the others are answered right after
+    a look, and wrong without."""
     data, runner, main = SETS[name](workspace / "data"), runnable(name)[1], METRICS[name]
     _, *others = runner.items(data, runner.splits[0])
-    right = {tokens.first_question(item.request.text.removeprefix("<image>\n")): item.truth.text for item in others if item.truth}
+    right = {
+        tokens.first_question(item.request.text.removeprefix("<image>\n")): item.truth.text
+        for item in others
+        if item.truth
+    }
 
     def answering_right(*given: Any, **options: Any) -> list[PlayedEpisode]:
         told = [right.get(request.text) for request in given[2]]
-        plans = [[] if text is None else ["no idea"] if options["forbidden"] else [ZOOM, text] for text in told]
+        plans = [
+            [] if text is None else ["no idea"] if options["forbidden"] else [ZOOM, text] for text in told
+        ]
         return play(*given, **options, plans=plans)
 
     monkeypatch.setattr(answering, "play", answering_right)
-    given = ["eval", name, "--model", workspace / "base", "--agent", workspace / "agent", "--data", data, "--out", workspace / "out"]
+    given = [
+        "eval",
+        name,
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        data,
+        "--out",
+        workspace / "out",
+    ]
     with serving(judge) as server:
-        (workspace / "params.yaml").write_text(f"profile: drawn\njudge: {{model: m, base_url: {server.url}, api_key_env: NONE}}\n{EPISODE}")
+        (workspace / "params.yaml").write_text(
+            f"profile: drawn\njudge: {{model: m, base_url: {server.url}, api_key_env: NONE}}\n{EPISODE}"
+        )
         assert ans(*given, "--batch", 2) == 0
     count = len(others) + 1
-    ways = {way: json.loads((workspace / "out" / way / "metrics.json").read_text()) for way in ("without_tools", "with_tools")}
+    ways = {
+        way: json.loads((workspace / "out" / way / "metrics.json").read_text())
+        for way in ("without_tools", "with_tools")
+    }
     assert ways["without_tools"]["metrics"][main] == 0.0
     assert ways["with_tools"]["metrics"][main] == pytest.approx(len(others) / count)
-    calls = {way: [json.loads(line)["calls"] for line in (workspace / "out" / way / "predictions.jsonl").open()] for way in ways}
+    calls = {
+        way: [json.loads(line)["calls"] for line in (workspace / "out" / way / "predictions.jsonl").open()]
+        for way in ways
+    }
     assert calls == {"without_tools": [0] * count, "with_tools": [0] + [1] * len(others)}
     compared = json.loads((workspace / "out/side_by_side/comparison.json").read_text())
     (change,) = (change for change in compared["changes"] if change["metric"] == main)
-    assert (change["before"], change["after"], change["pairs"]) == (0.0, pytest.approx(len(others) / count), count)
+    assert (change["before"], change["after"], change["pairs"]) == (
+        0.0,
+        pytest.approx(len(others) / count),
+        count,
+    )
     shown = capsys.readouterr().out
     assert "without tools -> with tools" in shown
     scorer = SCORERS[name]
     for way, own in ways.items():
-        words: list[object] = ["eval", "score", name, "--predictions", workspace / "out" / way / "predictions.jsonl"]
+        words: list[object] = [
+            "eval",
+            "score",
+            name,
+            "--predictions",
+            workspace / "out" / way / "predictions.jsonl",
+        ]
         words += ["--data", data] if scorer.needs_data else []
-        words += ["--replay", workspace / "out" / way / "metrics.judge.json"] if "judge: m" in str(own["notes"]) else []
+        words += (
+            ["--replay", workspace / "out" / way / "metrics.judge.json"]
+            if "judge: m" in str(own["notes"])
+            else []
+        )
         assert ans(*words, "--out", workspace / f"{way}.json") == 0
         assert json.loads((workspace / f"{way}.json").read_text())["metrics"] == own["metrics"]
-    assert ans("eval", "compare", *(workspace / f"{way}.json" for way in ways), "--out", workspace / "compared") == 0
+    assert (
+        ans("eval", "compare", *(workspace / f"{way}.json" for way in ways), "--out", workspace / "compared")
+        == 0
+    )
     assert json.loads((workspace / "compared/comparison.json").read_text())["changes"] == compared["changes"]
 
 
@@ -183,7 +246,8 @@ def test_figures_that_can_not_be_compared_do_not_keep_the_next_benchmark_from_it
 @pytest.mark.slow
 @quantizes
 def test_an_agent_in_8_bits_is_another_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways are answered by one model in 8 bits; the agent as it is stored has the folder that it had before."""
+    """Both ways are answered by one model in 8 bits; the agent as it is stored has the folder that it had
+    before."""
     monkeypatch.setattr(answering, "play", looking)
     loaded: list[eval_agent.Loaded] = []
 
@@ -193,7 +257,16 @@ def test_an_agent_in_8_bits_is_another_evaluation(workspace: Path, monkeypatch: 
             loaded.append(self)
 
     monkeypatch.setattr(eval_agent, "Loaded", Loaded)
-    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    given = [
+        "eval",
+        "vstar",
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        workspace / "vstar",
+    ]
     assert ans(*given, "--quantize", "int8") == 0
     (one,) = loaded
     assert any(quantization.is_quantized(p) for p in one.policy.model.vlm.model.language_model.parameters())
@@ -206,9 +279,20 @@ def test_an_agent_in_8_bits_is_another_evaluation(workspace: Path, monkeypatch: 
     assert plain.out != out
 
 
-def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eval_agent, "Loaded", lambda *_: pytest.fail("an agent was loaded"))
-    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+    given = [
+        "eval",
+        "vstar",
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        workspace / "vstar",
+    ]
     monkeypatch.setattr(quantization, "missing", lambda: False)
     with pytest.raises(ValueError, match="which a CPU does not: use 'int8' here"):
         ans(*given, "--quantize", "fp8", "--device", "cpu")
@@ -217,8 +301,19 @@ def test_an_agent_in_8_bits_needs_torchao_and_fp8_a_gpu(workspace: Path, monkeyp
         ans(*given, "--quantize", "int8")
 
 
-def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "vstar"]
+def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluation(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [
+        "eval",
+        "vstar",
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        workspace / "vstar",
+    ]
 
     def asked(*more: object) -> eval_run.Session:
         return session_of("vstar", cli.parse([str(word) for word in (*given, *more)]))
@@ -232,27 +327,66 @@ def test_what_ends_an_agents_answer_and_reads_its_texts_is_part_of_the_evaluatio
     shutil.copytree(workspace / "agent", own)
     values = json.loads((own / "delta.json").read_text())
     (own / "delta.json").write_text(json.dumps(values | {"config": values["config"] | {"ocr": "template"}}))
-    assert [asked("--agent", own, *more).settings["ocr"] for more in ((), ("--reader", "rapidocr"))] == ["template", "rapidocr"]
+    assert [asked("--agent", own, *more).settings["ocr"] for more in ((), ("--reader", "rapidocr"))] == [
+        "template",
+        "rapidocr",
+    ]
 
 
-def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_agent_cannot_be_asked_is_refused_before_it_is_loaded(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eval_agent, "Loaded", lambda *_: pytest.fail("an agent was loaded"))
     region = Item(
-        name="7", request=Request(frames=(tiny.picture(0),), text="<image>\nWhat is region1?", mask_prompts=(tiny.square(0, 0, 9, 9),))
+        name="7",
+        request=Request(
+            frames=(tiny.picture(0),),
+            text="<image>\nWhat is region1?",
+            mask_prompts=(tiny.square(0, 0, 9, 9),),
+        ),
     )
     with pytest.raises(ValueError, match="question 7 is about regions or asks for masks"):
         answering.check(region)
     with pytest.raises(ValueError, match=r"holds no delta\.json; give what `agent_sft` or `rft` wrote"):
-        ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace, "--data", workspace / "vstar")
+        ans(
+            "eval",
+            "vstar",
+            "--model",
+            workspace / "base",
+            "--agent",
+            workspace,
+            "--data",
+            workspace / "vstar",
+        )
     with pytest.raises(ValueError, match="on a plain base; davis17 has none"):
         ans("eval", "davis17", "--model", workspace / "base", "--agent", workspace / "agent")
-    with pytest.raises(ValueError, match="--reader says what an agent's read_text reads with: give --agent, or leave it out"):
+    with pytest.raises(
+        ValueError, match="--reader says what an agent's read_text reads with: give --agent, or leave it out"
+    ):
         ans("eval", "vstar", "--model", workspace / "base", "--reader", "template")
     with pytest.raises(ValueError, match="ans eval score takes no --reader"):
         ans("eval", "score", "vstar", "--predictions", workspace, "--reader", "template")
     with pytest.raises(ValueError, match="leave --video-mode and --dtype out"):
-        ans("eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--dtype", "bfloat16")
-    gone = ["eval", "vstar", "--model", workspace / "base", "--agent", workspace / "agent", "--data", workspace / "nowhere"]
+        ans(
+            "eval",
+            "vstar",
+            "--model",
+            workspace / "base",
+            "--agent",
+            workspace / "agent",
+            "--dtype",
+            "bfloat16",
+        )
+    gone = [
+        "eval",
+        "vstar",
+        "--model",
+        workspace / "base",
+        "--agent",
+        workspace / "agent",
+        "--data",
+        workspace / "nowhere",
+    ]
     assert ans(*gone, "--out", workspace / "gone") == eval_run.SKIPPED
     with pytest.raises(ValueError, match="ans eval score takes no --agent"):
         ans("eval", "score", "vstar", "--agent", workspace / "agent")

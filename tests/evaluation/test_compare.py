@@ -23,9 +23,22 @@ def ans(*words: object) -> int:
 
 def scored(folder: Path, name: str, ends: dict[str, int]) -> Path:
     truth = write(folder / "truth.jsonl", TRUTH)
-    drawn = write(folder / f"{name}.jsonl", [{"id": sample, "mask": coded(0, end)} for sample, end in ends.items()])
+    drawn = write(
+        folder / f"{name}.jsonl", [{"id": sample, "mask": coded(0, end)} for sample, end in ends.items()]
+    )
     assert (
-        ans("score", "refcoco", "--predictions", drawn, "--data", truth, "--predicted-only", "--out", folder / name / "metrics.json") == 0
+        ans(
+            "score",
+            "refcoco",
+            "--predictions",
+            drawn,
+            "--data",
+            truth,
+            "--predicted-only",
+            "--out",
+            folder / name / "metrics.json",
+        )
+        == 0
     )
     return folder / name
 
@@ -38,11 +51,20 @@ def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: p
     assert "gIoU" in capsys.readouterr().out
     found = json.loads((tmp_path / "out/comparison.json").read_text())
     (giou,) = (change for change in found["changes"] if change["metric"] == "gIoU")
-    assert (giou["before"], giou["after"], giou["pairs"], giou["verdict"]) == (0.5, pytest.approx(2.5 / 3), 3, "better")
+    assert (giou["before"], giou["after"], giou["pairs"], giou["verdict"]) == (
+        0.5,
+        pytest.approx(2.5 / 3),
+        3,
+        "better",
+    )
     assert giou["interval"] == [0.25, 0.5]
     (ciou,) = (change for change in found["changes"] if change["metric"] == "cIoU")
     assert ciou["after"] == pytest.approx(10 / 12)
-    assert [(s["sample"], s["after"] - s["before"]) for s in found["most_changed"]] == [("c", 0.5), ("a", 0.25), ("b", 0.25)]
+    assert [(s["sample"], s["after"] - s["before"]) for s in found["most_changed"]] == [
+        ("c", 0.5),
+        ("a", 0.25),
+        ("b", 0.25),
+    ]
     page = (tmp_path / "out/page.html").read_text()
     assert "1 samples are in after alone" in page
     assert re.search(r"<caption>refcoco/all</caption>.*?>cIoU</th>", page, re.DOTALL)
@@ -67,7 +89,8 @@ def test_a_limited_run_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"note: {told}" in capsys.readouterr().out
     assert told.replace("'", "&#39;") in (tmp_path / "out/page.html").read_text()
     changed = json.loads((tmp_path / "out/comparison.json").read_text())["changes"]
-    assert all(change["interval"] for change in changed)  # plain differences would be of three samples and of two
+    # plain differences would be of three samples and of two
+    assert all(change["interval"] for change in changed)
 
 
 def test_what_can_not_be_compared_is_refused(tmp_path: Path):
@@ -79,7 +102,9 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="takes two evaluations, not 1"):
         ans("compare", one)
     (skipped := tmp_path / "skipped").mkdir()
-    (skipped / "metrics.json").write_text(json.dumps({"benchmark": "refcoco", "skipped": "/data is not there", "metrics": {}}))
+    (skipped / "metrics.json").write_text(
+        json.dumps({"benchmark": "refcoco", "skipped": "/data is not there", "metrics": {}})
+    )
     with pytest.raises(ValueError, match="skipped has no figures to compare: /data is not there"):
         ans("compare", one, skipped)
     (other / "metrics.json").write_text(json.dumps({"benchmark": "mevis", "metrics": {}}))
@@ -88,7 +113,13 @@ def test_what_can_not_be_compared_is_refused(tmp_path: Path):
 
 
 def test_predictions_become_the_servers_file(tmp_path: Path):
-    line = {"video": "zoo", "expression": "3", "frames": ["00000", "00005"], "size": [6, 10], "prediction_masks": [coded(0, 4), None]}
+    line = {
+        "video": "zoo",
+        "expression": "3",
+        "frames": ["00000", "00005"],
+        "size": [6, 10],
+        "prediction_masks": [coded(0, 4), None],
+    }
     drawn = write(tmp_path / "predictions.jsonl", [line])
     assert ans("submit", "mevis", "--predictions", drawn, "--out", tmp_path / "out.zip") == 0
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
@@ -97,9 +128,18 @@ def test_predictions_become_the_servers_file(tmp_path: Path):
     told = write(tmp_path / "gcg.jsonl", [image | {"item": "7", "text": "<p> A cat </p> [SEG]."}])
     assert ans("submit", "gcg", "--predictions", told, "--out", tmp_path / "gcg") == 0
     assert json.loads((tmp_path / "gcg/7.json").read_text()) == image
-    with pytest.raises(ValueError, match=r"line 1: no expression, frames, .*give the predictions\.jsonl of `ans eval mevis"):
+    with pytest.raises(
+        ValueError, match=r"line 1: no expression, frames, .*give the predictions\.jsonl of `ans eval mevis"
+    ):
         ans("submit", "mevis", "--predictions", told, "--out", tmp_path / "no.zip")
     with pytest.raises(ValueError, match="refcoco has no server"):
         ans("submit", "refcoco", "--predictions", told, "--out", tmp_path / "x")
     with pytest.raises(ValueError, match=r"empty\.jsonl: no predictions to submit"):
-        ans("submit", "mevis", "--predictions", write(tmp_path / "empty.jsonl", []), "--out", tmp_path / "empty.zip")
+        ans(
+            "submit",
+            "mevis",
+            "--predictions",
+            write(tmp_path / "empty.jsonl", []),
+            "--out",
+            tmp_path / "empty.zip",
+        )

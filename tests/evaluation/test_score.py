@@ -12,7 +12,11 @@ from ans_core.config.names import OTHER_NAMES
 from flows import cli
 from tests.benchmarks.public.drawn import H, W, coded, write
 
-TRUTH = [{"id": "a", "mask": coded(0, 4)}, {"id": "b", "mask": None, "height": H, "width": W}, {"id": "c", "mask": coded(0, 1)}]
+TRUTH = [
+    {"id": "a", "mask": coded(0, 4)},
+    {"id": "b", "mask": None, "height": H, "width": W},
+    {"id": "c", "mask": coded(0, 1)},
+]
 
 
 def ans(*words: object) -> int:
@@ -20,10 +24,14 @@ def ans(*words: object) -> int:
     return arguments.function(arguments)
 
 
-def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     truth = write(tmp_path / "truth.jsonl", TRUTH)
     drawn = write(tmp_path / "drawn.jsonl", [{"id": "a", "mask": coded(0, 5)}, {"id": "b", "mask": None}])
-    assert ans("refcoco", "--predictions", drawn, "--data", truth, "--out", tmp_path / "out/metrics.json") == 0
+    assert (
+        ans("refcoco", "--predictions", drawn, "--data", truth, "--out", tmp_path / "out/metrics.json") == 0
+    )
     told = capsys.readouterr().out
     assert "gIoU" in told
     assert "1 predictions are missing; they count 0" in told
@@ -41,19 +49,30 @@ def test_it_prints_the_figures_with_intervals_and_writes_them_with_a_record_a_sa
     ("words", "message"),
     [
         (["nothing"], "no benchmark 'nothing' to score; there are captions, coco_boxes, detailed_captions"),
-        (["vstarr"], "no benchmark 'vstarr' to score .did you mean 'vstar'..; there are captions, coco_boxes, detailed_captions"),
+        (
+            ["vstarr"],
+            "no benchmark 'vstarr' to score .did you mean 'vstar'..; there are captions, coco_boxes, detailed_captions",
+        ),
         ([], "takes one benchmark, not none; there are captions"),
         (["refcoco"], "--predictions is missing"),
         (["refcoco", "--predictions", "truth.jsonl"], "refcoco needs --data: records of true masks"),
-        (["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"], "would be scored against itself"),
+        (
+            ["refcoco", "--predictions", "truth.jsonl", "--data", "truth.jsonl"],
+            "would be scored against itself",
+        ),
         (["gar_bench", "--predictions", ".", "--data", "."], "would be scored against itself"),
         (["refcoco", "--predictions", "nowhere.jsonl", "--data", "truth.jsonl"], "no such file or folder"),
         (["vstar", "--predictions", "truth.jsonl", "--convention", "davis"], "vstar takes no --convention"),
-        (["refcoco", "--predictions", "refer", "--data", "truth.jsonl"], "refer is a folder; give a file in it"),
+        (
+            ["refcoco", "--predictions", "refer", "--data", "truth.jsonl"],
+            "refer is a folder; give a file in it",
+        ),
         (["refcoco", "--predictions", "empty.jsonl", "--data", "refer"], "empty.jsonl: no predictions"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
+def test_what_is_wrong_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "truth.jsonl", TRUTH)
     write(tmp_path / "empty.jsonl", [])
@@ -72,18 +91,33 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path):
         ("bytes.jsonl", b"\xff\xfe", "is cut off or not UTF-8 text"),
         ("deep.json", b"[" * 100_000, "nested too deep"),
         ("twice.json", b'[{"id": "a", "id": "b", "mask": null}]', "key 'id' comes twice in one object"),
-        ("twice.jsonl", b'{"id": "a", "mask": null, "mask": null}', "line 1: key 'mask' comes twice in one object"),
+        (
+            "twice.jsonl",
+            b'{"id": "a", "mask": null, "mask": null}',
+            "line 1: key 'mask' comes twice in one object",
+        ),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"{tmp_path / name}.*{message}"):
             ans("refcoco", "--predictions", tmp_path / name, "--data", truth)
 
 
-def test_a_byte_order_mark_and_ids_in_floating_point_change_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_byte_order_mark_and_ids_in_floating_point_change_no_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     numbered = [record | {"id": float(n)} for n, record in enumerate(TRUTH)]
     truth = write(tmp_path / "truth.json", [record | {"id": n} for n, record in enumerate(TRUTH)])
-    mark, whole, lines = b"\xef\xbb\xbf", json.dumps(numbered).encode(), "\n".join(map(json.dumps, numbered)).encode()
-    files = {"a.json": mark + whole, "b.jsonl": mark + lines, "c.json.gz": gzip.compress(mark + whole), "d.json": whole}
+    mark, whole, lines = (
+        b"\xef\xbb\xbf",
+        json.dumps(numbered).encode(),
+        "\n".join(map(json.dumps, numbered)).encode(),
+    )
+    files = {
+        "a.json": mark + whole,
+        "b.jsonl": mark + lines,
+        "c.json.gz": gzip.compress(mark + whole),
+        "d.json": whole,
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
         assert ans("refcoco", "--predictions", tmp_path / name, "--data", truth) == 0
@@ -99,15 +133,23 @@ def test_a_hard_link_to_the_truth_is_refused(tmp_path: Path):
 
 def test_judged_and_several_figures_stand_beside_published_ones():
     for name, metrics, ours in (
-        ("dlc_bench", {"objects": 100.0, "average": 0.67, "positive": 0.51, "negative": 0.83}, [67.0, 51.0, 83.0]),
+        (
+            "dlc_bench",
+            {"objects": 100.0, "average": 0.67, "positive": 0.51, "negative": 0.83},
+            [67.0, 51.0, 83.0],
+        ),
         ("ferret_bench", {"questions": 40.0, "score": 55.98}, [55.98]),
         ("gar_bench", {"vqa/count": 424.0, "vqa/accuracy": 0.5}, [50.0]),
     ):
-        assert sorted({row.ours or 0.0 for row in beside(name, "", metrics, whole=1)}) == pytest.approx(sorted(ours))
+        assert sorted({row.ours or 0.0 for row in beside(name, "", metrics, whole=1)}) == pytest.approx(
+            sorted(ours)
+        )
         assert {row.ours for row in beside(name, "", dict.fromkeys(metrics, 0.5), whole=1)} == {None}
 
 
-def test_a_part_of_a_benchmark_whose_predictions_hold_the_truth_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_part_of_a_benchmark_whose_predictions_hold_the_truth_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     review = write(tmp_path / "review.json", [{"question_id": 1, "answer2_id": 1, "content": "8 6"}])
     assert ans("ferret_bench", "--predictions", review, "--out", tmp_path / "metrics.json") == 0
     assert "a part of the benchmark: 1 of its 40 samples" in capsys.readouterr().out

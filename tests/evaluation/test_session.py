@@ -1,4 +1,5 @@
-"""`ans eval BENCHMARK --model`: by one process, by two, killed and started again; skipped without data; the untrained baseline."""
+"""`ans eval BENCHMARK --model`: by one process, by two, killed and started again; skipped without data; the
+untrained baseline."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path
     talker = copy.deepcopy(tiny_model)
     with torch.no_grad():
         prompted = prompt(talker, [Request(frames=tiny.sample(0).frames, text="<image>\nthe square")])
-        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
+            0, -1
+        ]
         talker.internvl.lm_head.weight.zero_()
         talker.internvl.lm_head.weight[talker.seg_token_id] = state
     folder = tmp_path_factory.mktemp("model") / "talker"
@@ -64,11 +67,25 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_run, "root", lambda: tmp_path)
-    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)  # others use the real store; importing it takes seconds
+    # others use the real store; importing it takes seconds
+    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
 
 
 def words(data: Path, model: Path | str, out: Path) -> list[str]:
-    return ["eval", "refcoco", "--model", str(model), "--data", str(data), "--out", str(out), "--batch", "4", "--max-tokens", "2"]
+    return [
+        "eval",
+        "refcoco",
+        "--model",
+        str(model),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--batch",
+        "4",
+        "--max-tokens",
+        "2",
+    ]
 
 
 def ans(*given: str) -> int:
@@ -77,12 +94,16 @@ def ans(*given: str) -> int:
     return status
 
 
-MODEL = answerers.Model(name="m", decisive={}, code=("ans_core.inference.predict",), load=lambda: lambda items: [])
+MODEL = answerers.Model(
+    name="m", decisive={}, code=("ans_core.inference.predict",), load=lambda: lambda items: []
+)
 
 
 def session_of(name: str, arguments: argparse.Namespace) -> eval_run.Session:
     scorer, runner = runnable(name)
-    return eval_run.session_of(name, scorer, runner, answerers.model_of(arguments, follows=runner.follows), arguments)
+    return eval_run.session_of(
+        name, scorer, runner, answerers.model_of(arguments, follows=runner.follows), arguments
+    )
 
 
 def command(store: Path, *given: str) -> subprocess.Popen[str]:
@@ -93,11 +114,19 @@ def command(store: Path, *given: str) -> subprocess.Popen[str]:
 
 
 def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
-    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    data: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     splits: list[str] = []
     read = refcoco_reader.read
-    monkeypatch.setattr(refcoco_reader, "read", lambda *given, split, **more: splits.append(split) or read(*given, split=split, **more))
+    monkeypatch.setattr(
+        refcoco_reader,
+        "read",
+        lambda *given, split, **more: splits.append(split) or read(*given, split=split, **more),
+    )
     assert ans(*words(data, model, tmp_path / "one"), "--split", "val") == 0
     assert set(splits) == {"val"}  # train is a hundred times as large
     assert len(splits) <= 6
@@ -110,7 +139,15 @@ def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
     assert "Sa2VA-4B" in told  # published figures; ours is not beside them, as the data are not RefCOCO
     page = (tmp_path / "one/page.html").read_text()
     assert page.count("<figure>") == len(json.loads((tmp_path / "one/overlays/index.json").read_text())) > 8
-    score = ["eval", "score", "refcoco", "--predictions", str(tmp_path / "one/predictions.jsonl"), "--data", str(data)]
+    score = [
+        "eval",
+        "score",
+        "refcoco",
+        "--predictions",
+        str(tmp_path / "one/predictions.jsonl"),
+        "--data",
+        str(data),
+    ]
     assert ans(*score, "--out", str(tmp_path / "again.json")) == 0
     assert json.loads((tmp_path / "again.json").read_text())["metrics"] == found["metrics"]
     assert ans(*words(data, model, tmp_path / "few"), "--limit", "3") == 0
@@ -120,13 +157,21 @@ def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
         ans(*words(data, model, tmp_path / "few"), "--limit", "4")
 
 
-def test_without_its_data_a_benchmark_is_skipped_and_says_why(tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str]):
+def test_without_its_data_a_benchmark_is_skipped_and_says_why(
+    tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "data/benchmarks").mkdir(parents=True)
     (tmp_path / "data/benchmarks/refcoco").symlink_to(data)
-    assert ans("eval", "mevis,refcoco", "--model", str(model), "--limit", "2", "--max-tokens", "2") == eval_run.SKIPPED
+    assert (
+        ans("eval", "mevis,refcoco", "--model", str(model), "--limit", "2", "--max-tokens", "2")
+        == eval_run.SKIPPED
+    )
     told = capsys.readouterr().out
     assert f"mevis/valid_u: skipped: {tmp_path / 'data/benchmarks/mevis'} is not there" in told
-    found = {path.parent.name.partition("-")[0]: json.loads(path.read_text()) for path in tmp_path.glob(".ans/eval/*/metrics.json")}
+    found = {
+        path.parent.name.partition("-")[0]: json.loads(path.read_text())
+        for path in tmp_path.glob(".ans/eval/*/metrics.json")
+    }
     assert found["mevis"]["metrics"] == {}
     assert found["mevis"]["skipped"]
     assert found["refcoco"]["metrics"]["expressions"] == 2
@@ -165,7 +210,9 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
     if callable(change):
         change(tmp_path / "data", tmp_path / "model")
     else:
-        (asked.out / "settings.json").write_text(json.dumps({k: v for k, v in asked.settings.items() if k != change}))
+        (asked.out / "settings.json").write_text(
+            json.dumps({k: v for k, v in asked.settings.items() if k != change})
+        )
     with pytest.raises(ValueError, match=rf"{told}\); give another --out, or remove the folder"):
         eval_run.same_settings(session_of("refcoco", given))
 
@@ -182,7 +229,11 @@ def test_the_code_that_answers_and_settings_that_are_gone_count(monkeypatch: pyt
 
 def test_another_benchmarks_code_is_no_part_of_what_predictions_depend_on():
     code = CodeHashes(ROOT)
-    files = {file.name for module in ("ans_core.evaluation.predictions", module_of("refcoco+"), *MODEL.code) for file in code.files(module)}
+    files = {
+        file.name
+        for module in ("ans_core.evaluation.predictions", module_of("refcoco+"), *MODEL.code)
+        for file in code.files(module)
+    }
     assert {"predictions.py", "refcoco.py", "expressions.py", "predict.py"} <= files
     assert not {"vstar.py", "registry.py", "session.py"} & files
 
@@ -233,8 +284,11 @@ def test_no_process_writes_before_the_first_one_has_looked_at_the_folder(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
-    """Stopped after two batches, one line of the second lost: the second is answered as it was, with its other items."""
+def test_what_was_answered_is_not_asked_again(
+    tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Stopped after two batches, one line of the second lost: the second is answered as it was, with its
+    other items."""
     asked: list[list[str]] = []
     load = answerers.answering
 
@@ -262,12 +316,16 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path, data: Path, model:
     resumed = True
     assert ans(*words(data, model, tmp_path / "cut"), "--limit", "10") == 0
     assert asked == batches[1:]
-    assert [(tmp_path / "cut" / name).read_text() for name in FILES] == [(tmp_path / "whole" / name).read_text() for name in FILES]
+    assert [(tmp_path / "cut" / name).read_text() for name in FILES] == [
+        (tmp_path / "whole" / name).read_text() for name in FILES
+    ]
 
 
 def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path, tiny_model: Network):
     checkpoint.save(tiny_model, tmp_path / "made", metadata={"stage": "base", "seed": 0})
-    checkpoint.save(tiny_model, tmp_path / "imported", metadata={"stage": "base", "source": ["internvl", "sam2"]})
+    checkpoint.save(
+        tiny_model, tmp_path / "imported", metadata={"stage": "base", "source": ["internvl", "sam2"]}
+    )
     asked = box_baseline.question_of(tmp_path / "made").removeprefix("<image>\n").format(text="red square")
     told = [pretraining_turn(tiny.sample(text="red square"), random.Random(n)) for n in range(40)]
     assert asked in {turn.question for turn in told}
@@ -275,14 +333,21 @@ def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path,
     assert box_baseline.question_of(tmp_path / "imported") == box_baseline.QUESTION
 
 
-def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, data: Path, model: Path, tiny_model: Network):
+def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(
+    tmp_path: Path, data: Path, model: Path, tiny_model: Network
+):
     assert box_baseline.box_of("It is <box>[[100, 250, 500.5, 1000]]</box>.") == (0.1, 0.25, 0.5005, 1.0)
     assert box_baseline.box_of("[[1, 2, 3]] [[5, 5, 5, 9]]") is None
     ask = box_baseline.answerer(tiny_model, question=box_baseline.QUESTION, max_tokens=2)
-    items = [Item(name=str(n), request=Request(frames=tiny.clip(n).frames, text=""), expression="the square") for n in range(2)]
+    items = [
+        Item(name=str(n), request=Request(frames=tiny.clip(n).frames, text=""), expression="the square")
+        for n in range(2)
+    ]
     assert [p.masks for p in ask(items)] == [(), ()]  # no box in a random reply
     still = [Item(name="s", request=Request(frames=tiny.sample(3).frames, text=""), expression="it")]
-    masks = box_baseline._masks(tiny_model, [*items, *still], [(0.1, 0.1, 0.5, 0.5), None, (0.5, 0.5, 1.0, 1.0)])
+    masks = box_baseline._masks(
+        tiny_model, [*items, *still], [(0.1, 0.1, 0.5, 0.5), None, (0.5, 0.5, 1.0, 1.0)]
+    )
     assert {i: len(masklet) for i, masklet in masks.items()} == {0: 4, 2: 1}
     assert all(mask["size"] == [tiny.SIDE, tiny.SIDE] for masklet in masks.values() for mask in masklet)
     assert ans(*words(data, f"box:{model}", tmp_path / "box"), "--limit", "2") == 0
@@ -292,8 +357,14 @@ def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["refcocoo", "--model", "m"], "no benchmark 'refcocoo' to score .did you mean 'refcoco'..; there are captions"),
-        (["mask_pairs", "--model", "m"], r"mask_pairs scores files alone .*a model can be run on detailed_captions"),
+        (
+            ["refcocoo", "--model", "m"],
+            "no benchmark 'refcocoo' to score .did you mean 'refcoco'..; there are captions",
+        ),
+        (
+            ["mask_pairs", "--model", "m"],
+            r"mask_pairs scores files alone .*a model can be run on detailed_captions",
+        ),
         (["refcoco,mevis", "--model", "m", "--data", "d"], "--data, --out and --split are of one benchmark"),
         (["refcoco", "--model", "m", "--predictions", "p"], "ans eval BENCHMARK takes no --predictions"),
         (["compare", "a", "b", "--limit", "2"], "ans eval compare takes no --limit"),

@@ -97,31 +97,64 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
     """A tracker that knows the masks; where nothing is annotated it sees nothing."""
     nothing = rle.empty(tiny.SIDE, tiny.SIDE)
     right = [item.right_answer() for item in items]
-    return [Prediction(text="", masks=tuple(tuple(m or nothing for m in masklet) for masklet in p.masks)) for p in right if p]
+    return [
+        Prediction(text="", masks=tuple(tuple(m or nothing for m in masklet) for masklet in p.masks))
+        for p in right
+        if p
+    ]
 
 
 @pytest.mark.parametrize("convention", ["davis", "mose"])
-@pytest.mark.parametrize(("name", "layout", "split"), [("davis17", davis, "val"), ("mose", mose, "train"), ("sav", sav, "val")])
+@pytest.mark.parametrize(
+    ("name", "layout", "split"), [("davis17", davis, "val"), ("mose", mose, "train"), ("sav", sav, "val")]
+)
 def test_the_truth_scores_one_in_every_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, name: str, layout: Any, split: str, convention: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    name: str,
+    layout: Any,
+    split: str,
+    convention: str,
 ):
     data, out = layout(tmp_path / "data"), tmp_path / "out"
     monkeypatch.setattr(answerers, "following", lambda _: truth_of)
     if convention == "mose" and name == "davis17":  # which would count DAVIS' void as an object
         for path in data.glob("Annotations/480p/*/00002.png"):
             write_index_masks(path.parent, [np.where(m == 255, 0, m) for m in LABELS])
-    assert ans(name, "--model", model, "--data", data, "--split", split, "--convention", convention, "--out", out) == 0
+    assert (
+        ans(
+            name, "--model", model, "--data", data, "--split", split, "--convention", convention, "--out", out
+        )
+        == 0
+    )
     found = metrics(out)
     assert found["metrics"]["J&F"] == 1.0
-    assert found["metrics"]["videos"] == {"davis17": 2, "mose": 1, "sav": 2}[name]  # of SA-V every object is a clip
+    # of SA-V every object is a clip
+    assert found["metrics"]["videos"] == {"davis17": 2, "mose": 1, "sav": 2}[name]
     assert found["notes"][0].startswith(f"convention {convention}")
-    assert (out / "page.html").read_text().count("<figure>") == found["metrics"]["videos"] // (2 if name == "sav" else 1)
-    score = ["score", name, "--predictions", out / "Annotations", "--data", data, "--split", split, "--convention", convention]
+    assert (out / "page.html").read_text().count("<figure>") == found["metrics"]["videos"] // (
+        2 if name == "sav" else 1
+    )
+    score = [
+        "score",
+        name,
+        "--predictions",
+        out / "Annotations",
+        "--data",
+        data,
+        "--split",
+        split,
+        "--convention",
+        convention,
+    ]
     assert ans(*score, "--out", tmp_path / "pngs.json") == 0
     assert json.loads((tmp_path / "pngs.json").read_text())["metrics"] == found["metrics"]
 
 
-def test_a_sam2_follows_each_object_from_its_first_mask(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_sam2_follows_each_object_from_its_first_mask(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+):
     data, out = davis(tmp_path / "data"), tmp_path / "out"
     assert ans("davis17", "--model", model, "--data", data, "--limit", 1, "--out", out) == 0
     assert "davis17/val" in capsys.readouterr().out
@@ -130,19 +163,26 @@ def test_a_sam2_follows_each_object_from_its_first_mask(tmp_path: Path, model: P
     prompts = [ObjectPrompt(mask=LABELS[0] == n) for n in (1, 2)]
     for t, low in follow(sam2, shots, prompts, frames=FRAMES):
         logits = [upsample_logits(z, size=sam2.image_size, height=tiny.SIDE, width=tiny.SIDE) for z in low]
-        assert (np.asarray(Image.open(out / f"Annotations/cow/{t:05d}.png")) == label_map(np.stack(logits))).all()
+        assert (
+            np.asarray(Image.open(out / f"Annotations/cow/{t:05d}.png")) == label_map(np.stack(logits))
+        ).all()
     assert (metrics(out)["metrics"]["videos"], metrics(out)["metrics"]["objects"]) == (1, 2)
     assert (
-        ans("davis17", "--model", model, "--data", data, "--limit", 1, "--out", out, "--convention", "mose") == 0
+        ans("davis17", "--model", model, "--data", data, "--limit", 1, "--out", out, "--convention", "mose")
+        == 0
     )  # nothing is asked again
     assert metrics(out)["notes"][0].startswith("convention mose")
 
 
-def test_a_split_on_a_server_is_predicted_and_becomes_its_file(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_split_on_a_server_is_predicted_and_becomes_its_file(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+):
     data, out = mose(tmp_path / "data"), tmp_path / "out"
     assert ans("mose", "--model", model, "--data", data, "--out", out) == 0
     assert "mose/val: unscored" in capsys.readouterr().out
-    assert ans("submit", "mose", "--predictions", out / "predictions.jsonl", "--out", tmp_path / "mose.zip") == 0
+    assert (
+        ans("submit", "mose", "--predictions", out / "predictions.jsonl", "--out", tmp_path / "mose.zip") == 0
+    )
     with zipfile.ZipFile(tmp_path / "mose.zip") as archive:
         assert archive.namelist() == [f"cat/{t:05d}.png" for t in range(FRAMES)]
 

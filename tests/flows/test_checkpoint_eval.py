@@ -12,8 +12,12 @@ from tasks.process import held
 from tests.workspace import tiny_params
 
 
-def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stage(config: Any, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Any, row: str) -> dict[str, float]:
+def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stage(
+        config: Any, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Any, row: str
+    ) -> dict[str, float]:
         index, answers = out / "index.json", scratch / "answers"
         pictures = json.loads(index.read_text()) if index.exists() else []
         index.write_text(json.dumps([*pictures, "a picture"]))
@@ -42,7 +46,9 @@ def make_inputs(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
 
 
-def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_share_an_evaluation_and_the_first_alone_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load(tiny_params(tmp_path))
     make_inputs(tmp_path)
     several = config.model_copy(update={"launch": config.launch.model_copy(update={"processes": 2})})
@@ -54,14 +60,22 @@ def test_several_processes_share_an_evaluation_and_the_first_alone_writes(tmp_pa
     assert started[:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", "--nproc-per-node=2"]
     assert started[5:7] == ["-m", "flows.checkpoint_eval"]
 
-    monkeypatch.setattr(checkpoint_eval, "stage_function", lambda _: lambda *_, scratch, **__: {"its share in": scratch.is_dir()})
+    monkeypatch.setattr(
+        checkpoint_eval,
+        "stage_function",
+        lambda _: lambda *_, scratch, **__: {"its share in": scratch.is_dir()},
+    )
     monkeypatch.setenv("RANK", "1")
     with held(tmp_path / ".ans/stage.lock", "the first"):
-        assert checkpoint_eval.evaluate_into(tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config) == {"its share in": True}
+        assert checkpoint_eval.evaluate_into(
+            tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config
+        ) == {"its share in": True}
     assert not (tmp_path / ".ans/eval").exists()
 
 
-def test_changed_evaluation_data_have_a_result_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_evaluation_data_have_a_result_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By every entrance; the processes of one evaluation take the fingerprint that named its folder."""
     mine = {"name": "mine", "format": "annotations", "path": "mine", "split": "val"}
     public = {"name": "refcoco", "path": "refcoco"}
@@ -76,7 +90,9 @@ def test_changed_evaluation_data_have_a_result_of_their_own(tmp_path: Path, monk
     monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: commands.append(command) or 0)
 
     def found() -> Path:
-        out = checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {"sources": [mine], "public": [public]})
+        out = checkpoint_eval.in_child(
+            tmp_path / "model", "hash", tmp_path, {"sources": [mine], "public": [public]}
+        )
         child = checkpoint_eval.settings(tmp_path, json.loads(commands[-1][-1]))
         assert checkpoint_eval.result_folder(tmp_path / "model", "hash", tmp_path, child) == out
         return out

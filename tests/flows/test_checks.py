@@ -20,7 +20,10 @@ def settings(**changes: object) -> Config:
 def test_a_sam2_alone_goes_as_far_as_its_memory():
     alone = settings(base={"source": "sam2", "sam2": "weights"})
     check_sam2_alone(needed_for(MEMORY, alone), alone)
-    with pytest.raises(ValueError, match=r"base\.source is sam2, a SAM2 without a language model, which sft needs; run `ans run`"):
+    with pytest.raises(
+        ValueError,
+        match=r"base\.source is sam2, a SAM2 without a language model, which sft needs; run `ans run`",
+    ):
         check_sam2_alone(STAGES, alone)
     check_sam2_alone(STAGES, settings())
 
@@ -29,7 +32,9 @@ def test_an_agents_base_is_there_or_made(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)  # as flows do
     check_base(needed_for(AGENT, settings()), settings(), tmp_path)
     other = settings(agent={"base": "models/mine"})
-    with pytest.raises(ValueError, match=r"agent\.base = 'models/mine' is no folder; name one that holds a Sa2VA"):
+    with pytest.raises(
+        ValueError, match=r"agent\.base = 'models/mine' is no folder; name one that holds a Sa2VA"
+    ):
         check_base(needed_for(AGENT, other), other, tmp_path)
     check_base(STAGES, other, tmp_path)
     (tmp_path / "models/mine").mkdir(parents=True)
@@ -48,12 +53,19 @@ def test_own_traces_are_read_before_the_first_stage(tmp_path: Path):
         check_traces(needed_for(AGENT, mine), mine, tmp_path)
 
 
-@pytest.mark.parametrize(("error", "plain"), [(ValueError("rl.kl"), True), (StageFailedError("rl.kl"), True), (KeyError("kl"), False)])
-def test_a_users_mistake_is_logged_as_its_sentence(error: Exception, plain: bool, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "plain"),
+    [(ValueError("rl.kl"), True), (StageFailedError("rl.kl"), True), (KeyError("kl"), False)],
+)
+def test_a_users_mistake_is_logged_as_its_sentence(
+    error: Exception, plain: bool, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("ANS_TRACEBACK", raising=False)
 
     def record() -> logging.LogRecord:
-        return logging.LogRecord("prefect.flow_runs", logging.ERROR, "", 0, "Encountered %r", (error,), (type(error), error, None))
+        return logging.LogRecord(
+            "prefect.flow_runs", logging.ERROR, "", 0, "Encountered %r", (error,), (type(error), error, None)
+        )
 
     shown = record()
     assert PlainErrors().filter(shown)

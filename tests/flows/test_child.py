@@ -14,14 +14,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stop", "said"), [("", "no end after 10 s"), ("p.send_signal(19); ", "stopped .SIGSTOP. for 1 s")])
-def test_the_watchdog_ends_the_whole_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("stop", "said"), [("", "no end after 10 s"), ("p.send_signal(19); ", "stopped .SIGSTOP. for 1 s")]
+)
+def test_the_watchdog_ends_the_whole_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str, said: str
+) -> None:
     monkeypatch.setattr(child, "STOPPED_S", 1.0)
     monkeypatch.setattr(child, "LOOK_EVERY_S", 0.2)
     note = tmp_path / "pid"
-    start = f"p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); {stop}p.wait()"
+    start = (
+        f"p = subprocess.Popen(['sleep', '600']); open({str(note)!r}, 'w').write(str(p.pid)); {stop}p.wait()"
+    )
     with pytest.raises(TimeoutError, match=said):
-        child.run_once(["-c", f"import subprocess; {start}"], root=ROOT, timeout_s=600 if stop else 10, extra_environment={})
+        child.run_once(
+            ["-c", f"import subprocess; {start}"],
+            root=ROOT,
+            timeout_s=600 if stop else 10,
+            extra_environment={},
+        )
     deadline = time.monotonic() + 60
     pid = int(note.read_text())
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -33,7 +44,9 @@ def test_a_stopped_stage_ends_with_a_flow_that_was_killed() -> None:
     """The kernel sends dvc's process a TERM then."""
     stage = "import subprocess; p = subprocess.Popen(['sleep', '600']); p.send_signal(19); print(p.pid, flush=True); p.wait()"
     dvc = f"import signal; from flows import dvc_state; signal.signal(15, dvc_state.end_all); {stage}"
-    process = subprocess.Popen([sys.executable, "-c", dvc], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", dvc], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdout is not None
     stopped = psutil.Process(int(process.stdout.readline()))
     process.terminate()
@@ -44,7 +57,9 @@ def test_a_stopped_stage_ends_with_a_flow_that_was_killed() -> None:
         time.sleep(0.02)
 
 
-def test_a_file_gets_every_line_and_of_a_bar_a_state_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_every_line_and_of_a_bar_a_state_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(child.time, "monotonic", lambda: now)
     thinner = child.BarThinner()
@@ -52,8 +67,19 @@ def test_a_file_gets_every_line_and_of_a_bar_a_state_every_half_minute(monkeypat
     for second in range(1, 91):  # a tenth of a second of output at a time, cut anywhere
         now = float(second)
         shown += thinner.feed(f"\rsft: {second}%".encode()) + thinner.feed(b"|##")
-    shown += thinner.feed("\rsft: 100%|##\nfertig: äö".encode()[:-1]) + thinner.feed("ö".encode()[1:]) + thinner.feed(b"\n")
-    assert shown.splitlines() == ["begins", "sft: 29%|##", "sft: 59%|##", "sft: 89%|##", "sft: 100%|##", "fertig: äö"]
+    shown += (
+        thinner.feed("\rsft: 100%|##\nfertig: äö".encode()[:-1])
+        + thinner.feed("ö".encode()[1:])
+        + thinner.feed(b"\n")
+    )
+    assert shown.splitlines() == [
+        "begins",
+        "sft: 29%|##",
+        "sft: 59%|##",
+        "sft: 89%|##",
+        "sft: 100%|##",
+        "fertig: äö",
+    ]
 
 
 def test_a_busy_repository_is_waited_for_and_failures_tell_what_the_stage_told(
@@ -61,7 +87,8 @@ def test_a_busy_repository_is_waited_for_and_failures_tell_what_the_stage_told(
 ) -> None:
     log = tmp_path / "sft.log"
     log.write_text("".join(f"step {i}\n" for i in range(100)))
-    # Exit status and what the stage leaves in its note: busy, from the run cache, ran, a mistake in the settings, killed.
+    # Exit status and what the stage leaves in its note: busy, from the run cache, ran, a mistake in the
+    # settings, killed.
     answers: list[tuple[int, dict[str, object]]] = [
         (dvc_state.BUSY, {}), (0, {}), (0, {"log": str(log), "metrics": {"loss": 0.5}}),
         (1, {"status": 2, "message": "rl.temprature: unknown setting"}), (-9, {"log": str(log)}),
@@ -86,16 +113,17 @@ def test_a_busy_repository_is_waited_for_and_failures_tell_what_the_stage_told(
         repro()
     with pytest.raises(child.StageFailedError) as killed:
         repro()
-    assert str(killed.value).splitlines()[0] == "stage sft failed (signal 9): it ended without a word (killed?)"
+    assert (
+        str(killed.value).splitlines()[0] == "stage sft failed (signal 9): it ended without a word (killed?)"
+    )
     assert str(killed.value).splitlines()[2:] == [f"step {i}" for i in range(80, 100)]
 
 
 def test_a_child_whose_parent_is_gone_before_it_looks_ends_at_once(tmp_path: Path) -> None:
     """`dvc` killed just as a stage starts: the signal of its death has come too early to be seen."""
     orphan = "import os; from tasks.process import die_with_parent; die_with_parent(); print('works on')"
-    middle = (
-        f"import os, subprocess, sys; os.environ['ANS_PARENT_PID'] = '1'; sys.exit(subprocess.call([sys.executable, '-c', {orphan!r}]))"
-    )
+    started = f"subprocess.call([sys.executable, '-c', {orphan!r}])"
+    middle = f"import os, subprocess, sys; os.environ['ANS_PARENT_PID'] = '1'; sys.exit({started})"
     assert child.run_once(["-c", orphan], root=ROOT, timeout_s=60, extra_environment={}) == 0
     assert child.run_once(["-c", middle], root=ROOT, timeout_s=60, extra_environment={}) == 1
 
@@ -111,18 +139,25 @@ def test_the_interpreter_of_the_child_is_this_one(capsys: pytest.CaptureFixture[
         ("", "is empty or cut"),
         ("schema: '2.0'\n", "is empty or cut"),
         ("stages:\n", "is empty or cut"),
-        ("stages:\n<<<<<<< HEAD\n  sft: {}\n=======\n  sft: {}\n>>>>>>> other\n", r"line \d+ is no YAML \(a merge conflict\?\)"),
+        (
+            "stages:\n<<<<<<< HEAD\n  sft: {}\n=======\n  sft: {}\n>>>>>>> other\n",
+            r"line \d+ is no YAML \(a merge conflict\?\)",
+        ),
         ("stages:\n  sft:\n    cmd: 'exec py", r"line \d+ is no YAML"),
     ],
     ids=["empty", "schema only", "no stages", "conflict", "cut"],
 )
-def test_a_spoiled_lock_file_is_one_sentence_before_anything_runs(tmp_path: Path, text: str, said: str) -> None:
+def test_a_spoiled_lock_file_is_one_sentence_before_anything_runs(
+    tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "dvc.lock").write_text(text)
     with pytest.raises(ValueError, match=f"dvc.lock.*{said}.*git checkout dvc.lock"):
         dvc_state.are_up_to_date(["sft"], tmp_path)
 
 
-def test_the_time_left_is_told_where_every_stage_that_is_left_has_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_told_where_every_stage_that_is_left_has_run_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from flows import pipeline
 
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: 1000.0)
@@ -133,7 +168,9 @@ def test_the_time_left_is_told_where_every_stage_that_is_left_has_run_before(mon
     assert clock.place(base) == "stage 2 of 3: base (0:05 elapsed, at most about 1:01:01 left)"
 
 
-def test_the_first_run_of_the_demo_tells_the_time_left_by_what_its_first_stage_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_run_of_the_demo_tells_the_time_left_by_what_its_first_stage_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from flows import durations, pipeline
 
     monkeypatch.setattr(pipeline.time, "monotonic", lambda: 1000.0)
@@ -148,10 +185,14 @@ def test_the_first_run_of_the_demo_tells_the_time_left_by_what_its_first_stage_t
 def test_the_usual_times_are_of_the_stages_that_there_are() -> None:
     from flows import durations, pipeline
 
-    assert all(set(usual) == {stage.name for stage in pipeline.STAGES} for usual in durations.USUAL_S.values())
+    assert all(
+        set(usual) == {stage.name for stage in pipeline.STAGES} for usual in durations.USUAL_S.values()
+    )
 
 
-def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dvc.utils.serialize import _common, _yaml
 
     for module in (_common, _yaml):

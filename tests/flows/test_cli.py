@@ -33,12 +33,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def ans(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flows.cli", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(ROOT, **extra), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment(ROOT, **extra), capture_output=True, text=True, check=False
+    )
 
 
 def test_help_loads_nothing_heavy() -> None:
     shown = ans("--help")
-    for command in ("run", "stage", "profile", "predict", "track", "convert", "eval", "data", "doctor", "compare"):
+    for command in (
+        "run",
+        "stage",
+        "profile",
+        "predict",
+        "track",
+        "convert",
+        "eval",
+        "data",
+        "doctor",
+        "compare",
+    ):
         assert f"    {command} " in shown.stdout or f"    {command}\n" in shown.stdout
     loaded = "import sys, flows.cli; flows.cli.parser(); print({'torch', 'prefect', 'mlflow', 'dvc', 'pydantic'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", loaded], cwd=ROOT, text=True) == "set()\n"
@@ -63,7 +76,9 @@ def test_a_command_knows_every_video_mode(command: str) -> None:
         assert cli.parse([*command.split(), "--video-mode", mode]).video_mode == mode
 
 
-@pytest.mark.parametrize("words", ["tiny a=1 b=2 --force", "--force tiny a=1 b=2", "tiny --force a=1 b=2", "tiny a=1 --force b=2"])
+@pytest.mark.parametrize(
+    "words", ["tiny a=1 b=2 --force", "--force tiny a=1 b=2", "tiny --force a=1 b=2", "tiny a=1 --force b=2"]
+)
 def test_options_stand_anywhere_among_a_profiles_settings(words: str) -> None:
     arguments = cli.parse(["profile", *words.split()])
     assert (arguments.name, arguments.settings, arguments.force) == ("tiny", ["a=1", "b=2"], True)
@@ -74,7 +89,9 @@ def test_a_runs_settings_stand_before_or_after_its_options() -> None:
     assert (arguments.settings, arguments.group) == (["rl.kl=0.1", "seed=1"], "agent")
 
 
-def test_a_profile_is_shown_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_shown_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
     arguments = cli.parse(["profile", "smoke", "rl.kl=0.5", "--show"])
@@ -95,7 +112,9 @@ def test_a_profile_is_shown_and_not_written(tmp_path: Path, monkeypatch: pytest.
         ("doctor --look-only now", "now"),
     ],
 )
-def test_words_that_no_command_knows_are_named(capsys: pytest.CaptureFixture[str], words: str, named: str) -> None:
+def test_words_that_no_command_knows_are_named(
+    capsys: pytest.CaptureFixture[str], words: str, named: str
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.parse(words.split())
     assert capsys.readouterr().err.endswith(f"ans: error: unrecognized arguments: {named}\n")
@@ -114,7 +133,12 @@ def test_output_that_nobody_reads_any_more_ends_the_command_quietly(unbuffered: 
     with subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.PIPE) as reader:
         reader.wait()
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", "tools"], cwd=ROOT, env=known, stdout=reader.stdin, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-m", "flows.cli", "tools"],
+            cwd=ROOT,
+            env=known,
+            stdout=reader.stdin,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -122,14 +146,24 @@ def test_output_that_nobody_reads_any_more_ends_the_command_quietly(unbuffered: 
 def test_output_that_cannot_be_written_is_one_line() -> None:
     command = [sys.executable, "-m", "flows.cli", "tools"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, cwd=ROOT, env=environment(ROOT), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(ROOT),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (
         2,
         "ans: [Errno 28] No space left on device; free space there, and give the same command again\n",
     )
 
 
-def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_broken_pipe_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     def fails(arguments: argparse.Namespace) -> int:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -149,7 +183,10 @@ def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
         (["--check", str(tmp_path)], "model_type 'bert'"),
         ([str(state), str(tmp_path / "out")], "needs --internvl and --sam2"),
         (["--check", str(state)], "needs --internvl and --sam2"),
-        ([str(state), str(tmp_path / "out"), "--internvl", "i", "--sam2", "s", "--to", "upstream"], "becomes our layout first"),
+        (
+            [str(state), str(tmp_path / "out"), "--internvl", "i", "--sam2", "s", "--to", "upstream"],
+            "becomes our layout first",
+        ),
         ([str(tmp_path / "absent"), str(tmp_path / "out")], "is no model folder"),
     ):
         arguments = cli.parser().parse_args(["convert", *words])
@@ -161,7 +198,11 @@ def test_a_conversion_takes_nothing_away(tmp_path: Path) -> None:
     """Whatever is converted: the target is looked at before anything is read."""
     (tmp_path / "models/precious").mkdir(parents=True)
     (tmp_path / "iter.pth").touch()
-    for words in ([str(tmp_path)], [str(tmp_path / "iter.pth"), "--internvl", "i", "--sam2", "s"], [str(tmp_path), "--to", "adapter"]):
+    for words in (
+        [str(tmp_path)],
+        [str(tmp_path / "iter.pth"), "--internvl", "i", "--sam2", "s"],
+        [str(tmp_path), "--to", "adapter"],
+    ):
         arguments = cli.parser().parse_args(["convert", words[0], str(tmp_path / "models"), *words[1:]])
         with pytest.raises(ValueError, match="models holds precious"):
             arguments.function(arguments)
@@ -181,13 +222,20 @@ def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["sam2"]
     assert {"sam2.pt", "sam2.yaml"} < {path.name for path in (tmp_path / "out/sam2").iterdir()}
     told = capsys.readouterr().out
-    assert "nothing for transformers: its Sam2VideoModel has memories of width 64 only, this SAM2's have 16" in told
+    assert (
+        "nothing for transformers: its Sam2VideoModel has memories of width 64 only, this SAM2's have 16"
+        in told
+    )
     assert "its mask decoder may be trained for [SEG]: SRC keeps none from before" in told
     (tmp_path / "out/sam2/precious").touch()
     with pytest.raises(ValueError, match="sam2 holds precious, which no earlier conversion wrote"):
         arguments.function(arguments)
-    with pytest.raises(ValueError, match=r"model/config\.json is a file, and a folder is to be written there"):
-        convert.run(argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")}))
+    with pytest.raises(
+        ValueError, match=r"model/config\.json is a file, and a folder is to be written there"
+    ):
+        convert.run(
+            argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")})
+        )
 
 
 def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
@@ -202,7 +250,9 @@ def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
 def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.ok for finding in doctor.versions()] == [True, True, True]
     monkeypatch.setattr(
-        doctor.metadata, "version", lambda package: {"fastapi": "0.151.0", "SQLAlchemy": "2.0.58", "omegaconf": "2.3.1"}[package]
+        doctor.metadata,
+        "version",
+        lambda package: {"fastapi": "0.151.0", "SQLAlchemy": "2.0.58", "omegaconf": "2.3.1"}[package],
     )
     fastapi, sqlalchemy, omegaconf = doctor.versions()
     assert (fastapi.ok, sqlalchemy.ok, omegaconf.ok) == (False, True, True)
@@ -243,7 +293,9 @@ def test_a_checkout_without_git_is_told_what_to_do_and_that_works(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_history_of_runs_of_another_mlflow_is_told_and_a_new_one_is_begun_where_it_is_moved_away(tmp_path: Path) -> None:
+def test_a_history_of_runs_of_another_mlflow_is_told_and_a_new_one_is_begun_where_it_is_moved_away(
+    tmp_path: Path,
+) -> None:
     made, file = tmp_path / "made", tmp_path / ".ans/mlflow.db"
     made.mkdir()
     file.parent.mkdir()
@@ -276,8 +328,8 @@ def test_an_extra_may_pin_another_version_than_the_lock(tmp_path: Path) -> None:
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
     tmp_path: Path, tiny_model: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is gone afterwards. What was
-    evaluated already is read."""
+    """Two checkpoints of one name, then the first with other settings: each has its own scratch, which is
+    gone afterwards. What was evaluated already is read."""
     seen: list[Path] = []
 
     def run(config: object, *, scratch: Path, out: Path, **rest: object) -> dict[str, float]:

@@ -37,11 +37,16 @@ def test_folders_of_runs_are_compared_by_what_evaluate_wrote(tmp_path: Path):
         write(tmp_path / name / "evaluate/rl/metrics.json", {"video/val/J&F": value})
     shown = cells(compared(str(tmp_path / "one"), str(tmp_path / "other"), tmp_path))
     assert shown == {"rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"]}
-    with pytest.raises(FileNotFoundError, match=r"has no metrics: no evaluate/<untrained.*>/metrics\.json, and no metrics"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no metrics: no evaluate/<untrained.*>/metrics\.json, and no metrics"
+    ):
         compared(str(tmp_path / "one"), str(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("before", [{"rl": {"referring/gIoU": 0.5}}, {"rl": {"referring/val/gIoU": 0.5, "referring/val/samples": 3}}])
+@pytest.mark.parametrize(
+    "before",
+    [{"rl": {"referring/gIoU": 0.5}}, {"rl": {"referring/val/gIoU": 0.5, "referring/val/samples": 3}}],
+)
 def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_path: Path, before: dict):
     one = write(tmp_path / "one.json", before)
     other = write(tmp_path / "other.json", {"rl": {"referring/test/gIoU": 0.25, "referring/test/cIoU": 0.5}})
@@ -49,13 +54,24 @@ def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_
 
 
 def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_path: Path):
-    one = write(tmp_path / "one.json", {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}})
-    other = write(tmp_path / "other.json", {"rl": {"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5}})
+    one = write(
+        tmp_path / "one.json",
+        {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}},
+    )
+    other = write(
+        tmp_path / "other.json",
+        {"rl": {"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5}},
+    )
     *lines, last = compared(one, other, tmp_path).splitlines()
-    assert list(cells("\n".join(lines))) == ["rl/referring/val/cIoU", "rl/video/val/F", "rl/video/val/J"]  # others in one alone
+    # others in one alone
+    assert list(cells("\n".join(lines))) == ["rl/referring/val/cIoU", "rl/video/val/F", "rl/video/val/J"]
     assert last == "1 of 4 metrics are the same to four digits"
     assert compared(one, one, tmp_path) == "3 of 3 metrics are the same to four digits"
-    still, sure, moved = ({"before": 0.5, "after": 0.5}, {"before": 0.5, "after": 0.5001}, {"before": 0.5, "after": 0.7})
+    still, sure, moved = (
+        {"before": 0.5, "after": 0.5},
+        {"before": 0.5, "after": 0.5001},
+        {"before": 0.5, "after": 0.7},
+    )
     made = [Change(title="a", metric=str(n), **values) for n, values in enumerate((still, moved))]
     made.append(Change(title="a", metric="2", **sure, interval=(0.00005, 0.0002)))
     told = change_table(made)
@@ -63,22 +79,39 @@ def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_pa
 
 
 def test_results_without_a_common_metric_are_refused(tmp_path: Path):
-    one, other = write(tmp_path / "one.json", {"rl": {"a/val/b": 1}}), write(tmp_path / "other.json", {"sft": {"a/val/b": 1}})
+    one, other = (
+        write(tmp_path / "one.json", {"rl": {"a/val/b": 1}}),
+        write(tmp_path / "other.json", {"sft": {"a/val/b": 1}}),
+    )
     with pytest.raises(ValueError, match=r"no metric in common: rl/a/val/b \.\.\. and sft/a/val/b"):
         compared(one, other, tmp_path)
 
 
-def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """One is the SFT row of the report's example, the other its RL row: every score but the video's is 0.2 higher."""
+def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """One is the SFT row of the report's example, the other its RL row: every score but the video's is 0.2
+    higher."""
     for name, level, kl in (("one", 2, 0.02), ("two", 3, 0.05)):
         folder = tmp_path / name / "runs/mini"
         write_evaluation(folder / "evaluate/rl", level)
         write_training(folder / "sft", ("loss/text", "loss/same_std"), 10 * level)
         write_data(folder)
         outs = [{"path": "runs/mini/sft", "md5": "0"}]
-        stages = {"rl": {"params": {"params.yaml": {"rl": {"kl": kl, "steps": 4}, "evaluate": {"split": "val"}}}, "outs": outs}}
+        stages = {
+            "rl": {
+                "params": {"params.yaml": {"rl": {"kl": kl, "steps": 4}, "evaluate": {"split": "val"}}},
+                "outs": outs,
+            }
+        }
         (tmp_path / name / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
-    words = ["compare", str(tmp_path / "one/runs/mini"), str(tmp_path / "two/runs/mini"), "--out", str(tmp_path / "out")]
+    words = [
+        "compare",
+        str(tmp_path / "one/runs/mini"),
+        str(tmp_path / "two/runs/mini"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     arguments = cli.parse(words)
     assert arguments.function(arguments) == 0
     told = capsys.readouterr().out
@@ -114,10 +147,15 @@ def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
     monkeypatch.setattr("flows.checkpoint_eval.evaluated", evaluated)
     monkeypatch.setattr("flows.checkpoint_eval.content_of", lambda path: path.parents[2].name)
     monkeypatch.setattr(commands, "root", lambda: tmp_path)
-    arguments = cli.parse(["compare", *(str(tmp_path / place / "runs/mini/model") for place in ("one", "two"))])
+    arguments = cli.parse(
+        ["compare", *(str(tmp_path / place / "runs/mini/model") for place in ("one", "two"))]
+    )
     assert arguments.function(arguments) == 0
     told = capsys.readouterr().out
-    assert f"mini/model #2: checkpoint {tmp_path / 'two/runs/mini/model'}, evaluated into {tmp_path / '.ans/eval/model-two'}" in told
+    assert (
+        f"mini/model #2: checkpoint {tmp_path / 'two/runs/mini/model'}, evaluated into {tmp_path / '.ans/eval/model-two'}"
+        in told
+    )
     assert re.search(r"^  Region captions · val, METEOR .* better$", told, re.MULTILINE)
     assert re.search(r"^metric +mini/model +mini/model #2 +difference$", told, re.MULTILINE)
     page = Path(told.split("page: ")[1].strip())
@@ -127,9 +165,15 @@ def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
 
 def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
-    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"], ["update-ref", "refs/exps/ab/cdef/sweep-1", "HEAD"]):
+    for words in (
+        ["init", "-q"],
+        ["commit", "-q", "--allow-empty", "-m", "one"],
+        ["update-ref", "refs/exps/ab/cdef/sweep-1", "HEAD"],
+    ):
         subprocess.run([*git, *words], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     assert revision_of("sweep-1", tmp_path) == revision_of("HEAD", tmp_path) == head
     assert revision_of("sweep", tmp_path) is None
     (tmp_path / "runs/mini/evaluate/rl").mkdir(parents=True)
@@ -140,7 +184,9 @@ def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     mlflow = client(tmp_path)
     experiment = experiment_id(mlflow, tmp_path)
@@ -152,7 +198,8 @@ def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(tmp_
         run = mlflow.create_run(experiment, start_time=start_ms, tags=tags).info.run_id
         for name, value in metrics.items():
             mlflow.log_metric(run, name, value)
-    earlier = mlflow.create_run(experiment, tags={"ans.stage": "evaluate@base"}).info.run_id  # of another pipeline: from the cache here
+    # of another pipeline: from the cache here
+    earlier = mlflow.create_run(experiment, tags={"ans.stage": "evaluate@base"}).info.run_id
     mlflow.log_metric(earlier, "eval/video/val/J_F", 0.125)
     mlflow.log_param(earlier, "evaluate.split", "val")
     (tmp_path / "predictions.jsonl").write_text("")
@@ -192,9 +239,17 @@ pathlib.Path("metrics/summary.json").write_text(json.dumps({"rl": value}))
 def test_two_experiments_that_dvc_ran_are_compared_from_its_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """One stage in the place of the pipeline; git, `dvc exp run`, its refs and its cache are real. Every score is 0.1 higher."""
-    stage = {"cmd": "python score.py", "deps": ["score.py"], "params": ["rl.kl"], "outs": ["runs/tiny/evaluate/rl"]}
-    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"evaluate": stage | {"metrics": ["metrics/summary.json"]}}}))
+    """One stage in the place of the pipeline; git, `dvc exp run`, its refs and its cache are real. Every
+    score is 0.1 higher."""
+    stage = {
+        "cmd": "python score.py",
+        "deps": ["score.py"],
+        "params": ["rl.kl"],
+        "outs": ["runs/tiny/evaluate/rl"],
+    }
+    (tmp_path / "dvc.yaml").write_text(
+        yaml.safe_dump({"stages": {"evaluate": stage | {"metrics": ["metrics/summary.json"]}}})
+    )
     (tmp_path / "score.py").write_text(SCORE)
     (tmp_path / "profiles").mkdir()
     tiny_params(tmp_path)
@@ -212,7 +267,9 @@ def test_two_experiments_that_dvc_ran_are_compared_from_its_cache(
     assert "settings that differ:\n  rl.kl: 0.1 | 0.2\n" in told
     assert "high, rl, against low" in told
     assert re.search(r"Region captions · test, METEOR +0\.620 +0\.720 +\+0\.100 .* better", told)
-    assert cells(told[told.index("\nmetric ") + 1 : told.index("\n\npage:")])["rl/region_caption/test/METEOR"] == [
+    assert cells(told[told.index("\nmetric ") + 1 : told.index("\n\npage:")])[
+        "rl/region_caption/test/METEOR"
+    ] == [
         "0.6200",
         "0.7200",
         "+0.1000",

@@ -1,5 +1,5 @@
-"""A disk that fills up in the middle of a stage, under the real Prefect, DVC and MLflow: a file system of memory in a namespace of its own,
-which a user may mount (where the kernel lets users make namespaces)."""
+"""A disk that fills up in the middle of a stage, under the real Prefect, DVC and MLflow: a file system of
+memory in a namespace of its own, which a user may mount (where the kernel lets users make namespaces)."""
 
 import signal
 import subprocess
@@ -30,7 +30,9 @@ def resize(folder: Path, size: str) -> None:
 
 def fill(folder: Path) -> None:
     """Make the disk as small as what it holds."""
-    used = subprocess.run(["df", "--output=used", "-B1", str(folder)], check=True, capture_output=True, text=True).stdout.split()[-1]
+    used = subprocess.run(
+        ["df", "--output=used", "-B1", str(folder)], check=True, capture_output=True, text=True
+    ).stdout.split()[-1]
     resize(folder, used)
 
 
@@ -38,9 +40,16 @@ def fill(folder: Path) -> None:
 @pytest.mark.timeout(3 * LIMIT_S)
 def test_a_run_on_a_full_disk_ends_and_with_room_again_resumes_to_the_same_result(tmp_path: Path) -> None:
     if not may_mount(tmp_path):
-        pytest.skip("no file system of memory: this kernel lets users make no namespaces, or `unshare` is missing")
+        pytest.skip(
+            "no file system of memory: this kernel lets users make no namespaces, or `unshare` is missing"
+        )
     done = subprocess.run(
-        [*NAMESPACE, sys.executable, "-c", SCENARIO, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        [*NAMESPACE, sys.executable, "-c", SCENARIO, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -50,7 +50,8 @@ def test_after_a_run_the_line_about_git_lets_a_pull_work(clone: Path):
     (line,) = before_a_pull(clone)
     command = re.search(r"`(git .*)` first", line)
     assert command
-    nobody = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}  # as in a container
+    # as in a container
+    nobody = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     subprocess.run(command[1].split(), cwd=clone, check=True, env=nobody)
     git(clone, "pull", "-q")
     assert [(clone / name).read_text() for name in FILES] == ["profile: tiny, newer\n"] * 3

@@ -1,4 +1,5 @@
-"""Champion and challenger in a real MLflow registry, with DVC's cache as the place of their weights, and sweeps (tests/workspace.py)."""
+"""Champion and challenger in a real MLflow registry, with DVC's cache as the place of their weights, and
+sweeps (tests/workspace.py)."""
 
 import re
 import shutil
@@ -18,7 +19,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("nightly"))
 
 
-def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: Path, commands: Commands) -> None:
+def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
+    workspace: Path, commands: Commands
+) -> None:
     def night(score: str) -> str:
         return commands.ans(workspace, "nightly", FAKE_SCORE=score).splitlines()[-1]
 
@@ -34,7 +37,10 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     assert executed(workspace) == ["evaluate@rl from 0"]
     mlflow = client(workspace)
     (recorded,) = find_runs(mlflow, experiment_id(mlflow, workspace), {"ans.kind": "nightly"}, limit=2)
-    assert recorded.data.metrics == {"challenger/referring/val/gIoU_all": 0.5, "eval/referring/val/gIoU_all": 0.5}
+    assert recorded.data.metrics == {
+        "challenger/referring/val/gIoU_all": 0.5,
+        "eval/referring/val/gIoU_all": 0.5,
+    }
     assert night("0.9") == "nightly-evals: same"  # known from last night
     assert executed(workspace) == []
 
@@ -63,7 +69,9 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(workspace: P
     assert len(shown.splitlines()) < 4
 
 
-def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(workspace: Path, commands: Commands) -> None:
+def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(
+    workspace: Path, commands: Commands
+) -> None:
     ans(workspace, "profile", "smoke", "--force")
     commands.ans(workspace, "run")
     executed(workspace)
@@ -71,7 +79,8 @@ def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(works
     assert "did you mean 'rl'" in commands.ans(workspace, "sweep", "rll.kl=0.5", status=2)
     shown = commands.ans(workspace, "sweep", "rl.kl=0.5,0.02", "--name", "kl")
     ran = [line.split()[0] for line in executed(workspace)]
-    assert ran == ["rl", "convert", "evaluate@rl", "report"]  # of the first: the second has the workspace's own settings
+    # of the first: the second has the workspace's own settings
+    assert ran == ["rl", "convert", "evaluate@rl", "report"]
     assert re.search(r"^kl +-1 +-2\nrl\.kl +0\.5 +0\.02\n", shown, re.MULTILINE)
     page = workspace / ".ans/sweeps/kl/page.html"
     assert str(page) in shown

@@ -62,7 +62,8 @@ def test_if_needed_keeps_edits_and_words_of_the_same_profile_and_says_so(workspa
 
 
 def drop(root: Path, line: str) -> None:
-    """As a version that did not know the setting wrote the file: without it, and with the digest of what it wrote."""
+    """As a version that did not know the setting wrote the file: without it, and with the digest of what it
+    wrote."""
     edit(root, line, "")
     text = (root / "params.yaml").read_text()
     mark = f"{MARK}{marked(root / 'params.yaml')}"
@@ -74,7 +75,9 @@ def test_a_file_of_an_older_version_is_written_anew_and_keeps_its_words(workspac
     new = (workspace / "params.yaml").read_text()
     drop(workspace, "  ema_warmup: false\n")
     assert edited_keys(workspace / "params.yaml") == []
-    assert "with rl.kl=0.5 'sft.mixture={video: 1.0, referring: 2.0}' kept" in write_if_needed("tiny", workspace)
+    assert "with rl.kl=0.5 'sft.mixture={video: 1.0, referring: 2.0}' kept" in write_if_needed(
+        "tiny", workspace
+    )
     assert (workspace / "params.yaml").read_text() == new
 
 
@@ -96,7 +99,9 @@ def test_a_setting_that_is_gone_is_refused_with_the_nearest_name_and_the_file_st
     write("tiny", workspace)
     edit(workspace, "  ema_warmup: false", "  ema_warm_up: true")
     text = (workspace / "params.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"params.yaml:\d+: rl.ema_warm_up: unknown setting .did you mean 'ema_warmup'"):
+    with pytest.raises(
+        ConfigError, match=r"params.yaml:\d+: rl.ema_warm_up: unknown setting .did you mean 'ema_warmup'"
+    ):
         write_if_needed("tiny", workspace)
     assert (workspace / "params.yaml").read_text() == text
 
@@ -148,7 +153,11 @@ def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them
 
     def found() -> tuple[str, str, str]:
         values = yaml.safe_load((workspace / "params.yaml").read_text())
-        return values["base"]["files"], values["sft"]["lora_ranks_files"], values["agent"]["sft"]["traces_files"]
+        return (
+            values["base"]["files"],
+            values["sft"]["lora_ranks_files"],
+            values["agent"]["sft"]["traces_files"],
+        )
 
     assert watch_sources(workspace) == []  # the first look
     first = found()
@@ -183,8 +192,12 @@ def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace:
     assert edited_keys(workspace / "params.yaml") == []
 
 
-@pytest.mark.parametrize("asked", [{"overrides": {"rl.kl": 0.25}}, {"profile": "tiny"}, {"profile": "smoke", "data": ["mine"]}])
-def test_settings_of_a_run_are_gone_after_it(workspace: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "asked", [{"overrides": {"rl.kl": 0.25}}, {"profile": "tiny"}, {"profile": "smoke", "data": ["mine"]}]
+)
+def test_settings_of_a_run_are_gone_after_it(
+    workspace: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(workspace)
     (workspace / "mine").mkdir()
     (workspace / "mine/annotations.json").write_text(json.dumps([]))
@@ -195,7 +208,8 @@ def test_settings_of_a_run_are_gone_after_it(workspace: Path, asked: dict[str, A
     with settings_of_run(workspace, **asked):
         config = load(workspace / "params.yaml")
         assert config != values
-        assert config.seed == (0 if asked.get("profile") == "tiny" else 3)  # on top of what is there, edits too
+        # on top of what is there, edits too
+        assert config.seed == (0 if asked.get("profile") == "tiny" else 3)
     assert (workspace / "params.yaml").read_text() == before
 
 
@@ -213,7 +227,9 @@ def test_settings_of_a_killed_run_go_with_the_next_and_those_written_since_stay(
     killed_run()
     partial = workspace / "runs/smoke/base.partial"  # of its stage
     partial.mkdir(parents=True)
-    assert recover(workspace) == ["a run with settings of its own was killed here: params.yaml is again as before it"]
+    assert recover(workspace) == [
+        "a run with settings of its own was killed here: params.yaml is again as before it"
+    ]
     assert (workspace / "params.yaml").read_text() == before
     assert not partial.exists()
     killed_run()
@@ -225,14 +241,19 @@ def test_settings_of_a_killed_run_go_with_the_next_and_those_written_since_stay(
 def test_what_a_run_can_not_have_is_said_in_its_users_words_and_changes_nothing(workspace: Path) -> None:
     write("smoke", workspace)
     before = (workspace / "params.yaml").read_text()
-    for asked, sentence in (({"data": ["/nope"]}, "^/nope can't be added"), ({"overrides": {"rll.kl": 1}}, "did you mean 'rl'")):
+    for asked, sentence in (
+        ({"data": ["/nope"]}, "^/nope can't be added"),
+        ({"overrides": {"rll.kl": 1}}, "did you mean 'rl'"),
+    ):
         with pytest.raises(ConfigError, match=sentence), settings_of_run(workspace, **asked):
             pass
     assert (workspace / "params.yaml").read_text() == before
     assert not (workspace / RUN).exists()
 
 
-def test_edits_under_a_run_with_settings_of_its_own_are_safe_from_ans_profile(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_edits_under_a_run_with_settings_of_its_own_are_safe_from_ans_profile(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write("smoke", workspace)
     edit(workspace, "seed: 0", "seed: 3")
     with settings_of_run(workspace, overrides={"rl.kl": 0.25}):

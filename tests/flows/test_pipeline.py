@@ -17,7 +17,20 @@ import pytest
 import yaml
 
 from tasks.stages import AGENT, STAGES, TABLE
-from tests.workspace import LIMIT_S, Commands, ans, dvc, end_all, environment, executed, living, make, run, template, words_of
+from tests.workspace import (
+    LIMIT_S,
+    Commands,
+    ans,
+    dvc,
+    end_all,
+    environment,
+    executed,
+    living,
+    make,
+    run,
+    template,
+    words_of,
+)
 
 NAMES = [stage.name for stage in STAGES]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
@@ -49,8 +62,11 @@ def before_sft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workspace_before_sft(before_sft: Path, tmp_path: Path) -> Iterator[Path]:
-    shutil.copytree(before_sft, tmp_path, ignore=lambda folder, names: {".ans"} & set(names), dirs_exist_ok=True)
-    shutil.copytree(template() / ".ans", tmp_path / ".ans")  # MLflow's database names the folder that it was made in
+    shutil.copytree(
+        before_sft, tmp_path, ignore=lambda folder, names: {".ans"} & set(names), dirs_exist_ok=True
+    )
+    # MLflow's database names the folder that it was made in
+    shutil.copytree(template() / ".ans", tmp_path / ".ans")
     yield tmp_path
     end_all(tmp_path)
 
@@ -67,14 +83,19 @@ def mlflow_runs(folder: Path) -> list[dict[str, str]]:
     with sqlite3.connect(folder / ".ans/mlflow.db") as database:
         runs = database.execute("SELECT run_uuid, status FROM runs ORDER BY start_time").fetchall()
         tags = database.execute("SELECT run_uuid, key, value FROM tags").fetchall()
-    return [{"id": run, "status": status, **{key: value for owner, key, value in tags if owner == run}} for run, status in runs]
+    return [
+        {"id": run, "status": status, **{key: value for owner, key, value in tags if owner == run}}
+        for run, status in runs
+    ]
 
 
 def logged(folder: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
     """Parameters and latest metrics of a run."""
     with sqlite3.connect(folder / ".ans/mlflow.db") as database:
         params = database.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run,)).fetchall()
-        metrics = database.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (run,)).fetchall()
+        metrics = database.execute(
+            "SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (run,)
+        ).fetchall()
     return dict(params), dict(metrics)
 
 
@@ -87,7 +108,10 @@ def start_stalled(folder: Path, words: list[str], at: str, **extra: str) -> subp
     name, _, step = at.partition(":")
 
     def stands_there() -> bool:
-        return any(path.read_text() == str(int(step) + 1) for path in (folder / ".ans/scratch/smoke").glob(f"{name}/*/step"))
+        return any(
+            path.read_text() == str(int(step) + 1)
+            for path in (folder / ".ans/scratch/smoke").glob(f"{name}/*/step")
+        )
 
     until(lambda: stands_there() or process.poll() is not None, f"{name} never came to step {step}")
     assert process.poll() is None
@@ -104,16 +128,20 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     parents = [run for run in runs if run["ans.kind"] == "pipeline"]
     assert [run["status"] for run in runs] == ["FINISHED"] * (1 + len(NAMES))
     assert len(parents) == 1
-    assert {run["ans.stage"] for run in runs if run.get("mlflow.parentRunId") == parents[0]["id"]} == set(NAMES)
+    assert {run["ans.stage"] for run in runs if run.get("mlflow.parentRunId") == parents[0]["id"]} == set(
+        NAMES
+    )
     params, metrics = logged(workspace, parents[0]["id"])
     assert (params["profile"], params["rl.kl"], metrics["rl/final/score"]) == ("smoke", "0.02", 0.5)
     assert {f"wall_s/{name.replace('@', '/')}" for name in NAMES} <= metrics.keys()
 
     assert "Data and pipelines are up to date" in dvc(workspace, "repro")
     used_s = os.times()
-    again = ans(workspace, "run", PREFECT_API_URL="http://127.0.0.1:9/api")  # nobody there: what is cached needs no server
+    # nobody there: what is cached needs no server
+    again = ans(workspace, "run", PREFECT_API_URL="http://127.0.0.1:9/api")
     now_s = os.times()
-    assert (now_s.children_user + now_s.children_system) - (used_s.children_user + used_s.children_system) < 8  # of processor time; was 25
+    # of processor time; was 25
+    assert (now_s.children_user + now_s.children_system) - (used_s.children_user + used_s.children_system) < 8
     assert again.count("cached") == len(NAMES)
     assert not re.search(r"^stage \d", again, flags=re.MULTILINE)
     assert len(mlflow_runs(workspace)) == len(runs)
@@ -124,23 +152,40 @@ def test_the_flow_and_dvc_share_one_cache_and_mlflow_shows_a_parent_with_nested_
     assert executed(workspace) == []
     newest = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
     by_stage = {run["ans.stage"]: run["id"] for run in runs if run["ans.kind"] == "stage"}
-    assert {key.removeprefix("cached.").replace("/", "@"): value for key, value in newest.items() if key.startswith("cached.")} == by_stage
-    assert logged(workspace, newest["id"]) == (params, metrics)  # the pipelines can be compared, whichever ran the stages
+    assert {
+        key.removeprefix("cached.").replace("/", "@"): value
+        for key, value in newest.items()
+        if key.startswith("cached.")
+    } == by_stage
+    # the pipelines can be compared, whichever ran the stages
+    assert logged(workspace, newest["id"]) == (params, metrics)
     assert newest["mlflow.note.content"].count(": cached, ") == len(NAMES)
 
 
-def test_a_file_gets_a_line_of_a_bar_each_half_minute_and_one_of_each_stage(finished: tuple[Path, str]) -> None:
+def test_a_file_gets_a_line_of_a_bar_each_half_minute_and_one_of_each_stage(
+    finished: tuple[Path, str],
+) -> None:
     _, shown = finished
     assert 1 <= shown.count("a bar:") <= 3  # 400 steps of a millisecond or two
-    stages = [re.match(r"stage (\d+) of (\d+)", line) for line in shown.splitlines() if line.startswith("stage ")]
-    assert [found and found.groups() for found in stages] == [(str(i), str(len(NAMES))) for i in range(1, len(NAMES) + 1)]
+    stages = [
+        re.match(r"stage (\d+) of (\d+)", line) for line in shown.splitlines() if line.startswith("stage ")
+    ]
+    assert [found and found.groups() for found in stages] == [
+        (str(i), str(len(NAMES))) for i in range(1, len(NAMES) + 1)
+    ]
 
 
-def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing(finished: tuple[Path, str]) -> None:
+def test_a_fresh_clone_beside_the_checkout_pulls_what_it_pushed_and_runs_nothing(
+    finished: tuple[Path, str],
+) -> None:
     workspace, _ = finished
     dvc(workspace, "push", "--run-cache")
     clone = workspace.with_name("clone")
-    for words in (["add", "-A"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "ran"], ["clone", "-q", ".", str(clone)]):
+    for words in (
+        ["add", "-A"],
+        ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "ran"],
+        ["clone", "-q", ".", str(clone)],
+    ):
         subprocess.run(["git", *words], cwd=workspace, check=True)
     dvc(clone, "pull", "--run-cache", "dvc.yaml")  # without the name it wants the agent's outputs too
     dvc(clone, "repro")
@@ -158,10 +203,13 @@ def test_an_edited_sentence_runs_nothing_an_edited_line_what_imports_it_and_code
         file.write_text(edited)
         dvc(workspace, "repro")
         ran = executed(workspace)
-        assert [line.split()[0] for line in ran] == ([] if edited.startswith("#") else ["rl"])  # it writes what it wrote
+        # it writes what it wrote
+        assert [line.split()[0] for line in ran] == ([] if edited.startswith("#") else ["rl"])
         assert "Data and pipelines are up to date" in dvc(workspace, "repro")
     file.write_text(f"{text}\nMORE = 2\n")
-    assert "its present code gives the result that is there" in commands.ans(workspace, "stage", "rl", "--accept-code")
+    assert "its present code gives the result that is there" in commands.ans(
+        workspace, "stage", "rl", "--accept-code"
+    )
     dvc(workspace, "repro")
     assert executed(workspace) == []
     ans(workspace, "profile", "smoke", "rl.kl=0.3")
@@ -173,7 +221,9 @@ def test_an_edited_sentence_runs_nothing_an_edited_line_what_imports_it_and_code
     executed(workspace)
 
 
-def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_executes_nothing(finished: tuple[Path, str]) -> None:
+def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_executes_nothing(
+    finished: tuple[Path, str],
+) -> None:
     workspace, _ = finished
     known = {run["id"] for run in mlflow_runs(workspace)}
     first = (workspace / "dvc.lock").read_text()
@@ -194,8 +244,11 @@ def test_a_bare_dvc_repro_has_one_mlflow_parent_and_switching_profiles_back_exec
     assert executed(workspace) == ["rl from 0"]
 
 
-def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(finished: tuple[Path, str], commands: Commands) -> None:
-    """`dvc checkout` delivers damaged bytes without a word; weights are checked where they are read, pictures are not."""
+def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(
+    finished: tuple[Path, str], commands: Commands
+) -> None:
+    """`dvc checkout` delivers damaged bytes without a word; weights are checked where they are read, pictures
+    are not."""
     workspace, _ = finished
     lock = yaml.safe_load((workspace / "dvc.lock").read_text())["stages"]["prepare"]["outs"][0]["md5"]
     listing = json.loads((workspace / f".dvc/cache/files/md5/{lock[:2]}/{lock[2:]}").read_text())
@@ -203,18 +256,24 @@ def test_a_damaged_object_of_the_cache_is_found_and_its_remedy_mends_it(finished
     damaged = workspace / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}"
     damaged.chmod(0o644)
     damaged.write_text("x" + damaged.read_text()[1:])
-    shown = next(line for line in commands.ans(workspace, "doctor", "--deep", status=1).splitlines() if "cache" in line)
+    shown = next(
+        line for line in commands.ans(workspace, "doctor", "--deep", status=1).splitlines() if "cache" in line
+    )
     assert "is damaged (runs/smoke/data/result.txt)" in shown
     assert f"rm -f {damaged}" in shown
     damaged.unlink()
     ans(workspace, "stage", "prepare", "--force")
-    assert "every object of DVC's cache is as its hash says" in commands.ans(workspace, "doctor", "--deep", status=None)
+    assert "every object of DVC's cache is as its hash says" in commands.ans(
+        workspace, "doctor", "--deep", status=None
+    )
     executed(workspace)
     assert "Data and pipelines are up to date" in dvc(workspace, "repro", "base")
     assert executed(workspace) == []
 
 
-def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(workspace_before_sft: Path) -> None:
+def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(
+    workspace_before_sft: Path,
+) -> None:
     workspace = workspace_before_sft
     process = start_stalled(workspace, ["-m", "dvc", "repro", "sft"], "sft:2")
     os.killpg(process.pid, signal.SIGKILL)
@@ -229,7 +288,9 @@ def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(work
     assert (workspace / "runs/smoke/sft/result.txt").read_text() == resumed
 
 
-def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_a_killed_one(workspace_before_sft: Path) -> None:
+def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_a_killed_one(
+    workspace_before_sft: Path,
+) -> None:
     workspace, words = workspace_before_sft, ["run", "rl.kl=0.5"]
     before = (workspace / "params.yaml").read_text()
     process = start_stalled(workspace, ["-m", "flows.cli", *words], "rl:2")
@@ -241,7 +302,12 @@ def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_
     assert "params.yaml is again as before" in ans(workspace, *words)
     assert executed(workspace)[0] == "rl from 3"
     assert (workspace / "params.yaml").read_text() == before
-    assert yaml.safe_load((workspace / "dvc.lock").read_text())["stages"]["rl"]["params"]["params.yaml"]["rl"]["kl"] == 0.5
+    assert (
+        yaml.safe_load((workspace / "dvc.lock").read_text())["stages"]["rl"]["params"]["params.yaml"]["rl"][
+            "kl"
+        ]
+        == 0.5
+    )
     parent = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
     assert logged(workspace, parent["id"])[0]["rl.kl"] == "0.5"
     assert ans(workspace, *words).count("cached") == len(NAMES)
@@ -267,7 +333,8 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     process.kill()
     process.wait()
     until(lambda: not living(workspace), "stage, tracker or temporary server outlive their flow")
-    until(lambda: not any(map(psutil.pid_exists, pids)), "nobody reaps them")  # until then DVC takes its lock for one that is held
+    # until then DVC takes its lock for one that is held
+    until(lambda: not any(map(psutil.pid_exists, pids)), "nobody reaps them")
     shown = commands.ans(workspace, "doctor", status=None)
     assert "resumes: smoke/base" in shown
     ans(workspace, "profile", "smoke", "seed=5")
@@ -279,11 +346,20 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     assert executed(workspace) == ["base from 2"]
 
 
-def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_shown(workspace: Path, commands: Commands) -> None:
+def test_a_failing_stage_is_tried_again_from_its_last_state_and_the_message_is_shown(
+    workspace: Path, commands: Commands
+) -> None:
     shown = commands.ans(workspace, "run", status=1, FAKE_FAIL="base:3", FAKE_STOP="sft")
     assert "refs.json:7: no mask of ref 12; delete the line" in shown
     assert "stage sft failed" in shown
-    assert executed(workspace) == ["prepare from 0", "base from 0", "base from 4", "memory from 0", "sft from 0", "sft from 6"]
+    assert executed(workspace) == [
+        "prepare from 0",
+        "base from 0",
+        "base from 4",
+        "memory from 0",
+        "sft from 0",
+        "sft from 6",
+    ]
     statuses = [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "base"]
     assert statuses == ["FAILED", "FINISHED"]
 
@@ -295,7 +371,10 @@ def test_dvc_killed_just_as_a_stage_starts_leaves_nothing_behind(workspace: Path
             [sys.executable, "-m", "dvc", "repro", "base"], cwd=workspace, env=environment(workspace, FAKE_STALL="prepare:0"),
             start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        until(lambda: [p for p in living(workspace) if "tasks.prepare" in words_of(p)], "the stage never started")
+        until(
+            lambda: [p for p in living(workspace) if "tasks.prepare" in words_of(p)],
+            "the stage never started",
+        )
         process.kill()
         process.wait()
         until(lambda: not living(workspace), "the stage outlives dvc")
@@ -334,7 +413,9 @@ with prefect_api(Path.cwd()):
 """
 
 
-def test_a_store_of_runs_that_is_away_or_damaged_stops_nothing_and_gets_the_runs_later(workspace: Path, commands: Commands) -> None:
+def test_a_store_of_runs_that_is_away_or_damaged_stops_nothing_and_gets_the_runs_later(
+    workspace: Path, commands: Commands
+) -> None:
     shown = run(workspace, "-c", RUN_PREPARE, MLFLOW_TRACKING_URI="http://127.0.0.1:9", **commands.server)
     assert "MLflow at http://127.0.0.1:9 does not answer" in shown
     assert shown.count("MLflow takes nothing at present") == 1
@@ -350,7 +431,11 @@ def test_a_store_of_runs_that_is_away_or_damaged_stops_nothing_and_gets_the_runs
     dvc(workspace, "repro", "memory")
     assert not list((workspace / ".ans/unsent").iterdir())
     runs = mlflow_runs(workspace)
-    assert [run.get("ans.stage") for run in runs if run["ans.kind"] == "stage"] == ["prepare", "base", "memory"]
+    assert [run.get("ans.stage") for run in runs if run["ans.kind"] == "stage"] == [
+        "prepare",
+        "base",
+        "memory",
+    ]
     assert [run["status"] for run in runs] == ["FINISHED"] * 6
 
 
@@ -390,27 +475,36 @@ def test_a_second_run_in_one_workspace_waits_and_says_so(workspace: Path, comman
     commands.ans(workspace, "doctor", status=None)
 
 
-def test_every_launcher_of_one_machine_starts_two_processes_which_are_one_run_in_mlflow(workspace_before_sft: Path) -> None:
+def test_every_launcher_of_one_machine_starts_two_processes_which_are_one_run_in_mlflow(
+    workspace_before_sft: Path,
+) -> None:
     workspace = workspace_before_sft
     for launcher in ("torchrun", "deepspeed"):  # tests/tasks/test_slurm.py has a real Slurm
-        shutil.rmtree(workspace / ".ans/scratch", ignore_errors=True)  # a finished training started again computes nothing
+        # a finished training started again computes nothing
+        shutil.rmtree(workspace / ".ans/scratch", ignore_errors=True)
         ans(workspace, "profile", "smoke", "launch.processes=2", f"launch.launcher={launcher}")
         dvc(workspace, "repro", "--single-item", "--force", "sft", DS_ACCELERATOR="cpu")
         assert executed(workspace) == ["sft from 0", "sft from 0"]
-    assert [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "sft"] == ["FINISHED"] * 2
+    assert [run["status"] for run in mlflow_runs(workspace) if run.get("ans.stage") == "sft"] == [
+        "FINISHED"
+    ] * 2
     ans(workspace, "profile", "smoke")
     assert "up to date" in dvc(workspace, "repro", "sft")
     assert executed(workspace) == []
 
 
-def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(finished: tuple[Path, str], commands: Commands) -> None:
+def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(
+    finished: tuple[Path, str], commands: Commands
+) -> None:
     workspace, _ = finished
     ans(workspace, "profile", "smoke", "--force")
     dvc(workspace, "repro")  # an experiment before may have left its settings and outputs
     lock = (workspace / "dvc.lock").read_bytes()
     executed(workspace)
     told = commands.ans(workspace, "run", "--agent")
-    assert [line.split()[0] for line in executed(workspace)] == [stage.name for stage in TABLE if stage.group == AGENT]
+    assert [line.split()[0] for line in executed(workspace)] == [
+        stage.name for stage in TABLE if stage.group == AGENT
+    ]
     assert "needed/accuracy" in told
     assert "agent/report/episodes.html" in told
     assert (workspace / "dvc.lock").read_bytes() == lock

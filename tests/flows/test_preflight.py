@@ -19,7 +19,9 @@ def settings(profile: str, folder: Path, *words: str) -> Config:
     return load(path)
 
 
-def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     config = settings("sa2va-4b", tmp_path)
@@ -36,19 +38,27 @@ def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(tmp_path: Pa
 @pytest.mark.parametrize("profile", ["sa2va-1b-rl", "sa2va-qwen3-4b-rl"])
 def test_rl_alone_needs_what_the_whole_profile_of_its_size_does(tmp_path: Path, profile: str) -> None:
     (tmp_path / "alone").mkdir()
-    assert preflight.published_name(settings(profile, tmp_path / "alone"), ROOT) == profile.removesuffix("-rl")
+    assert preflight.published_name(settings(profile, tmp_path / "alone"), ROOT) == profile.removesuffix(
+        "-rl"
+    )
 
 
 def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     config = settings("tiny", tmp_path)
-    findings = [preflight.gpu_count(config, []), *preflight.weights(config, ROOT), preflight.data(config, ROOT)]
+    findings = [
+        preflight.gpu_count(config, []),
+        *preflight.weights(config, ROOT),
+        preflight.data(config, ROOT),
+    ]
     assert all(finding.ok for finding in findings)
     assert preflight.published_name(config, ROOT) is None
     words = ("agent.sft.traces=data/mine", "agent.sft.whole=false", "agent.sft.lora_ranks_from=gone")
     lacking = preflight.data(settings("tiny", tmp_path, *words), ROOT)
     told = "data sets that are not there: agent.sft.traces (data/mine), agent.sft.lora_ranks_from (gone)"
     assert (lacking.ok, lacking.what) == (False, told)
-    assert not preflight.gpu_count(settings("tiny", tmp_path, "launch.device=cuda", "launch.processes=2"), ["H200"]).ok
+    assert not preflight.gpu_count(
+        settings("tiny", tmp_path, "launch.device=cuda", "launch.processes=2"), ["H200"]
+    ).ok
 
 
 def test_disk_follows_from_the_counts(tmp_path: Path) -> None:
@@ -65,7 +75,9 @@ def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path,
     assert (name is None) == (config.base.source != "published")
     if name is None:
         return
-    findings = preflight.gpu_memory(config, build_meta(name), preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9)
+    findings = preflight.gpu_memory(
+        config, build_meta(name), preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9
+    )
     assert len(findings) == (1 if profile.endswith("-rl") else 2)
     assert not [finding.what for finding in findings if not finding.ok]
     assert all("layers computed again" in finding.what for finding in findings)
@@ -79,12 +91,18 @@ def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> No
     assert (sft.ok, rl.ok) == (False, True)
     assert "activations 157" in sft.what
     assert "sft.checkpointing=auto" in sft.remedy
-    assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), build_meta("sa2va-26b"), 80 * 10**9)[0].ok
-    (alone,) = preflight.gpu_memory(settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), build_meta("sa2va-26b"), 80 * 10**9)
+    assert not preflight.gpu_memory(settings("sa2va-26b", tmp_path), build_meta("sa2va-26b"), 80 * 10**9)[
+        0
+    ].ok
+    (alone,) = preflight.gpu_memory(
+        settings("sa2va-26b", tmp_path, "launch.deepspeed_stage=3"), build_meta("sa2va-26b"), 80 * 10**9
+    )
     assert alone.ok
 
 
-def test_a_container_with_little_shared_memory_is_no_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_with_little_shared_memory_is_no_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = settings("sa2va-4b", tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
     found = preflight.shared_memory(config, build_meta("sa2va-4b"), tmp_path)

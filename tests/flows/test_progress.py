@@ -18,10 +18,16 @@ def test_a_bar_of_tqdm_tells_percent_and_what_is_done() -> None:
     assert said.endswith("loss 0.2]")
 
 
-@pytest.mark.parametrize("line", ["", "stage 1 of 12: prepare (0:00 elapsed)", "45% of it", "read: 12 records [00:01, 9.87 records/s]"])
+@pytest.mark.parametrize(
+    "line",
+    ["", "stage 1 of 12: prepare (0:00 elapsed)", "45% of it", "read: 12 records [00:01, 9.87 records/s]"],
+)
 def test_other_lines_tell_no_progress(line: str) -> None:
     assert progress.state_of(line) is None
 
 
 def test_keys_are_what_prefect_allows() -> None:
-    assert [progress.key_of(name) for name in ("evaluate@rl", "judge_questions")] == ["evaluate-rl", "judge-questions"]
+    assert [progress.key_of(name) for name in ("evaluate@rl", "judge_questions")] == [
+        "evaluate-rl",
+        "judge-questions",
+    ]

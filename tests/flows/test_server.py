@@ -1,5 +1,5 @@
-"""`ans server` for real: whom it answers, that its deployments run, what is left when it ends. Some versions of Prefect's dependencies
-break its server or scheduler without a word."""
+"""`ans server` for real: whom it answers, that its deployments run, what is left when it ends. Some versions
+of Prefect's dependencies break its server or scheduler without a word."""
 
 import asyncio
 import json
@@ -28,7 +28,8 @@ from tests.ports import free_port
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
 
 LIMIT_S = 1800.0
-"""Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it can."""
+"""Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it
+can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,9 @@ class Served:
         """Ask as Prefect's client does, which asks again where the database is locked (503)."""
         deadline = time.monotonic() + LIMIT_S
         auth = httpx.BasicAuth(*self.key.split(":", 1))
-        while (answer := httpx.request(method, f"{self.api}/{path}", json=body, auth=auth, timeout=60)).status_code == 503:
+        while (
+            answer := httpx.request(method, f"{self.api}/{path}", json=body, auth=auth, timeout=60)
+        ).status_code == 503:
             assert time.monotonic() < deadline, answer.text
             time.sleep(1)
         answer.raise_for_status()
@@ -66,7 +69,12 @@ class Served:
 
     def flow_runs(self, deployment: str) -> list[str]:
         """States of the deployment's runs."""
-        return [found["state"]["type"] for found in self.authorized("flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}})]
+        return [
+            found["state"]["type"]
+            for found in self.authorized(
+                "flow_runs/filter", {"deployments": {"name": {"any_": [deployment]}}}
+            )
+        ]
 
 
 def until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
@@ -99,7 +107,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             env=environment(workspace, PREFECT_HOME=home), start_new_session=True,
         )  # fmt: skip
     try:
-        until(lambda: "PREFECT_API_URL=" in log.read_text() or process.poll() is not None, "ans server never came up")
+        until(
+            lambda: "PREFECT_API_URL=" in log.read_text() or process.poll() is not None,
+            "ans server never came up",
+        )
         assert process.poll() is None, log.read_text()
         said = re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text())
         yield Served(process=process, workspace=workspace, port=port, key=said[1] if said else "no:key")
@@ -127,7 +138,11 @@ def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dic
     assert made.status_code == (403 if headers else 401)
     assert "access-control-allow-origin" not in made.headers
     with_key = httpx.post(
-        f"{served.api}/flows/", json={"name": "attack"}, headers=headers, auth=tuple(served.key.split(":", 1)), timeout=60
+        f"{served.api}/flows/",
+        json={"name": "attack"},
+        headers=headers,
+        auth=tuple(served.key.split(":", 1)),
+        timeout=60,
     )
     assert not headers or with_key.status_code == 403
     asked = httpx.options(
@@ -138,7 +153,12 @@ def test_no_page_of_another_site_makes_a_deployment(served: Served, headers: dic
     assert "access-control-allow-origin" not in asked.headers
     pool = deployment_names(served.workspace, shared=False)["ANS_POOL"]
     step = {"prefect.deployments.steps.run_shell_script": {"script": f"touch {served.workspace}/owned"}}
-    deployment = {"name": "attack", "flow_id": "0" * 8 + "-0000-4000-8000-" + "0" * 12, "pull_steps": [step], "work_pool_name": pool}
+    deployment = {
+        "name": "attack",
+        "flow_id": "0" * 8 + "-0000-4000-8000-" + "0" * 12,
+        "pull_steps": [step],
+        "work_pool_name": pool,
+    }
     assert served.ask("deployments/", deployment, **headers).status_code in {401, 403}
     assert "attack" not in {found["name"] for found in served.authorized("deployments/filter", {})}
     assert not (served.workspace / "owned").exists()
@@ -152,25 +172,44 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
     body = {"job_variables": {"env": {"FAKE_STALL": "prepare:1", "FAKE_BAR": "prepare"}}}
     run_id = served.authorized(f"deployments/{smoke}/create_flow_run", body)["id"]
     states = served.workspace / ".ans/scratch/smoke"
-    until(lambda: [path for path in states.glob("prepare/*/step") if path.read_text() == "2"], "the stage never came to step 1")
-    until(lambda: served.artifact("progress-prepare")["description"].startswith("a bar 400/400 ["), "no progress while the stage works")
+    until(
+        lambda: [path for path in states.glob("prepare/*/step") if path.read_text() == "2"],
+        "the stage never came to step 1",
+    )
+    until(
+        lambda: served.artifact("progress-prepare")["description"].startswith("a bar 400/400 ["),
+        "no progress while the stage works",
+    )
     (server,) = served.at_work("flows.prefect_server")
     server.kill()  # in the middle of a stage; another one takes its place
-    until(lambda: [process for process in served.at_work("flows.prefect_server") if process != server], "no server takes its place")
+    until(
+        lambda: [process for process in served.at_work("flows.prefect_server") if process != server],
+        "no server takes its place",
+    )
     found = served.at_work("tasks.prepare")  # and its tracker
     (stage,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
     stage.send_signal(signal.SIGUSR1)  # goes on
-    until(lambda: set(served.flow_runs("smoke")) & {"COMPLETED", "FAILED", "CRASHED"}, "the deployment did not end")
+    until(
+        lambda: set(served.flow_runs("smoke")) & {"COMPLETED", "FAILED", "CRASHED"},
+        "the deployment did not end",
+    )
     assert served.flow_runs("smoke") == ["COMPLETED"]
     assert len(executed(served.workspace)) == len(STAGES)
-    (name,) = {found["name"].split()[0] for found in served.authorized("flow_runs/filter", {"deployments": {"name": {"any_": ["smoke"]}}})}
+    (name,) = {
+        found["name"].split()[0]
+        for found in served.authorized("flow_runs/filter", {"deployments": {"name": {"any_": ["smoke"]}}})
+    }
     assert name == "smoke"
     page = served.artifact("pipeline-run")["data"]
     assert "| report | ran |" in page
     assert "report/report.html" in page
     for name in ("prepare", "evaluate-rl", "report"):
         done = served.artifact(f"progress-{name}")
-        assert (done["type"], done["data"], done["description"].replace("@", "-")) == ("progress", 100.0, f"{name} is done")
+        assert (done["type"], done["data"], done["description"].replace("@", "-")) == (
+            "progress",
+            100.0,
+            f"{name} is done",
+        )
         assert done["task_run_id"]
     assert {"metric": "eval/final/score", "value": 0.5} in json.loads(served.artifact("evaluate-rl")["data"])
     logged = served.authorized("logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}})
@@ -182,16 +221,24 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
 
 
 def late_nights_run_one_after_the_other(served: Served) -> None:
-    """As after a clock that jumped, or a machine that slept: the times of two scheduled runs are past. The second one has nothing to do."""
+    """As after a clock that jumped, or a machine that slept: the times of two scheduled runs are past. The
+    second one has nothing to do."""
     is_nightly = {"deployments": {"name": {"any_": ["nightly"]}}, "sort": "EXPECTED_START_TIME_ASC"}
     nights = served.authorized("flow_runs/filter", is_nightly)[:2]
     for night, hours in zip(nights, (48, 24), strict=True):
         past = datetime.now(UTC) - timedelta(hours=hours)
-        state = {"type": "SCHEDULED", "name": "Scheduled", "state_details": {"scheduled_time": past.isoformat()}}
+        state = {
+            "type": "SCHEDULED",
+            "name": "Scheduled",
+            "state_details": {"scheduled_time": past.isoformat()},
+        }
         served.authorized(f"flow_runs/{night['id']}/set_state", {"state": state, "force": True})
 
     def states() -> list[str]:
-        return [served.authorized(f"flow_runs/{night['id']}", None, method="GET")["state"]["type"] for night in nights]
+        return [
+            served.authorized(f"flow_runs/{night['id']}", None, method="GET")["state"]["type"]
+            for night in nights
+        ]
 
     until(lambda: not {"SCHEDULED", "PENDING", "RUNNING"} & set(states()), "the late nights do not run")
     assert states() == ["COMPLETED", "COMPLETED"]
@@ -201,7 +248,9 @@ def late_nights_run_one_after_the_other(served: Served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_gets_its_place(served: Served) -> None:
+def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_gets_its_place(
+    served: Served,
+) -> None:
     client = {"PREFECT_API_URL": served.api, "PREFECT_API_AUTH_STRING": served.key}
     before = served.flow_runs("smoke").count("COMPLETED")
     stalled = served.authorized("deployments/name/full-pipeline/smoke", None, method="GET")["id"]
@@ -209,13 +258,21 @@ def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_ge
     run(served.workspace, "-m", "flows.cli", "profile", "smoke", "seed=7", "--force")
     cancelled = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
     until(lambda: (served.workspace / "executed.txt").exists(), "the stage never started")
-    served.authorized(f"flow_runs/{cancelled}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+    served.authorized(
+        f"flow_runs/{cancelled}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+    )
     until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its cancelled run")
-    until(lambda: served.authorized(f"flow_runs/{cancelled}", None, method="GET")["state"]["type"] == "CANCELLED", "it stays open")
+    until(
+        lambda: (
+            served.authorized(f"flow_runs/{cancelled}", None, method="GET")["state"]["type"] == "CANCELLED"
+        ),
+        "it stays open",
+    )
     executed(served.workspace)
     body["job_variables"]["env"]["FAKE_STALL"] = "prepare:3"
     run_id = served.authorized(f"deployments/{stalled}/create_flow_run", body)["id"]
-    running = {"state": {"type": "RUNNING", "name": "Running"}}  # as a flow leaves it that can't report its end
+    # as a flow leaves it that can't report its end
+    running = {"state": {"type": "RUNNING", "name": "Running"}}
     orphan = served.authorized(f"deployments/{stalled}/create_flow_run", running)["id"]
     until(lambda: (served.workspace / "executed.txt").exists(), "the stage never started")
     (worker,) = [process for process in served.at_work("worker") if "start" in words_of(process)]
@@ -223,12 +280,29 @@ def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_ge
     until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its worker")
 
     def states() -> set[str]:
-        return {served.authorized(f"flow_runs/{run}", None, method="GET")["state"]["type"] for run in (run_id, orphan)}
+        return {
+            served.authorized(f"flow_runs/{run}", None, method="GET")["state"]["type"]
+            for run in (run_id, orphan)
+        }
 
     until(lambda: states() == {"CRASHED"}, f"the runs stay {states()}")
-    run(served.workspace, "-m", "prefect", "deployment", "run", "full-pipeline/smoke", "-p", 'stages=["prepare"]', **client)
-    until(lambda: served.flow_runs("smoke").count("COMPLETED") == before + 1, "the next run does not get its place")
-    assert executed(served.workspace) == ["prepare from 2", "prepare from 4"]  # each went on where the one before stood
+    run(
+        served.workspace,
+        "-m",
+        "prefect",
+        "deployment",
+        "run",
+        "full-pipeline/smoke",
+        "-p",
+        'stages=["prepare"]',
+        **client,
+    )
+    until(
+        lambda: served.flow_runs("smoke").count("COMPLETED") == before + 1,
+        "the next run does not get its place",
+    )
+    # each went on where the one before stood
+    assert executed(served.workspace) == ["prepare from 2", "prepare from 4"]
     assert "no MLflow run is stuck" in ans(served.workspace, "doctor", "--look-only", status=None)
 
 
@@ -254,7 +328,8 @@ def test_a_taken_port_is_said_at_once_and_term_leaves_nothing_behind(served: Ser
         ("http", {"host": "localhost:4200", "origin": "http://127.0.0.1:4200"}, True),
         ("websocket", {"host": "127.0.0.1:4200", "origin": "http://localhost:4200"}, True),
         ("http", {"host": "127.0.0.1:4200", "origin": "null"}, False),  # a sandboxed frame
-        ("http", {"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:8000"}, False),  # another program of this machine
+        # another program of this machine
+        ("http", {"host": "127.0.0.1:4200", "origin": "http://127.0.0.1:8000"}, False),
         ("http", {"host": "localhost.evil.example:4200"}, False),
         ("http", {"host": "127.0.0.1"}, False),
         ("http", {}, False),
@@ -287,7 +362,9 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
     agent.write_text(f"#!/bin/sh\ntouch {tmp_path}/owned\n")
     agent.chmod(0o755)
     port = free_port()
-    environ = environment(ROOT, HOME=str(tmp_path)) | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    environ = environment(ROOT, HOME=str(tmp_path)) | {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    }
     server = subprocess.Popen(
         [sys.executable, "-m", "flows.services", str(port)], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, env=environ,
@@ -296,14 +373,22 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
 
     def status(path: str, **headers: str) -> int:
         try:
-            return httpx.post(f"{url}/api/2.0/mlflow/{path}", json={"name": "x", "max_results": 1}, headers=headers, timeout=60).status_code
+            return httpx.post(
+                f"{url}/api/2.0/mlflow/{path}",
+                json={"name": "x", "max_results": 1},
+                headers=headers,
+                timeout=60,
+            ).status_code
         except httpx.TransportError:
             return 0
 
     try:
-        until(lambda: status("experiments/search") == 200 or server.poll() is not None, "MLflow never came up")
+        until(
+            lambda: status("experiments/search") == 200 or server.poll() is not None, "MLflow never came up"
+        )
         assert status("experiments/create", Origin="http://evil.example") == 403
-        assert status("experiments/create", Host="10.evil.example") == 403  # MLflow's default takes `10.*` for a private address
+        # MLflow's default takes `10.*` for a private address
+        assert status("experiments/create", Host="10.evil.example") == 403
         assert status("experiments/create") == 200
         assert len(psutil.Process(server.pid).children(recursive=True)) <= 4
         assert (tmp_path / ".ans/mlflow.db").exists()
@@ -326,7 +411,8 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         record = json.loads((workspace / ".ans/services.json").read_text())
         assert (workspace / ".ans/services.json").stat().st_mode & 0o077 == 0
         prefect, mlflow = (
-            httpx.get(f"{service['url']}/{path}", timeout=60) for service, path in zip(record, ("api/health", ""), strict=True)
+            httpx.get(f"{service['url']}/{path}", timeout=60)
+            for service, path in zip(record, ("api/health", ""), strict=True)
         )
         assert (prefect.status_code, mlflow.status_code) == (200, 200)
         assert ans(workspace, "up") == first  # what runs is left alone
@@ -348,23 +434,43 @@ def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(tmp_path: Path)
     workspaces = [make(tmp_path / name) for name in ("one", "other")]
     proxy = {"HTTP_PROXY": "http://127.0.0.1:9"}  # nobody there
     try:
-        shown = [ans(workspace, "up", "--port", str(free_port()), "--ui-port", str(free_port()), **proxy) for workspace in workspaces]
+        shown = [
+            ans(workspace, "up", "--port", str(free_port()), "--ui-port", str(free_port()), **proxy)
+            for workspace in workspaces
+        ]
         records = [json.loads((workspace / ".ans/services.json").read_text()) for workspace in workspaces]
         for workspace, lines in zip(workspaces, shown, strict=True):
             command = lines.splitlines()[-1]
             assert "full-pipeline/current" in command
             only = f"""{command} -p 'stages=["prepare"]' --watch"""
-            subprocess.run(only, shell=True, check=True, cwd=workspace, env=environment(workspace, **proxy), timeout=LIMIT_S)
-            assert [executed(one) for one in workspaces] == [["prepare from 0"] if one == workspace else [] for one in workspaces]
+            subprocess.run(
+                only,
+                shell=True,
+                check=True,
+                cwd=workspace,
+                env=environment(workspace, **proxy),
+                timeout=LIMIT_S,
+            )
+            assert [executed(one) for one in workspaces] == [
+                ["prepare from 0"] if one == workspace else [] for one in workspaces
+            ]
         wrong = f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch"""
-        subprocess.run(wrong, shell=True, check=False, cwd=workspaces[1], env=environment(workspaces[1], **proxy), timeout=LIMIT_S)
+        subprocess.run(
+            wrong,
+            shell=True,
+            check=False,
+            cwd=workspaces[1],
+            env=environment(workspaces[1], **proxy),
+            timeout=LIMIT_S,
+        )
         log = (workspaces[1] / ".ans/logs/server.log").read_text()
         assert "did you mean 'rl'" in log
         assert "Traceback" not in log
         ans(workspaces[1], "run", **proxy)  # on the server that is up
         assert flow_runs_of(records[0][0]) == 1
         assert flow_runs_of(records[1][0]) == 3
-        copy = shutil.copytree(workspaces[0], tmp_path / "copy")  # with the record of the services of the first
+        # with the record of the services of the first
+        copy = shutil.copytree(workspaces[0], tmp_path / "copy")
         assert ans(copy, "down").strip() == "ended: nothing was up"
         assert ans(workspaces[0], "down").strip() == "ended: prefect, mlflow"
     finally:
@@ -376,15 +482,29 @@ def flow_runs_of(server: dict[str, str]) -> int:
     """Return how many runs of the pipeline a server has seen."""
     asked = {"flows": {"name": {"any_": ["full-pipeline"]}}}
     auth = httpx.BasicAuth(*server["key"].split(":", 1))
-    return int(httpx.post(f"{server['url']}/api/flow_runs/count", json=asked, auth=auth, timeout=60).raise_for_status().text)
+    return int(
+        httpx.post(f"{server['url']}/api/flow_runs/count", json=asked, auth=auth, timeout=60)
+        .raise_for_status()
+        .text
+    )
 
 
 def mlflow_away_for_a_while(workspace: Path, server: dict[str, Any], ports: list[str]) -> None:
-    """Kill MLflow's server in the middle of a stage, which ends meanwhile; the next stage, on a new server, brings all of its metrics."""
+    """Kill MLflow's server in the middle of a stage, which ends meanwhile; the next stage, on a new server,
+    brings all of its metrics."""
     environ = environment(workspace, MLFLOW_TRACKING_URI=server["url"], FAKE_STALL="prepare:2")
     with (workspace / "away.log").open("w") as file:
-        dvc = subprocess.Popen([sys.executable, "-m", "dvc", "repro", "prepare"], cwd=workspace, env=environ, stdout=file, stderr=file)
-    until(lambda: list((workspace / ".ans/scratch/smoke").glob("prepare/*/step")) or dvc.poll() is not None, "the stage never started")
+        dvc = subprocess.Popen(
+            [sys.executable, "-m", "dvc", "repro", "prepare"],
+            cwd=workspace,
+            env=environ,
+            stdout=file,
+            stderr=file,
+        )
+    until(
+        lambda: list((workspace / ".ans/scratch/smoke").glob("prepare/*/step")) or dvc.poll() is not None,
+        "the stage never started",
+    )
     until(lambda: stage_runs(workspace) or dvc.poll() is not None, "MLflow never heard of the stage")
     os.killpg(server["pid"], signal.SIGKILL)
     for process in living(workspace):

@@ -18,7 +18,8 @@ SWEEP = ("sweep", "rl.kl=0.5,0.25", "--name", "s")
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Iterator[Path]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and hands that down
+    # what a shell starts in the background ignores it, and hands that down
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield make(tmp_path)
     end_all(tmp_path)
 
@@ -26,7 +27,9 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
 def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspace: Path) -> None:
     ans(workspace, "run")
     executed(workspace)
-    before = {name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")}
+    before = {
+        name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")
+    }
 
     def now() -> dict[str, str]:
         return {name: (workspace / name).read_text() for name in before}
@@ -53,7 +56,9 @@ def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspa
     assert re.search(r"^s +-1 +-2\nrl\.kl +0\.5 +0\.25\n", shown, re.MULTILINE)
     assert "|" not in shown
     assert executed(workspace) == []
-    assert "an experiment s-1 with other settings" in ans(workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None)
+    assert "an experiment s-1 with other settings" in ans(
+        workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None
+    )
     assert now() == before
 
 
@@ -75,7 +80,9 @@ def test_a_terminal_gets_aligned_columns_and_the_path_of_the_page(tmp_path: Path
 def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_stage(workspace: Path) -> None:
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "sft:1")
     executed(workspace)
-    assert f"note: full-pipeline (pid {process.pid}" in ans(workspace, "profile", "smoke", "seed=2", "--force")
+    assert f"note: full-pipeline (pid {process.pid}" in ans(
+        workspace, "profile", "smoke", "seed=2", "--force"
+    )
     (stage,) = [one for one in living(workspace) if one.cmdline()[-1] == "tasks.sft"]
     stage.send_signal(signal.SIGUSR1)
     assert process.wait(LIMIT_S) == 1

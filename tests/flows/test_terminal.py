@@ -58,14 +58,18 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_after_ctrl_c(workspace: Path) -> None:
+def test_a_terminal_shows_bars_as_bars_the_place_of_the_stage_and_no_traceback_after_ctrl_c(
+    workspace: Path,
+) -> None:
     terminal = Terminal(workspace, "-m", "flows.cli", "run", FAKE_BAR="prepare", FAKE_STALL="base:2")
     try:
         shown = terminal.read_until(f"stage 2 of {COUNT}: base")
-        assert re.search(rf"stage 1 of {COUNT}: prepare \(0:\d\d elapsed\)", shown)  # nothing ran before: no time left is told
+        # nothing ran before: no time left is told
+        assert re.search(rf"stage 1 of {COUNT}: prepare \(0:\d\d elapsed\)", shown)
         states = re.findall(r"a bar: [^\r\n]*", shown)
         assert len(states) > 5
-        assert len(re.findall(r"a bar: [^\r\n]*\r?\n", shown)) == 1  # its last state; the others were drawn over one another
+        # its last state; the others were drawn over one another
+        assert len(re.findall(r"a bar: [^\r\n]*\r?\n", shown)) == 1
         while not list(workspace.glob(".ans/scratch/smoke/base/*/step")):
             time.sleep(0.1)
         terminal.type("\x03")

@@ -22,7 +22,11 @@ from tests.hub_server import Hub, serving
 
 BIG = bytes(range(256)) * 40
 FILES = {"set.zip": BIG, "sub/notes.json": b'{"a": 1}', "other.bin": b"not asked for" * 100}
-TABLE = {"set": Published(repo="org/set", files=("*.zip", "*.json"), licence="CC BY 4.0", into="data/set", then="unzip it")}
+TABLE = {
+    "set": Published(
+        repo="org/set", files=("*.zip", "*.json"), licence="CC BY 4.0", into="data/set", then="unzip it"
+    )
+}
 
 
 @pytest.fixture
@@ -30,8 +34,11 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     """The library has read its environment when it was imported, so the endpoint is set where it keeps it."""
     with serving(Hub(dict(FILES))) as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}")
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)  # what comes is written in pieces of 10 MB otherwise
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        # what comes is written in pieces of 10 MB otherwise
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         real = time.sleep  # of the library, between two attempts
@@ -43,12 +50,17 @@ def got(root: Path, **changes: Any) -> int:
     return fetch.fetch(["set"], TABLE, root=root, **({"into": None, "yes": True} | changes))
 
 
-def test_what_is_needed_is_shown_then_fetched_compared_and_not_fetched_again(served: Hub, tmp_path: Path, capsys):
+def test_what_is_needed_is_shown_then_fetched_compared_and_not_fetched_again(
+    served: Hub, tmp_path: Path, capsys
+):
     served.licence = "apache-2.0"
     assert got(tmp_path) == 0
     folder = tmp_path / "data/set"
     told = capsys.readouterr().out
-    assert f"{served.url}/datasets/org/set at {served.revision[:8]}\n  2 files, 0.00 GB; into {folder}\n  licence: apache-2.0\n" in told
+    assert (
+        f"{served.url}/datasets/org/set at {served.revision[:8]}\n  2 files, 0.00 GB; into {folder}\n  licence: apache-2.0\n"
+        in told
+    )
     assert told.endswith("checksums compared. Next: unzip it\n")
     assert (folder / "set.zip").read_bytes() == BIG
     assert (folder / "sub/notes.json").read_bytes() == FILES["sub/notes.json"]
@@ -65,9 +77,13 @@ def test_what_is_needed_is_shown_then_fetched_compared_and_not_fetched_again(ser
 
 
 def test_a_file_that_is_cut_off_goes_on_where_it_was_also_in_another_process(served: Hub, tmp_path: Path):
-    """Cut once at 3,000 bytes: the library goes on by itself. Cut for good at 5,000: the next run asks for the rest alone."""
+    """Cut once at 3,000 bytes: the library goes on by itself. Cut for good at 5,000: the next run asks for
+    the rest alone."""
     served.cuts = [3000, *[5000] * 7]
-    with pytest.raises(hub.HubError, match=r"the connection failed after 0\.00 of 0\.00 GB, which are kept .*the same command goes on"):
+    with pytest.raises(
+        hub.HubError,
+        match=r"the connection failed after 0\.00 of 0\.00 GB, which are kept .*the same command goes on",
+    ):
         got(tmp_path)
     (partial,) = (tmp_path / "data/set/.partial").iterdir()
     assert partial.read_bytes() == BIG[:5000]
@@ -80,7 +96,9 @@ def test_a_file_that_is_cut_off_goes_on_where_it_was_also_in_another_process(ser
         "fetch.fetch(['set'], {'set': Published(repo='org/set', files=('*.zip',), into='data/set')}, root=Path(sys.argv[1]),"
         " into=None, yes=True)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     assert served.ranges[before:] == ["bytes=5000-"]
     assert (tmp_path / "data/set/set.zip").read_bytes() == BIG
 
@@ -88,7 +106,10 @@ def test_a_file_that_is_cut_off_goes_on_where_it_was_also_in_another_process(ser
 @pytest.mark.parametrize("name", ["set.zip", "sub/notes.json"])  # by SHA-256 and by git's checksum
 def test_a_file_with_a_wrong_checksum_is_thrown_away(served: Hub, tmp_path: Path, name: str):
     served.damaged = {name}
-    with pytest.raises(hub.HubError, match=f"{name} has the checksum .* and should have .*; it was thrown away: fetch it again"):
+    with pytest.raises(
+        hub.HubError,
+        match=f"{name} has the checksum .* and should have .*; it was thrown away: fetch it again",
+    ):
         got(tmp_path)
     assert not (tmp_path / "data/set" / name).exists()
     served.damaged = set()
@@ -106,7 +127,9 @@ class SmallDisk(io.FileIO):
         return super().write(content)
 
 
-def test_a_full_disk_is_told_before_or_while_a_file_is_written_and_what_came_is_kept(served: Hub, tmp_path: Path, monkeypatch):
+def test_a_full_disk_is_told_before_or_while_a_file_is_written_and_what_came_is_kept(
+    served: Hub, tmp_path: Path, monkeypatch
+):
     real = Path.open
 
     def opened(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
@@ -114,19 +137,27 @@ def test_a_full_disk_is_told_before_or_while_a_file_is_written_and_what_came_is_
 
     with monkeypatch.context() as small:
         small.setattr(Path, "open", opened)
-        with pytest.raises(hub.HubError, match=r"the disk of .* is full, 0\.00 GB of this file are missing: free some; the same command"):
+        with pytest.raises(
+            hub.HubError,
+            match=r"the disk of .* is full, 0\.00 GB of this file are missing: free some; the same command",
+        ):
             got(tmp_path)
     (partial,) = (tmp_path / "data/set/.partial").iterdir()
     assert partial.read_bytes() == BIG[:4000]
     assert got(tmp_path) == 0
     assert "bytes=4000-" in served.ranges
-    with pytest.raises(hub.HubError, match=r"needs 9000000\.00 GB and its disk has .* left: free some, or give --into"):
+    with pytest.raises(
+        hub.HubError, match=r"needs 9000000\.00 GB and its disk has .* left: free some, or give --into"
+    ):
         hub.check_room(9 * 10**15, tmp_path / "nowhere yet")
 
 
 def test_a_gated_set_asks_for_its_terms_and_a_token(served: Hub, tmp_path: Path, monkeypatch, capsys):
     served.gated = True
-    with pytest.raises(hub.HubError, match=r"org/set is gated: accept its terms at http.*/datasets/org/set, then `hf auth login`"):
+    with pytest.raises(
+        hub.HubError,
+        match=r"org/set is gated: accept its terms at http.*/datasets/org/set, then `hf auth login`",
+    ):
         got(tmp_path)
     assert "licence: CC BY 4.0, gated: its terms must be accepted first" in capsys.readouterr().out
     monkeypatch.setenv("HF_TOKEN", served.token)

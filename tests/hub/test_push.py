@@ -30,7 +30,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with serving(Hub({}, repo=REPO, exists=False)) as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", made.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the server has no chunked storage
         monkeypatch.setenv("HF_TOKEN", made.token)
         real = time.sleep
@@ -55,7 +57,9 @@ def run(tmp_path: Path, tiny_model: Network) -> Path:
         file = f"referring_val_{number:04d}.png"
         (folder / "evaluate/rl/overlays").mkdir(exist_ok=True)
         (folder / "evaluate/rl/overlays" / file).write_bytes(tiny.picture(number))
-        index.append({"file": file, "benchmark": "referring/val", "score": 1.0 - number / 2, "verdict": verdict})
+        index.append(
+            {"file": file, "benchmark": "referring/val", "score": 1.0 - number / 2, "verdict": verdict}
+        )
     (folder / "evaluate/rl/overlays/index.json").write_text(json.dumps(index))
     return folder
 
@@ -83,7 +87,9 @@ def test_a_checkpoint_is_shown_sent_with_its_card_and_got_back_in_every_byte(
     assert ans("push", run / "model", REPO, "--yes") == 0
     assert served.private
     assert f"{served.url}/{REPO}/commit/" in capsys.readouterr().out
-    assert {f"examples/referring_val_000{n}.png" for n in (0, 2)} == {name for name in served.files if name.startswith("examples")}
+    assert {f"examples/referring_val_000{n}.png" for n in (0, 2)} == {
+        name for name in served.files if name.startswith("examples")
+    }
     written = served.files["README.md"].decode()
     assert ModelCard(written).data.license == "apache-2.0"
     assert f'Sa2VA.from_pretrained("{REPO}")' in written
@@ -98,7 +104,10 @@ def test_a_checkpoint_is_shown_sent_with_its_card_and_got_back_in_every_byte(
         if path.name not in ("README.md", "optimizer.bin"):
             assert (tmp_path / "got" / path.name).read_bytes() == path.read_bytes()
     state = Sa2VA.from_pretrained(REPO).state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in Sa2VA.from_pretrained(run / "model").state_dict().items())
+    assert all(
+        torch.equal(tensor, state[name])
+        for name, tensor in Sa2VA.from_pretrained(run / "model").state_dict().items()
+    )
 
 
 def test_the_card_gives_every_mean_of_scores_the_interval_of_the_bootstrap(run: Path):
@@ -107,21 +116,27 @@ def test_the_card_gives_every_mean_of_scores_the_interval_of_the_bootstrap(run: 
     record = {"benchmark": "region_caption/val", "dataset": "d", "asked": "it"}
     lines = [record | {"sample_id": str(i), "score": 0.9 if i % 3 == 0 else 0.0} for i in range(30)]
     (row / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (row / "metrics.json").write_text(json.dumps({"region_caption/val/METEOR": 0.3, "region_caption/val/exact_match": 0.4}))
+    (row / "metrics.json").write_text(
+        json.dumps({"region_caption/val/METEOR": 0.3, "region_caption/val/exact_match": 0.4})
+    )
     mean, other = model_card.figures(row)
     assert (mean.metric, mean.value, mean.samples) == ("METEOR", 0.3, 30)
     assert mean.interval == pytest.approx((0.3 - 1.96 * 0.079, 0.3 + 1.96 * 0.079), abs=0.03)
     assert (other.metric, other.interval, other.samples) == ("exact_match", None, None)
 
 
-def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(served: Hub, run: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(
+    served: Hub, run: Path, capsys: pytest.CaptureFixture[str]
+):
     assert ans("push", run / "model", REPO, "--yes") == 0
     served.files |= {"notes.md": b"mine", "examples/old.png": b"old"}
     before = len(served.sends)
     model = Sa2VA.from_pretrained(run / "model")
     shutil.rmtree(run / "model")
     checkpoint.save(model, run / "model", metadata={})
-    with pytest.raises(ValueError, match=r"has no README\.md that would state a licence: give --licence apache-2\.0"):
+    with pytest.raises(
+        ValueError, match=r"has no README\.md that would state a licence: give --licence apache-2\.0"
+    ):
         ans("push", run / "model", REPO, "--yes")
     assert ans("push", run / "model", REPO, "--yes", "--licence", "mit") == 0
     told = capsys.readouterr().out
@@ -136,7 +151,9 @@ def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(se
 
 def test_a_push_that_breaks_off_changes_nothing_and_goes_on(served: Hub, run: Path):
     served.broken_sends = 1
-    with pytest.raises(hub.HubError, match=r"org/model: Error while uploading .*the same command goes on from there"):
+    with pytest.raises(
+        hub.HubError, match=r"org/model: Error while uploading .*the same command goes on from there"
+    ):
         ans("push", run / "model", REPO, "--yes")
     assert served.files == {}
     already = len(served.sends)
@@ -144,9 +161,13 @@ def test_a_push_that_breaks_off_changes_nothing_and_goes_on(served: Hub, run: Pa
     assert len(set(served.sends)) == len(served.sends) > already
 
 
-def test_without_a_token_that_may_write_nothing_is_sent(served: Hub, run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_token_that_may_write_nothing_is_sent(
+    served: Hub, run: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    with pytest.raises(hub.HubError, match=r"answers 401: `hf auth login` \(or set HF_TOKEN\) with a token that may do this"):
+    with pytest.raises(
+        hub.HubError, match=r"answers 401: `hf auth login` \(or set HF_TOKEN\) with a token that may do this"
+    ):
         ans("push", run / "model", REPO, "--yes")
     with pytest.raises(hub.HubError, match="are to be sent and nobody is there to ask; add --yes"):
         ans("push", run / "model", REPO)
@@ -158,9 +179,12 @@ def test_what_is_no_checkpoint_or_no_repository_is_refused(run: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"has no evaluate/<untrained\|base\|sft\|rl>/metrics\.json"):
         ans("push", run / "model", REPO, "--run", tmp_path, "--dry-run")
     (run / "model/README.md").rename(tmp_path / "README.md")
-    with pytest.raises(ValueError, match=r"model has no README\.md that would state a licence: give --licence apache-2\.0"):
+    with pytest.raises(
+        ValueError, match=r"model has no README\.md that would state a licence: give --licence apache-2\.0"
+    ):
         ans("push", run / "model", REPO, "--dry-run")
-    assert ans("push", run / "model", REPO, "--dry-run", "--licence", "apache-2.0") == 0  # as the message says
+    # as the message says
+    assert ans("push", run / "model", REPO, "--dry-run", "--licence", "apache-2.0") == 0
     (tmp_path / "README.md").rename(run / "model/README.md")
     shard = next((run / "model").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
@@ -172,7 +196,9 @@ def test_what_is_no_checkpoint_or_no_repository_is_refused(run: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_folder_in_upstreams_layout_comes_back_as_upstream_reads_it(served: Hub, run: Path, tmp_path: Path, tiny_model: Network):
+def test_a_folder_in_upstreams_layout_comes_back_as_upstream_reads_it(
+    served: Hub, run: Path, tmp_path: Path, tiny_model: Network
+):
     conversion.convert(run / "model", tmp_path / "up", to="upstream", metadata={})
     assert ans("push", tmp_path / "up", REPO, "--yes", "--run", run, "--licence", "apache-2.0") == 0
     assert "without its code files" in served.files["README.md"].decode()

@@ -31,12 +31,15 @@ from tests.data.clip_sets import write_gif
 
 @pytest.fixture
 def model(tmp_path: Path, tiny_model: Network) -> Path:
-    """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it is that token's."""
+    """A model that begins every answer with `[SEG]`: all other words have no weight, and after these words it
+    is that token's."""
     talker = copy.deepcopy(tiny_model)
     talker.keep_original_decoder()
     with torch.no_grad():
         prompted = prompt(talker, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
-        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[0, -1]
+        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
+            0, -1
+        ]
         talker.internvl.lm_head.weight.zero_()
         talker.internvl.lm_head.weight[talker.seg_token_id] = state
     checkpoint.save(talker, tmp_path / "model", metadata={})
@@ -56,7 +59,18 @@ def clip(tmp_path: Path) -> Path:
 
 def predict(source: Path, model: Path, out: Path, *options: str) -> dict:
     """answer.json."""
-    words = ["predict", str(source), "the square", "--model", str(model), "--max-tokens", "1", "--out", str(out), *options]
+    words = [
+        "predict",
+        str(source),
+        "the square",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "1",
+        "--out",
+        str(out),
+        *options,
+    ]
     arguments = cli.parse(words)
     assert arguments.function(arguments) == 0
     return json.loads((out / "answer.json").read_text())
@@ -100,14 +114,21 @@ def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: 
     }  # fmt: skip
 
 
-def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(tmp_path: Path, model: Path) -> None:
+def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(
+    tmp_path: Path, model: Path
+) -> None:
     """Lossless, so that the file's pixels are the frames'."""
-    shots = [np.kron(np.random.default_rng(i).integers(0, 2, (8, 8, 1)), np.full((8, 8, 3), 255)).astype(np.uint8) for i in range(3)]
+    shots = [
+        np.kron(np.random.default_rng(i).integers(0, 2, (8, 8, 1)), np.full((8, 8, 3), 255)).astype(np.uint8)
+        for i in range(3)
+    ]
     write_gif(tmp_path / "clip.gif", shots)
     (tmp_path / "frames").mkdir()
     for number, shot in enumerate(shots):
         Image.fromarray(shot).save(tmp_path / f"frames/{number}.png")
-    of_file, of_frames = (predict(tmp_path / name, model, tmp_path / f"out-{name}") for name in ("clip.gif", "frames"))
+    of_file, of_frames = (
+        predict(tmp_path / name, model, tmp_path / f"out-{name}") for name in ("clip.gif", "frames")
+    )
     assert of_file["masks"] == of_frames["masks"]
     assert files(tmp_path / "out-clip.gif") == files(tmp_path / "out-frames")
     assert not list((tmp_path / "out-clip.gif").glob(f"{media.SCRATCH}*"))
@@ -122,7 +143,9 @@ def test_an_answer_without_masks_is_written_with_the_frames_as_they_are(
     assert files(out) == {"answer.json", "overlay.gif", "overlay.mp4"}
 
 
-def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_clip_is_never_held(
+    tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 60 frames at most as many are held as the model encodes at a time, and the two it sees."""
     for number in range(4, 60):
         os.link(clip / f"{number % 4:03d}.png", clip / f"{number:03d}.png")
@@ -145,28 +168,51 @@ def test_a_long_clip_is_never_held(tmp_path: Path, model: Path, clip: Path, monk
 
 
 @pytest.mark.parametrize("fps", ["0", "-8", "nan"])
-def test_an_impossible_frame_rate_is_refused_before_the_model_is_loaded(tmp_path: Path, clip: Path, fps: str) -> None:
+def test_an_impossible_frame_rate_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, clip: Path, fps: str
+) -> None:
     with pytest.raises(ValueError, match=r"a GIF shows 0\.002 to 100 frames a second"):
         predict(clip, tmp_path / "no-model", tmp_path / "out", "--fps", fps)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["", "  ", "<image>\n"])
-def test_an_empty_question_is_refused_before_the_model_is_loaded(tmp_path: Path, clip: Path, text: str) -> None:
-    arguments = cli.parse(["predict", str(clip), text, "--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
+def test_an_empty_question_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, clip: Path, text: str
+) -> None:
+    arguments = cli.parse(
+        ["predict", str(clip), text, "--model", str(tmp_path / "none"), "--out", str(tmp_path / "out")]
+    )
     with pytest.raises(ValueError, match="the question is empty"):
         arguments.function(arguments)
 
 
-def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(tmp_path: Path, model: Path, clip: Path) -> None:
+def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(
+    tmp_path: Path, model: Path, clip: Path
+) -> None:
     out = tmp_path / "out"
     (out / "masks").mkdir(parents=True)
-    own = {"notes.txt", "overlay.jpg", "masks/object1.png", "masks/truth_frame00000.png", "masks/object1_frame00009.txt", "frames-1/a.png"}
+    own = {
+        "notes.txt",
+        "overlay.jpg",
+        "masks/object1.png",
+        "masks/truth_frame00000.png",
+        "masks/object1_frame00009.txt",
+        "frames-1/a.png",
+    }
     of_killed = f"{media.SCRATCH}abc/000000.png"
-    for name in (*own, "overlay.gif", "masks/object3_frame00000.png", "masks/object1_frame00123.png", of_killed):
+    for name in (
+        *own,
+        "overlay.gif",
+        "masks/object3_frame00000.png",
+        "masks/object1_frame00123.png",
+        of_killed,
+    ):
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("earlier")
-    with pytest.raises(ValueError, match=r"overlay\.gif is not what an earlier question left there, and would be replaced"):
+    with pytest.raises(
+        ValueError, match=r"overlay\.gif is not what an earlier question left there, and would be replaced"
+    ):
         predict(clip / "000.png", model, out)  # nothing says whose it is
     (out / "answer.json").write_text(json.dumps({"asked": "?", "text": "", "masks": []}))
     predict(clip / "000.png", model, out)
@@ -184,12 +230,16 @@ def test_an_earlier_answer_stays_while_the_new_one_fails(tmp_path: Path, model: 
 
 
 @pytest.mark.parametrize("asked", ["overlay.gif", "masks", "masks/object1_frame00000.png"])
-def test_a_question_about_an_earlier_answers_own_files_is_refused(tmp_path: Path, model: Path, clip: Path, asked: str) -> None:
+def test_a_question_about_an_earlier_answers_own_files_is_refused(
+    tmp_path: Path, model: Path, clip: Path, asked: str
+) -> None:
     """They would be removed before they are read."""
     out = tmp_path / "out"
     predict(clip, model, out)
     before = files(out)
-    with pytest.raises(ValueError, match="what an earlier question left there, and would be removed; give another --out"):
+    with pytest.raises(
+        ValueError, match="what an earlier question left there, and would be removed; give another --out"
+    ):
         predict(out / asked, model, out)
     assert files(out) == before
     assert predict(out / asked, model, tmp_path / "other")["masks"]
@@ -197,7 +247,9 @@ def test_a_question_about_an_earlier_answers_own_files_is_refused(tmp_path: Path
 
 def test_frames_of_different_sizes_are_named_before_the_model_is_loaded(tmp_path: Path, clip: Path) -> None:
     Image.new("RGB", (32, 64)).save(clip / "002.png")
-    with pytest.raises(ValueError, match=r"002\.png is 32 x 64, .*000\.png 64 x 64; bring the frames to one size"):
+    with pytest.raises(
+        ValueError, match=r"002\.png is 32 x 64, .*000\.png 64 x 64; bring the frames to one size"
+    ):
         predict(clip, tmp_path / "no-model", tmp_path / "out")
 
 
@@ -212,12 +264,15 @@ def test_the_masks_of_the_gif_are_those_of_the_answer(tmp_path: Path, model: Pat
 
 
 @pytest.mark.parametrize("size", [(64, 48), (63, 47)], ids=["even", "odd"])
-def test_the_mp4_has_the_frames_in_their_colours_at_the_rate_that_was_asked(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_the_mp4_has_the_frames_in_their_colours_at_the_rate_that_was_asked(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
     colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (128, 128, 128), (10, 10, 10)]
     answer.save_video((Image.new("RGB", size, colour) for colour in colours), tmp_path / "x.mp4", fps=2.5)
     shown = np.stack([np.asarray(shot) for shot in video_file.shots(tmp_path / "x.mp4")])
     assert shown.shape == (5, 48, 64, 3)
-    assert np.abs(shown.astype(int) - np.array(colours)[:, None, None]).max() <= 8  # of 255, as chroma is stored in a narrower range
+    # of 255, as chroma is stored in a narrower range
+    assert np.abs(shown.astype(int) - np.array(colours)[:, None, None]).max() <= 8
     with av.open(str(tmp_path / "x.mp4")) as file:
         assert file.streams.video[0].average_rate == 2.5
 
@@ -232,7 +287,9 @@ def test_earlier_turns_masks_device_and_dtype_reach_the_model(
     asked: dict = {}
     load = Sa2VA.from_pretrained
     monkeypatch.setattr(Sa2VA, "from_pretrained", lambda path, **how: asked.update(how) or load(path))
-    monkeypatch.setattr(Sa2VA, "predict", lambda self, **what: asked.update(what) or SimpleNamespace(text="yes", masks=[]))
+    monkeypatch.setattr(
+        Sa2VA, "predict", lambda self, **what: asked.update(what) or SimpleNamespace(text="yes", masks=[])
+    )
     told = predict(
         clip / "000.png", model, tmp_path / "out", "--past", "What is region1?", "A wheel.", "--past", "And region2?", "The road.",
         "--mask", str(tmp_path / "mask0.png"), "--mask", str(tmp_path / "mask1.png"), "--device", "cpu", "--dtype", "float32",
@@ -244,7 +301,10 @@ def test_earlier_turns_masks_device_and_dtype_reach_the_model(
     assert told["past"] == [list(turn) for turn in asked["past"]]
     assert asked["mask_prompts"].shape == (2, 64, 64)
     assert asked["mask_prompts"].sum((1, 2)).tolist() == [64, 256]
-    assert (asked["point_prompts"], asked["box_prompts"]) == ([(8.0, 9.0), (50.0, 60.0)], [(1.0, 2.0, 30.0, 40.5)])
+    assert (asked["point_prompts"], asked["box_prompts"]) == (
+        [(8.0, 9.0), (50.0, 60.0)],
+        [(1.0, 2.0, 30.0, 40.5)],
+    )
     with pytest.raises(ValueError, match="--box 1,2,3: give 4 numbers with commas between them"):
         predict(clip / "000.png", tmp_path / "no-model", tmp_path / "out", "--box", "1,2,3")
 

@@ -1,4 +1,5 @@
-"""The loop that says one token after another: what transformers' own `generate` says, without a read of the device."""
+"""The loop that says one token after another: what transformers' own `generate` says, without a read of the
+device."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def prompted(model: Network, count: int = 2) -> PrefilledBatch:
 
 def sampled(model: Network, *, max_tokens: int = 12) -> list[SampledAnswer]:
     reader = Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard")
-    with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype != torch.float32):
+    with (
+        torch.no_grad(),
+        torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype != torch.float32),
+    ):
         return sample(model, prompted(model), group=4, max_tokens=max_tokens, reader=reader, seeds=range(8))
 
 
@@ -73,7 +77,14 @@ def test_a_token_reads_nothing_but_whether_all_have_ended(own_model: Network) ->
     model, batch = own_model, read_ahead(own_model, prompted(own_model))
     reader = Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard")
     with DeviceReads() as reads:
-        decode(model, batch, answers=4, max_tokens=16, choose=lambda raw, count: reader(raw).argmax(1), **stopping(model) | {"stops": []})
+        decode(
+            model,
+            batch,
+            answers=4,
+            max_tokens=16,
+            choose=lambda raw, count: reader(raw).argmax(1),
+            **stopping(model) | {"stops": []},
+        )
     assert {place.partition(":")[0] for place in reads.places} == {"inference/decoding.py"}
     assert list(reads.places.values()) == [16]
 
@@ -88,7 +99,9 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_adapters_are_cast_once_and_not_for_every_token(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_are_cast_once_and_not_for_every_token(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = own_model.to(torch.bfloat16)
     adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=[]), seed=0)
     factors = 2 * 7 * len(layers_of(model.vlm.model.language_model))
@@ -106,7 +119,9 @@ def test_adapters_are_cast_once_and_not_for_every_token(own_model: Network, monk
     assert casts_a_token() - once >= factors
 
 
-def test_casting_the_adapters_first_changes_no_bit_and_they_come_back(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_casting_the_adapters_first_changes_no_bit_and_they_come_back(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = own_model.to(torch.bfloat16)
     policies = adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=[]), seed=0)
     exact_head(model)
@@ -154,7 +169,11 @@ print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(c
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_layers_say_the_same_by_one_graph_an_adapter_whatever_the_length(backend: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, backend], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=550
+        [sys.executable, "-c", COMPILED, backend],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
@@ -165,7 +184,9 @@ def test_compiled_layers_say_the_same_by_one_graph_an_adapter_whatever_the_lengt
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_replayed_graph_says_what_its_steps_say_and_sees_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replayed_graph_says_what_its_steps_say_and_sees_new_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = tiny.build().to("cuda", torch.bfloat16)
     model.norms_in_fp32()
     policies = adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=[]), seed=0)

@@ -1,4 +1,5 @@
-"""Video mode keyframe: every object is followed from the seen frame whose track agrees best with the others."""
+"""Video mode keyframe: every object is followed from the seen frame whose track agrees best with the
+others."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def iou(one: Tensor, other: Tensor) -> float:
 
 
 def test_tracks_are_compared_over_all_frames_and_lost_ones_agree_with_none():
-    """Frames of 2 x 2: the first track has 4 and 2 pixels, the second 2 and 2 of them; the third and fourth have lost the object."""
+    """Frames of 2 x 2: the first track has 4 and 2 pixels, the second 2 and 2 of them; the third and fourth
+    have lost the object."""
     tracks = torch.zeros(1, 4, 2, 2, 2, dtype=torch.bool)
     tracks[0, 0, 0], tracks[0, 0, 1, 0] = True, True
     tracks[0, 1, :, 0] = True
@@ -57,19 +59,28 @@ def test_tracks_are_compared_over_all_frames_and_lost_ones_agree_with_none():
     assert torch.allclose(track_iou(tracks)[0], expected)
 
 
-def test_every_object_has_the_track_that_agrees_best_with_its_others(tiny_model: Network, pictures: list[Image.Image]):
+def test_every_object_has_the_track_that_agrees_best_with_its_others(
+    tiny_model: Network, pictures: list[Image.Image]
+):
     found, chosen = track(tiny_model, pictures, embeddings(tiny_model), MODE), []
     for masks, embedding in zip(found, embeddings(tiny_model).split(1), strict=True):
         tracks = [one_by_one(tiny_model, pictures, embedding, start) for start in (0, 2, 4)]
         agreement = [sum(iou(one > 0, other > 0) for other in tracks) for one in tracks]
         chosen.append(agreement.index(max(agreement)))
         assert torch.allclose(masks, tracks[chosen[-1]], atol=1e-4)
-        assert all(not torch.allclose(one, other, atol=1e-2) for one, other in itertools.combinations(tracks, 2))
+        assert all(
+            not torch.allclose(one, other, atol=1e-2) for one, other in itertools.combinations(tracks, 2)
+        )
     assert set(chosen) == {0, 1, 2}  # objects of one clip have frames of their own
 
 
-def test_it_makes_no_difference_how_many_frames_are_encoded_together(tiny_model: Network, pictures: list[Image.Image]):
-    found = [track_from_key_frame(tiny_model, pictures, embeddings(tiny_model), MODE, ahead=ahead) for ahead in (1, 2, 8)]
+def test_it_makes_no_difference_how_many_frames_are_encoded_together(
+    tiny_model: Network, pictures: list[Image.Image]
+):
+    found = [
+        track_from_key_frame(tiny_model, pictures, embeddings(tiny_model), MODE, ahead=ahead)
+        for ahead in (1, 2, 8)
+    ]
     assert all(torch.allclose(one, found[0], atol=1e-4) for one in found)
 
 
@@ -89,7 +100,9 @@ def test_a_clip_of_one_frame_has_the_masks_of_a_picture(tiny_model: Network, pic
     assert torch.allclose(still[:, 0], alone, atol=1e-4)
 
 
-def test_frames_come_in_order_of_time_and_each_is_opened_once(tiny_model: Network, pictures: list[Image.Image]):
+def test_frames_come_in_order_of_time_and_each_is_opened_once(
+    tiny_model: Network, pictures: list[Image.Image]
+):
     opened: list[int] = []
 
     def picture(index: int) -> Image.Image:
@@ -98,4 +111,7 @@ def test_frames_come_in_order_of_time_and_each_is_opened_once(tiny_model: Networ
 
     found = list(track_frames(tiny_model, 5, picture, embeddings(tiny_model), MODE))
     assert [index for index, _ in found] == opened == [0, 1, 2, 3, 4]
-    assert torch.equal(torch.stack([masks for _, masks in found], dim=1), track(tiny_model, pictures, embeddings(tiny_model), MODE))
+    assert torch.equal(
+        torch.stack([masks for _, masks in found], dim=1),
+        track(tiny_model, pictures, embeddings(tiny_model), MODE),
+    )

@@ -70,7 +70,9 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batches(talker:
 
 
 def test_there_is_a_masklet_for_every_seg_with_a_mask_for_every_frame(talker: Network):
-    for request, prediction in zip(REQUESTS, ask.predict(talker, REQUESTS, max_tokens=12, batch=4), strict=True):
+    for request, prediction in zip(
+        REQUESTS, ask.predict(talker, REQUESTS, max_tokens=12, batch=4), strict=True
+    ):
         frames = len(request.frames)
         assert len(prediction.masks) == (prediction.text.count(prompts.SEG) if frames else 0)
         for masklet in prediction.masks:
@@ -84,7 +86,9 @@ def test_text_alone_is_answered_as_the_language_model_does(talker: Network):
     with torch.no_grad():
         for _ in range(6):
             logits = talker.internvl.lm_head(
-                talker.internvl.model.language_model(input_ids=torch.tensor([ids + said])).last_hidden_state[0, -1]
+                talker.internvl.model.language_model(input_ids=torch.tensor([ids + said])).last_hidden_state[
+                    0, -1
+                ]
             )
             logits[talker.image_token_id] = -torch.inf
             said.append(int(logits.argmax()))
@@ -98,7 +102,9 @@ def test_an_answer_ends_before_its_end_of_turn(own_model: Network):
         own_model.internvl.model.language_model.norm.weight.zero_()
         own_model.internvl.lm_head.weight.zero_()
     stop = own_model.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    own_model.internvl.lm_head.register_forward_hook(lambda m, i, o: o.index_fill(-1, torch.tensor([stop]), 1.0))
+    own_model.internvl.lm_head.register_forward_hook(
+        lambda m, i, o: o.index_fill(-1, torch.tensor([stop]), 1.0)
+    )
     prompted = prompt(own_model, [REQUESTS[0]])
     assert generate(own_model, prompted, max_tokens=5) == [[stop]]
     assert ask.predict(own_model, [REQUESTS[0]], max_tokens=5, batch=1) == [Prediction(text="")]
@@ -106,7 +112,9 @@ def test_an_answer_ends_before_its_end_of_turn(own_model: Network):
 
 
 def test_an_answer_never_holds_an_image_token(own_model: Network):
-    own_model.internvl.lm_head.register_forward_hook(lambda m, i, o: o.index_fill(-1, torch.tensor([own_model.image_token_id]), 99.0))
+    own_model.internvl.lm_head.register_forward_hook(
+        lambda m, i, o: o.index_fill(-1, torch.tensor([own_model.image_token_id]), 99.0)
+    )
     with torch.no_grad():
         found = generate(own_model, prompt(own_model, [REQUESTS[0]]), max_tokens=8)
     assert own_model.image_token_id not in {token for row in found for token in row}
@@ -114,13 +122,21 @@ def test_an_answer_never_holds_an_image_token(own_model: Network):
 
 @pytest.mark.parametrize(
     ("question", "shown"),
-    [("<image>\nPlease segment the red square.", ()), (prompts.REGION_EVAL, (tiny.square(0, 0, 40, 40), tiny.square(20, 20, 64, 64)))],
+    [
+        ("<image>\nPlease segment the red square.", ()),
+        (prompts.REGION_EVAL, (tiny.square(0, 0, 40, 40), tiny.square(20, 20, 64, 64))),
+    ],
 )
-def test_the_seg_embeddings_of_an_answer_are_those_of_training(talker: Network, question: str, shown: tuple[dict[str, object], ...]):
+def test_the_seg_embeddings_of_an_answer_are_those_of_training(
+    talker: Network, question: str, shown: tuple[dict[str, object], ...]
+):
     """The same words read as a training row: prompt, regions, positions and the place of `[SEG]` agree."""
     answer = "It is [SEG] and [SEG]."
     asked = Turn(
-        question=question.removeprefix("<image>").removeprefix("\n"), answer=answer, regions=shown, masks=((tiny.square(0, 0, 8, 8),),) * 2
+        question=question.removeprefix("<image>").removeprefix("\n"),
+        answer=answer,
+        regions=shown,
+        masks=((tiny.square(0, 0, 8, 8),),) * 2,
     )
     batch = collate([tiny.row(asked)], talker.tokenizer, tiny.layout(talker))
     with torch.no_grad():
@@ -158,9 +174,17 @@ def test_an_image_is_a_clip_of_one_frame(talker: Network):
 
 @pytest.mark.parametrize(
     ("frames", "choice", "seen"),
-    [(1, "uniform", [0]), (2, "uniform", [0, 1]), (9, "uniform", [0, 4, 8]), (9, "first", [0, 1, 2]), (10, "uniform", [0, 4, 9])],
+    [
+        (1, "uniform", [0]),
+        (2, "uniform", [0, 1]),
+        (9, "uniform", [0, 4, 8]),
+        (9, "first", [0, 1, 2]),
+        (10, "uniform", [0, 4, 9]),
+    ],
 )
-def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Network, frames: int, choice: str, seen: list[int]):
+def test_the_language_model_sees_the_first_or_evenly_spread_frames(
+    own_model: Network, frames: int, choice: str, seen: list[int]
+):
     from dataclasses import replace
 
     own_model.config = replace(own_model.config, video_frames=3, frame_choice=choice)  # type: ignore[arg-type]
@@ -170,7 +194,10 @@ def test_the_language_model_sees_the_first_or_evenly_spread_frames(own_model: Ne
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (still(0, "Please segment it."), r"the text has 0 <image> for 1 frames: 'Please segment it.'; write it once"),
+        (
+            still(0, "Please segment it."),
+            r"the text has 0 <image> for 1 frames: 'Please segment it.'; write it once",
+        ),
         (still(0, "<image> <image> both"), "the text has 2 <image> for 1 frames"),
         (Request(frames=(), text="<image> what?"), "the text has 1 <image> for 0 frames"),
         (still(0, prompts.REGION_EVAL, mask_prompts=(rle.empty(64, 64),)), "a mask prompt is empty"),
@@ -207,13 +234,21 @@ def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
     assert not upsample(torch.zeros(2, 2), size=8, height=4, width=4).any()  # exactly 0 is outside
 
 
-def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Network, monkeypatch: pytest.MonkeyPatch):
+def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(
+    talker: Network, monkeypatch: pytest.MonkeyPatch
+):
     clip, other = tiny.clip(0).frames, tiny.clip(1).frames
-    asked = [Request(frames=f, text=f"<image>\nPlease segment {what}.") for what in ("this", "that one", "another") for f in (clip, other)]
+    asked = [
+        Request(frames=f, text=f"<image>\nPlease segment {what}.")
+        for what in ("this", "that one", "another")
+        for f in (clip, other)
+    ]
     track_frames: list[int] = []
     go = talker.sam2.propagate
     monkeypatch.setattr(
-        talker.sam2, "propagate", lambda *given, objects, **rest: track_frames.append(objects) or go(*given, objects=objects, **rest)
+        talker.sam2,
+        "propagate",
+        lambda *given, objects, **rest: track_frames.append(objects) or go(*given, objects=objects, **rest),
     )
     together = ask.predict(talker, asked, max_tokens=12, batch=6)
     drawn = sum(len(p.masks) for p in together)
@@ -225,15 +260,22 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(talker: Netwo
         assert all((pixels(a) != pixels(b)).mean() < 1e-3 for a, b in ((one, single),) if a.masks)
 
 
-def test_a_picture_that_several_requests_ask_about_is_encoded_once(talker: Network, monkeypatch: pytest.MonkeyPatch):
+def test_a_picture_that_several_requests_ask_about_is_encoded_once(
+    talker: Network, monkeypatch: pytest.MonkeyPatch
+):
     seen: list[tuple[str, int]] = []
     vision, sam = type(talker).vision_features, type(talker.sam2).encode
     monkeypatch.setattr(
-        type(talker), "vision_features", lambda self, x: seen.append(("vision", sum(len(v.grids) for v in x))) or vision(self, x)
+        type(talker),
+        "vision_features",
+        lambda self, x: seen.append(("vision", sum(len(v.grids) for v in x))) or vision(self, x),
     )
-    monkeypatch.setattr(type(talker.sam2), "encode", lambda self, x: seen.append(("sam", len(x))) or sam(self, x))
+    monkeypatch.setattr(
+        type(talker.sam2), "encode", lambda self, x: seen.append(("sam", len(x))) or sam(self, x)
+    )
     asked = [
-        still(n % 2, prompts.REFERRING_EVAL.format(text=text)) for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
+        still(n % 2, prompts.REFERRING_EVAL.format(text=text))
+        for n, text in enumerate(("the cat", "a dog", "it", "the sky", "a bird"))
     ]
     together = ask.predict(talker, asked, max_tokens=8, batch=8)
     tiles = sum(len(visible(talker, [transforms.open_image(asked[n].frames[0])]).grids) for n in (0, 1))
@@ -253,7 +295,11 @@ def test_beginnings_are_read_beside_those_of_their_length(talker: Network, monke
     language = talker.internvl.model.language_model
     read = language.forward
     monkeypatch.setattr(
-        language, "forward", lambda *a, inputs_embeds, **k: sizes.append(inputs_embeds.shape[:2]) or read(inputs_embeds=inputs_embeds, **k)
+        language,
+        "forward",
+        lambda *a, inputs_embeds, **k: (
+            sizes.append(inputs_embeds.shape[:2]) or read(inputs_embeds=inputs_embeds, **k)
+        ),
     )
     with torch.no_grad():
         together = prompt(talker, REQUESTS)
@@ -281,7 +327,8 @@ def test_the_public_import_is_the_front_on_the_network() -> None:
 
 
 def test_the_package_itself_imports_the_front_by_its_file() -> None:
-    """A stage's hash of its code follows import statements, and `ans_core.model.Sa2VA` is imported by name."""
+    """A stage's hash of its code follows import statements, and `ans_core.model.Sa2VA` is imported by
+    name."""
     package = Path(__file__).resolve().parents[2] / "ans_core"
     imports = [
         (file, node.module, {alias.name for alias in node.names})

@@ -1,4 +1,5 @@
-"""`Sa2VA.predict` against upstream's `predict_forward` (fp32, CPU, the reference's bf16 mean and deviation)."""
+"""`Sa2VA.predict` against upstream's `predict_forward` (fp32, CPU, the reference's bf16 mean and
+deviation)."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_the_same_words_and_masks(name: str):
 
 
 def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
-    """The same parts; its configuration stretches positions beyond the context it was trained with, and has the field's two names."""
+    """The same parts; its configuration stretches positions beyond the context it was trained with, and has
+    the field's two names."""
     shutil.copytree(GOLDEN / "qwen2", tmp_path / "release")
     config = json.loads((GOLDEN / "qwen2/config.json").read_text())
     config["llm_config"]["rope_scaling"] = {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}
@@ -87,7 +89,11 @@ def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
 def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | str, mode: VideoMode):
     exact = copy.deepcopy(qwen2()[0])
     model = Sa2VA.from_pretrained(GOLDEN / "qwen2", dtype=dtype, device_map="cpu")
-    assert model.dtype == model.internvl.lm_head.weight.dtype == getattr(torch, str(dtype).removeprefix("torch."))
+    assert (
+        model.dtype
+        == model.internvl.lm_head.weight.dtype
+        == getattr(torch, str(dtype).removeprefix("torch."))
+    )
     exact.keep_original_decoder()
     model.keep_original_decoder()
     for name in ("image", "video", "vp"):
@@ -97,7 +103,9 @@ def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | 
         assert answer.text == expected.text
         assert answer.mask_logits.dtype == answer.seg_embeddings.dtype == torch.float32
         assert relative(answer.seg_embeddings, expected.seg_embeddings) < 0.05
-        agree = [(a & b).sum() / max((a | b).sum(), 1) for a, b in zip(answer.masks, expected.masks, strict=True)]
+        agree = [
+            (a & b).sum() / max((a | b).sum(), 1) for a, b in zip(answer.masks, expected.masks, strict=True)
+        ]
         assert min(agree, default=1.0) > 0.9
     _, frames = model.follow(**question("video"), max_tokens=8, video_mode=mode)
     next(frames)
@@ -123,7 +131,8 @@ def test_a_batch_of_everything_is_answered_as_one_by_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
-    """Every frame is encoded once (in mode keyframe twice); between two frames the model answers other questions as ever."""
+    """Every frame is encoded once (in mode keyframe twice); between two frames the model answers other
+    questions as ever."""
     model, inputs, _ = copy.deepcopy(qwen2())
     model.keep_original_decoder()
     with torch.no_grad():
@@ -132,7 +141,9 @@ def test_a_clip_is_followed_frame_by_frame_with_the_same_masks(mode: VideoMode):
     whole = model.predict(**asked, max_tokens=8, video_mode=mode)
     picture = model.predict(**question("image"), max_tokens=8)
     encoded: list[int] = []
-    handle = model.sam2.image_encoder.register_forward_pre_hook(lambda module, args: encoded.append(len(args[0])))
+    handle = model.sam2.image_encoder.register_forward_pre_hook(
+        lambda module, args: encoded.append(len(args[0]))
+    )
     text, frames = model.follow(**asked, max_tokens=8, video_mode=mode)
     assert text == whole.text
     for expected, (index, masks) in enumerate(frames):
@@ -188,10 +199,16 @@ def test_frames_of_another_size_are_found_when_they_come():
 
 def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
     model, inputs, _ = qwen2()
-    request = request_of(image=inputs["pf_image_uint8"], text="And the dog?", past=[("<image>Please segment the cat.", "Sure,[SEG].")])
+    request = request_of(
+        image=inputs["pf_image_uint8"],
+        text="And the dog?",
+        past=[("<image>Please segment the cat.", "Sure,[SEG].")],
+    )
     with torch.no_grad():
         found = prompt(model, [request]).row(0)
-        first = prompt(model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]).row(0)
+        first = prompt(
+            model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]
+        ).row(0)
         rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
         second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
     assert torch.equal(found, torch.cat([first, second]))
@@ -201,8 +218,14 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
     ("changes", "message"),
     [
         ({"video": [np.zeros((8, 8, 3), np.uint8)]}, "an image and a video at once"),
-        ({"image": np.zeros((8, 8), np.uint8)}, r"a picture of shape \(8, 8\) and uint8; give \(height, width, 3\) of uint8"),
-        ({"image": None, "video": [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)]}, r"differ in size \(8 x 8, 9 x 8\)"),
+        (
+            {"image": np.zeros((8, 8), np.uint8)},
+            r"a picture of shape \(8, 8\) and uint8; give \(height, width, 3\) of uint8",
+        ),
+        (
+            {"image": None, "video": [np.zeros((8, 8, 3), np.uint8), np.zeros((8, 9, 3), np.uint8)]},
+            r"differ in size \(8 x 8, 9 x 8\)",
+        ),
         ({"image": None}, "the text has 1 <image> for 0 frames"),
         ({"text": "<image>" + "word " * 40_000}, r"\d+ tokens, pictures included, in a context of \d+"),
         ({"video_mode": "sa2va-i"}, "SAM2's original mask decoder"),
@@ -216,18 +239,35 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
             {"past": [{"role": "user", "content": "What?"}]},
             r"past holds a dict with 'role', 'content', as chat messages are",
         ),
-        ({"past": ["What?", "A cat."]}, r"past holds 'What\?'; give the turns before as \(question, answer\) pairs"),
-        ({"image": None, "video": Image.new("RGB", (8, 8))}, "the video is Image, one picture; give it as image"),
+        (
+            {"past": ["What?", "A cat."]},
+            r"past holds 'What\?'; give the turns before as \(question, answer\) pairs",
+        ),
+        (
+            {"image": None, "video": Image.new("RGB", (8, 8))},
+            "the video is Image, one picture; give it as image",
+        ),
         ({"image": None, "video": b"pixels"}, "the video is bytes, one picture"),
-        ({"image": None, "video": np.zeros((8, 8, 3), np.uint8)}, r"a video of shape \(8, 8, 3\); give \(frames, height, width, 3\)"),
-        ({"image": None, "video": torch.zeros(2, 3, 8, 8)}, r"a picture of shape \(3, 8, 8\) and float32; give \(height, width, 3\)"),
+        (
+            {"image": None, "video": np.zeros((8, 8, 3), np.uint8)},
+            r"a video of shape \(8, 8, 3\); give \(frames, height, width, 3\)",
+        ),
+        (
+            {"image": None, "video": torch.zeros(2, 3, 8, 8)},
+            r"a picture of shape \(3, 8, 8\) and float32; give \(height, width, 3\)",
+        ),
         ({"image": None, "video": []}, "the video has no frames; give at least one"),
         ({"image": [np.zeros((8, 8, 3), np.uint8)]}, "not list; give one picture"),
         ({"mask_prompts": [np.ones(8, bool)]}, r"a mask prompt of shape \(8,\); give a list"),
-        ({"image": None, "text": "What?", "mask_prompts": [np.ones((8, 8), bool)]}, "1 mask prompts without a picture"),
+        (
+            {"image": None, "text": "What?", "mask_prompts": [np.ones((8, 8), bool)]},
+            "1 mask prompts without a picture",
+        ),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_question_that_makes_no_sense_is_refused(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # users have no such check of types
     model, _, _ = qwen2()
     with pytest.raises(ValueError, match=message):
@@ -237,11 +277,16 @@ def test_a_question_that_makes_no_sense_is_refused(changes: dict[str, Any], mess
 def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
     model, inputs, _ = qwen2()
     plain = model.predict(**question("image"), max_tokens=8)
-    assert model.predict(**question("image"), video=None, past=None, mask_prompts=None, max_tokens=8).text == plain.text
+    assert (
+        model.predict(**question("image"), video=None, past=None, mask_prompts=None, max_tokens=8).text
+        == plain.text
+    )
     mask = inputs["pf_mask_prompts"][0]
     expected = request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[mask]).mask_prompts
     counted = rle.encode(mask.astype(bool))
-    runs = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int).T.flatten(), [2]]))) + 0, prepend=0).tolist()
+    runs = np.diff(
+        np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int).T.flatten(), [2]]))) + 0, prepend=0
+    ).tolist()
     forms = [
         mask[None],
         torch.from_numpy(mask),
@@ -250,8 +295,16 @@ def test_what_upstream_leaves_out_is_nothing_and_masks_come_in_any_form():
         {"size": counted["size"], "counts": runs},
     ]
     for form in forms:
-        assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts == expected
-    assert request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]).mask_prompts[:1] == expected
+        assert (
+            request_of(text="<image>", image=inputs["pf_image_uint8"], mask_prompts=[form]).mask_prompts
+            == expected
+        )
+    assert (
+        request_of(
+            text="<image>", image=inputs["pf_image_uint8"], mask_prompts=inputs["pf_mask_prompts"]
+        ).mask_prompts[:1]
+        == expected
+    )
 
 
 @pytest.mark.slow
@@ -277,9 +330,15 @@ def test_a_region_that_sampling_misses_has_no_tokens_by_upstreams_rule():
     dot[3, 5] = True
     request = request_of(text="<image>What is region1?", image=inputs["pf_image_uint8"], mask_prompts=[dot])
     with torch.no_grad():
-        lengths = [len(prompt(model, [request], options=PredictOptions(tiny_regions=rule)).row(0)) for rule in ("largest", "none")]
+        lengths = [
+            len(prompt(model, [request], options=PredictOptions(tiny_regions=rule)).row(0))
+            for rule in ("largest", "none")
+        ]
     assert lengths[0] == lengths[1] + 1
-    answers = [model.predict(**question("image"), mask_prompts=[dot], max_tokens=8, tiny_regions=rule) for rule in ("largest", "none")]
+    answers = [
+        model.predict(**question("image"), mask_prompts=[dot], max_tokens=8, tiny_regions=rule)
+        for rule in ("largest", "none")
+    ]
     assert not torch.equal(answers[0].seg_embeddings, answers[1].seg_embeddings)
 
 
@@ -312,10 +371,13 @@ def test_regions_of_a_clip_are_those_of_its_first_frame():
     def prompted(changed: int | None) -> torch.Tensor:
         shown = [255 - f if i == changed else f for i, f in enumerate(frames)]
         with torch.no_grad():
-            return prompt(model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]).row(0)
+            return prompt(
+                model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]
+            ).row(0)
 
     plain, cells = prompted(None), model.backbone.cutter.grid**2
-    for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):  # frame and region, frame alone
+    # frame and region, frame alone
+    for changed, expected in ((0, 2 * cells), (model.seen_frames(len(frames))[-1], cells)):
         assert int((prompted(changed) != plain).any(dim=1).sum()) == expected
 
 
@@ -340,10 +402,19 @@ def test_an_answer_ends_at_a_stop_word_of_several_tokens():
     told = model.tokenizer.encode("Sure,[SEG].<|end|> and more", add_special_tokens=False)
     assert len(told) > 8
     drawn = told[: told.index(model.seg_token_id) + 1]
-    for script, expected in ((told, "Sure,[SEG]."), ([*drawn, model.tokenizer.eos_token_id, *told], "Sure,[SEG]")):
+    for script, expected in (
+        (told, "Sure,[SEG]."),
+        ([*drawn, model.tokenizer.eos_token_id, *told], "Sure,[SEG]"),
+    ):
         steps: list[int] = []
 
-        def say(module: object, given: object, logits: torch.Tensor, script: list[int] = script, steps: list[int] = steps) -> torch.Tensor:
+        def say(
+            module: object,
+            given: object,
+            logits: torch.Tensor,
+            script: list[int] = script,
+            steps: list[int] = steps,
+        ) -> torch.Tensor:
             steps.append(script[len(steps)])
             return torch.zeros_like(logits).index_fill_(-1, torch.tensor(steps[-1:]), 1.0)
 
@@ -361,7 +432,9 @@ def test_an_answer_ends_at_a_stop_word_of_several_tokens():
 @pytest.mark.parametrize("size", [(1, 1), (10_000, 10)])
 def test_pictures_of_any_shape_are_answered_at_their_size(size: tuple[int, int]):
     model, _, _ = qwen2()
-    answer = model.predict(text="<image>Please segment the cat.", image=Image.new("RGB", size, (90, 140, 20)), max_tokens=8)
+    answer = model.predict(
+        text="<image>Please segment the cat.", image=Image.new("RGB", size, (90, 140, 20)), max_tokens=8
+    )
     assert [mask.shape for mask in answer.masks] == [(1, size[1], size[0])]
 
 

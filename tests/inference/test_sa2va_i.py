@@ -32,18 +32,26 @@ def _no_grad():
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden checkpoint as kumuji/Sa2VA-i writes it: the trained decoder renamed, SAM2's own under the old name."""
+    """The golden checkpoint as kumuji/Sa2VA-i writes it: the trained decoder renamed, SAM2's own under the
+    old name."""
     folder = tmp_path_factory.mktemp("released") / "sa2va_i"
     shutil.copytree(GOLDEN / "qwen2", folder)
     state = load_file(folder / "model.safetensors")
     trained = {k.replace(".sam_mask_decoder.", ".sam_mask_decoder_modified."): v for k, v in state.items()}
-    save_file(trained | load_file(GOLDEN / "sa2va_i/sam_mask_decoder_original.safetensors"), folder / "model.safetensors")
+    save_file(
+        trained | load_file(GOLDEN / "sa2va_i/sam_mask_decoder_original.safetensors"),
+        folder / "model.safetensors",
+    )
     return folder
 
 
 @needs_golden
 def test_masks_through_a_clip_equal_upstreams(released: Path):
-    model, pixels, outputs = Sa2VA.from_pretrained(released), arrays("qwen2/inputs"), arrays("sa2va_i/outputs")
+    model, pixels, outputs = (
+        Sa2VA.from_pretrained(released),
+        arrays("qwen2/inputs"),
+        arrays("sa2va_i/outputs"),
+    )
     model.config = dataclasses.replace(model.config, video_frames=3)
     mode = model.video_mode("auto")
     seen = model.seen_frames(8, mode)
@@ -67,23 +75,29 @@ def test_the_trained_decoder_draws_and_the_original_one_is_back_in_its_place(rel
     trained = dict(model.sam2.sam_mask_decoder.named_parameters())
     assert all(torch.equal(p, trained[n]) for n, p in plain.sam2.sam_mask_decoder.named_parameters())
     with model.sam2.original():
-        assert not torch.equal(model.sam2.sam_mask_decoder.conv_s0.weight, plain.sam2.sam_mask_decoder.conv_s0.weight)
+        assert not torch.equal(
+            model.sam2.sam_mask_decoder.conv_s0.weight, plain.sam2.sam_mask_decoder.conv_s0.weight
+        )
     assert model.sam2.sam_mask_decoder.conv_s0.weight is trained["conv_s0.weight"]
     assert not model.sam2.blank_absent
 
 
 def test_seen_frames_keep_the_masks_that_they_have_as_pictures(own_model: Network):
-    """Two frames seen of four: what the trained decoder draws on these alone is what the clip shows there. Of the others the original
-    decoder decides, which is made to say here that nothing is there."""
+    """Two frames seen of four: what the trained decoder draws on these alone is what the clip shows there. Of
+    the others the original decoder decides, which is made to say here that nothing is there."""
     own_model.keep_original_decoder()
     own_model.sam2.original_mask_decoder.pred_obj_score_head.layers[-1].bias -= 1e4
     pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
-    embeddings = torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
+    embeddings = (
+        torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
+    )
     through = track(own_model, pictures, embeddings, PredictOptions(mode="sa2va-i"))
     seen = own_model.seen_frames(4, "sa2va-i")
     pixels = transforms.normalise([pictures[i] for i in seen], size=own_model.sam2.image_size)
     frames = torch.tensor([0, 1, 0, 1])
-    alone = own_model.sam2.decode(own_model.sam2.encode(pixels), frames, embeddings.repeat_interleave(2, dim=0)).logits.view(2, 2, 16, 16)
+    alone = own_model.sam2.decode(
+        own_model.sam2.encode(pixels), frames, embeddings.repeat_interleave(2, dim=0)
+    ).logits.view(2, 2, 16, 16)
     assert 0.05 < (alone > 0).float().mean() < 0.95
     assert ((through[:, seen] > 0) == (alone > 0)).float().mean() > 0.97
     rest = [i for i in range(4) if i not in seen]
@@ -117,7 +131,9 @@ def sam2_file(tmp_path: Path) -> Path:
     """As SAM2 is published, with nothing but its mask decoder."""
     prefix = "grounding_encoder.sam2_model."
     state = load_file(GOLDEN / "sa2va_i/sam_mask_decoder_original.safetensors")
-    torch.save({"model": {k.removeprefix(prefix): v for k, v in state.items()}}, tmp_path / "sam2_hiera_large.pt")
+    torch.save(
+        {"model": {k.removeprefix(prefix): v for k, v in state.items()}}, tmp_path / "sam2_hiera_large.pt"
+    )
     return tmp_path / "sam2_hiera_large.pt"
 
 
@@ -136,7 +152,9 @@ def test_a_release_with_two_decoders_comes_back_byte_for_byte(tmp_path: Path, re
 @pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("to", ["native", "sa2va-i"])
-def test_the_original_decoder_is_added_from_sam2s_own_file(tmp_path: Path, released: Path, sam2_file: Path, to: conversion.Kind):
+def test_the_original_decoder_is_added_from_sam2s_own_file(
+    tmp_path: Path, released: Path, sam2_file: Path, to: conversion.Kind
+):
     conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to=to, sam2=sam2_file, metadata={})
     model, expected = Sa2VA.from_pretrained(tmp_path / "out"), Sa2VA.from_pretrained(released)
     assert model.config == expected.config
@@ -151,7 +169,9 @@ def test_upstreams_layout_leaves_the_original_decoder_out(tmp_path: Path, releas
 
 
 @needs_golden
-def test_decoders_that_are_missing_double_or_of_other_sizes_are_refused(tmp_path: Path, released: Path, sam2_file: Path):
+def test_decoders_that_are_missing_double_or_of_other_sizes_are_refused(
+    tmp_path: Path, released: Path, sam2_file: Path
+):
     with pytest.raises(ValueError, match=r"one mask decoder; sa2va-i needs SAM2's original one too: --sam2"):
         conversion.convert(GOLDEN / "qwen2", tmp_path / "out", to="sa2va-i", metadata={})
     with pytest.raises(ValueError, match="holds an original mask decoder already"):

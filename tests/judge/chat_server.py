@@ -1,4 +1,5 @@
-"""A real HTTP server on the loopback interface that speaks as much of the chat protocol as the judge needs, and misbehaves on demand."""
+"""A real HTTP server on the loopback interface that speaks as much of the chat protocol as the judge needs,
+and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -64,10 +65,16 @@ class Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 self.server.busy -= 1
 
-    def send(self, status: int, text: str, kind: str = "application/json", headers: dict[str, str] | None = None) -> None:
+    def send(
+        self, status: int, text: str, kind: str = "application/json", headers: dict[str, str] | None = None
+    ) -> None:
         payload = text.encode()
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(payload)), **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(payload)),
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(payload)
@@ -80,7 +87,16 @@ def completion(content: str | None, *, tokens: tuple[int, int] = (100, 10)) -> s
     message = {"role": "assistant", "content": content}
     usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     choices = [{"index": 0, "finish_reason": "stop", "message": message}]
-    return json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage})
+    return json.dumps(
+        {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": choices,
+            "usage": usage,
+        }
+    )
 
 
 def says(content: str | None, *, after_s: float = 0.0) -> Callable[[Handler], None]:

@@ -1,4 +1,5 @@
-"""Questions, their score, the judge by rules, the parser of replies, and how judgements and METEOR become one reward."""
+"""Questions, their score, the judge by rules, the parser of replies, and how judgements and METEOR become one
+reward."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ STAR = "a large red striped star at the top left of the picture"
 
 
 def question(kind: str, *scores: float) -> Question:
-    return Question(kind=kind, text=kind, options=tuple(Option(text=f"option {i}", score=float(s)) for i, s in enumerate(scores)))  # type: ignore[arg-type]
+    return Question(
+        kind=kind,
+        text=kind,
+        options=tuple(Option(text=f"option {i}", score=float(s)) for i, s in enumerate(scores)),
+    )  # type: ignore[arg-type]
 
 
 SCORED: Questions = (
@@ -54,7 +59,10 @@ def earned(caption: str, questions: Questions) -> float:
 @pytest.fixture(scope="module")
 def scenes() -> list[list[str]]:
     """Captions of the things of drawn scenes."""
-    return [[region_caption(thing) for thing in draw_scene(seed=1, split="train", index=i, image_size=32).things] for i in range(50)]
+    return [
+        [region_caption(thing) for thing in draw_scene(seed=1, split="train", index=i, image_size=32).things]
+        for i in range(50)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,9 @@ def scenes() -> list[list[str]]:
         ((1, 0, 3, 2), (-0.5 - 1) / 2),
     ],
 )
-def test_the_score_is_the_mean_of_positives_and_negatives_behind_the_gate(chosen: tuple[int, ...], expected: float):
+def test_the_score_is_the_mean_of_positives_and_negatives_behind_the_gate(
+    chosen: tuple[int, ...], expected: float
+):
     assert score(SCORED, chosen) == expected
     assert reward(SCORED, chosen) == max(0.0, expected)
 
@@ -80,7 +90,9 @@ def test_questions_without_negatives_are_scored_by_the_positives():
 
 def test_impossible_questions_are_refused():
     with pytest.raises(ValueError, match="different options"):
-        Question(kind="positive", text="?", options=(Option(text="a", score=1.0), Option(text="a", score=0.0)))
+        Question(
+            kind="positive", text="?", options=(Option(text="a", score=1.0), Option(text="a", score=0.0))
+        )
     with pytest.raises(ValueError, match="the best is 1"):
         question("positive", 0.5, 0)
     with pytest.raises(ValueError, match="no kind of question"):
@@ -90,7 +102,9 @@ def test_impossible_questions_are_refused():
 def test_the_order_of_options_depends_on_the_content_alone_and_favours_no_place():
     asked = [Question(kind="negative", text=f"number {i}", options=SCORED[3].options) for i in range(600)]
     assert [shuffled(q) for q in asked] == [shuffled(q) for q in asked]
-    places = Counter(next(i for i, option in enumerate(shuffled(q).options) if option.score == 1) for q in asked)
+    places = Counter(
+        next(i for i, option in enumerate(shuffled(q).options) if option.score == 1) for q in asked
+    )
     assert all(150 < places[i] < 250 for i in range(3))
 
 
@@ -102,7 +116,13 @@ def test_questions_come_back_from_their_file_as_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "line", ["{", '{"sample_id": "1"}', '{"dataset": "d", "sample_id": "1", "questions": [{"kind": "positive"}]}', "3"]
+    "line",
+    [
+        "{",
+        '{"sample_id": "1"}',
+        '{"dataset": "d", "sample_id": "1", "questions": [{"kind": "positive"}]}',
+        "3",
+    ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str):
     path = tmp_path / "questions.jsonl"
@@ -118,7 +138,10 @@ def test_true_captions_of_the_drawn_world_earn_one_and_empty_ones_nothing(scenes
     captions = [caption for scene in scenes for caption in scene]
     drafted = [questions_of(caption, positives=4, negatives=3) for caption in captions]
     assert len(captions) > 150
-    assert all(Counter(q.kind for q in asked) == {"recognition": 1, "positive": 4, "negative": 3} for asked in drafted)
+    assert all(
+        Counter(q.kind for q in asked) == {"recognition": 1, "positive": 4, "negative": 3}
+        for asked in drafted
+    )
     kept = self_checked(JUDGE, captions, drafted)
     assert kept == drafted
     assert JUDGE.submit(list(zip(captions, kept, strict=True))).result() == [1.0] * len(captions)
@@ -147,12 +170,16 @@ def test_every_other_caption_of_a_scene_earns_less(scenes: list[list[str]]):
     ],
 )
 def test_details_cost_what_they_are_worth(caption: str, of_positives: float):
-    """Negatives asked for apart: whether they hold the value that a caption gives wrongly is left to chance."""
+    """Negatives asked for apart: whether they hold the value that a caption gives wrongly is left to
+    chance."""
     asked = questions_of(STAR, positives=4, negatives=0)
     assert earned(caption, asked) == of_positives
 
 
-@pytest.mark.parametrize("caption", ["a large red striped circle at the top left of the picture", "a large red striped star circle square"])
+@pytest.mark.parametrize(
+    "caption",
+    ["a large red striped circle at the top left of the picture", "a large red striped star circle square"],
+)
 def test_another_shape_is_not_recognised(caption: str):
     assert earned(caption, questions_of(STAR, positives=4, negatives=3)) == 0.0
 
@@ -169,7 +196,12 @@ def test_a_hallucinated_value_that_is_asked_for_costs():
 
 def test_questions_are_the_same_whenever_they_are_made():
     assert questions_of(STAR, positives=4, negatives=3) == questions_of(STAR, positives=4, negatives=3)
-    assert len({questions_of(STAR.replace("red", c), positives=4, negatives=3) for c in ("red", "blue", "green")}) == 3
+    assert (
+        len(
+            {questions_of(STAR.replace("red", c), positives=4, negatives=3) for c in ("red", "blue", "green")}
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +221,11 @@ def test_other_english_is_asked_about_too(caption: str):
 
 
 def test_what_cannot_be_asked_about_has_no_questions_and_no_judgement():
-    assert questions_of("", positives=4, negatives=3) == questions_of("it is in the", positives=4, negatives=3) == ()
+    assert (
+        questions_of("", positives=4, negatives=3)
+        == questions_of("it is in the", positives=4, negatives=3)
+        == ()
+    )
     assert self_checked(JUDGE, ["a sandwich"], [questions_of("a sandwich", positives=4, negatives=3)]) == [()]
     assert JUDGE.submit([("a sandwich", ())]).result() == [None]
 
@@ -228,7 +264,10 @@ def test_replies_of_every_shape_are_read(reply: str):
     assert choices(reply, THREE) == [1, 2, 0]
 
 
-@pytest.mark.parametrize("reply", ["", "no idea", "{}", "[]", '["b", "c"]', '["b", "c", "a", "a"]', "null", '{"q1": ["b"], "q2": 3}'])
+@pytest.mark.parametrize(
+    "reply",
+    ["", "no idea", "{}", "[]", '["b", "c"]', '["b", "c", "a", "a"]', "null", '{"q1": ["b"], "q2": 3}'],
+)
 def test_what_cannot_be_assigned_to_questions_is_not_guessed(reply: str):
     assert choices(reply, THREE) == [None, None, None]
 
@@ -240,7 +279,12 @@ def test_a_part_that_is_missing_leaves_the_others():
 
 def test_the_key_of_the_cache_changes_with_everything_that_decides_a_reply():
     base = {"model": "m", "prompt_version": "1", "parameters": {"temperature": 0}, "content": ["a"]}
-    changed = [base | {"model": "n"}, base | {"prompt_version": "2"}, base | {"parameters": {"temperature": 1}}, base | {"content": ["b"]}]
+    changed = [
+        base | {"model": "n"},
+        base | {"prompt_version": "2"},
+        base | {"parameters": {"temperature": 1}},
+        base | {"content": ["b"]},
+    ]
     assert len({key_of(**words) for words in (base, *changed)}) == 5
     assert key_of(**base) == key_of(**json.loads(json.dumps(base)))
 
@@ -258,17 +302,23 @@ def test_two_open_caches_see_each_others_replies(tmp_path: Path):
 
 def test_a_group_with_a_failed_judgement_is_paid_by_meteor_alone_and_others_are_not_touched():
     meteor = torch.tensor([[0.4, 0.8], [0.2, 0.6]])
-    rewards, share = with_judgements(meteor, [1.0, 0.0, None, 1.0], meteor_weight=0.25, judge_weight=0.75, on_failure="meteor")
+    rewards, share = with_judgements(
+        meteor, [1.0, 0.0, None, 1.0], meteor_weight=0.25, judge_weight=0.75, on_failure="meteor"
+    )
     assert torch.allclose(rewards, torch.tensor([[0.1 + 0.75, 0.2], [0.2, 0.6]]))
     assert share == 0.5
-    dropped, _ = with_judgements(meteor, [1.0, 0.0, None, 1.0], meteor_weight=0.25, judge_weight=0.75, on_failure="drop")
+    dropped, _ = with_judgements(
+        meteor, [1.0, 0.0, None, 1.0], meteor_weight=0.25, judge_weight=0.75, on_failure="drop"
+    )
     assert dropped.isnan().tolist() == [[False, False], [True, True]]
     assert torch.equal(dropped[0], rewards[0])
 
 
 def test_weights_are_scaled_to_one():
     meteor = torch.ones(1, 3)
-    rewards, share = with_judgements(meteor, [1.0, 1.0, 0.0], meteor_weight=1.0, judge_weight=3.0, on_failure="meteor")
+    rewards, share = with_judgements(
+        meteor, [1.0, 1.0, 0.0], meteor_weight=1.0, judge_weight=3.0, on_failure="meteor"
+    )
     assert (rewards.tolist(), share) == ([[1.0, 1.0, 0.25]], 0.0)
     with pytest.raises(ValueError, match="not both 0"):
         with_judgements(meteor, [1.0] * 3, meteor_weight=0.0, judge_weight=0.0, on_failure="meteor")

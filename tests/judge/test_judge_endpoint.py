@@ -19,7 +19,11 @@ from ans_core.judge.questions import Option, Question, Questions
 from tests.judge.chat_server import Handler, body, completion, cuts_off, fails, hangs, says, serving
 
 QUESTIONS: Questions = (
-    Question(kind="recognition", text="A dog?", options=(Option(text="Yes", score=1.0), Option(text="No", score=0.0))),
+    Question(
+        kind="recognition",
+        text="A dog?",
+        options=(Option(text="Yes", score=1.0), Option(text="No", score=0.0)),
+    ),
     Question(
         kind="positive",
         text="Its colour?",
@@ -43,7 +47,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made = []
 
     def judge(url: str, **settings: object) -> EndpointJudge:
-        words = {"cache": tmp_path / "judge.sqlite", "api_key_env": "NO_KEY", "timeout_s": 5.0, "deadline_s": 10.0, "retries": 2}
+        words = {
+            "cache": tmp_path / "judge.sqlite",
+            "api_key_env": "NO_KEY",
+            "timeout_s": 5.0,
+            "deadline_s": 10.0,
+            "retries": 2,
+        }
         made.append(EndpointJudge(model="m", base_url=url, **(words | settings)))  # type: ignore[arg-type]
         return made[-1]
 
@@ -62,19 +72,35 @@ def test_a_caption_is_judged_by_one_call_with_a_schema_of_its_questions(make: Ma
         assert judge.submit([("a  dark <p>dog</p> [SEG]", QUESTIONS)]).result() == [0.5]
         (seen,) = server.seen
     assert seen.body["temperature"] == 0
-    assert seen.body["response_format"]["json_schema"]["schema"]["properties"]["q2"]["enum"] == ["a", "b", "c", "d"]
+    assert seen.body["response_format"]["json_schema"]["schema"]["properties"]["q2"]["enum"] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
     assert (
-        seen.asked == 'Description: "a dark dog"\n\nq1. A dog?\na. Yes\nb. No\n\nq2. Its colour?\na. brown\nb. dark\nc. not said\nd. white'
+        seen.asked
+        == 'Description: "a dark dog"\n\nq1. A dog?\na. Yes\nb. No\n\nq2. Its colour?\na. brown\nb. dark\nc. not said\nd. white'
     )
     stats = judge.stats()
     assert stats.pop("latency_s") > 0
-    assert stats == {"calls": 1, "cached": 0, "failed": 0, "parse_failed": 0, "tokens_in": 100, "tokens_out": 10, "cost": 0}
+    assert stats == {
+        "calls": 1,
+        "cached": 0,
+        "failed": 0,
+        "parse_failed": 0,
+        "tokens_in": 100,
+        "tokens_out": 10,
+        "cost": 0,
+    }
     assert set(judge.stats().values()) == {0.0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "first", [fails(500), fails(503), fails(408), fails(409), fails(429), cuts_off], ids=["500", "503", "408", "409", "429", "cut"]
+    "first",
+    [fails(500), fails(503), fails(408), fails(409), fails(429), cuts_off],
+    ids=["500", "503", "408", "409", "429", "cut"],
 )
 def test_what_passes_is_tried_again(make: Make, first: Callable[[Handler], None]):
     with serving(first, first, says(RIGHT)) as server:
@@ -83,7 +109,9 @@ def test_what_passes_is_tried_again(make: Make, first: Callable[[Handler], None]
 
 
 def error_in_200(error: object, **more: object) -> Callable[[Handler], None]:
-    return lambda handler: handler.send(200, json.dumps({"error": error} | more), headers={"retry-after-ms": "1"})
+    return lambda handler: handler.send(
+        200, json.dumps({"error": error} | more), headers={"retry-after-ms": "1"}
+    )
 
 
 LIMIT = {"message": "Rate limit exceeded", "code": 429}
@@ -96,11 +124,15 @@ LIMIT = {"message": "Rate limit exceeded", "code": 429}
         error_in_200(LIMIT | {"code": "429"}, choices=[]),
         error_in_200({"message": "Provider returned error", "code": "server_error"}),
         error_in_200("busy"),
-        error_in_200(None, choices=[{"error": {"code": 502}, "finish_reason": "error", "message": {"content": ""}}]),
+        error_in_200(
+            None, choices=[{"error": {"code": 502}, "finish_reason": "error", "message": {"content": ""}}]
+        ),
     ],
     ids=["429", "text", "no number", "no object", "choice"],
 )
-def test_an_error_in_a_body_of_status_200_is_tried_again_like_its_own_status(make: Make, first: Callable[[Handler], None]):
+def test_an_error_in_a_body_of_status_200_is_tried_again_like_its_own_status(
+    make: Make, first: Callable[[Handler], None]
+):
     with serving(first, first, says(RIGHT)) as server:
         judge = make(server.url)
         assert judge.submit(DOG).result() == [1.0]
@@ -110,7 +142,9 @@ def test_an_error_in_a_body_of_status_200_is_tried_again_like_its_own_status(mak
         assert len(server.seen) == 3  # the first call and two more
 
 
-def test_an_error_in_a_body_of_status_200_is_told_and_final_where_its_own_status_is(make: Make, caplog: pytest.LogCaptureFixture):
+def test_an_error_in_a_body_of_status_200_is_told_and_final_where_its_own_status_is(
+    make: Make, caplog: pytest.LogCaptureFixture
+):
     with serving(error_in_200({"message": "Insufficient credits", "code": 402})) as server:
         judge = make(server.url)
         assert judge.submit(DOG).result() == [None]
@@ -196,7 +230,15 @@ NUMBER = "1" * 5000
 
 @pytest.mark.parametrize(
     "reply",
-    ["", None, "I would rather not.", '{"q1": "a"}', '{"q1": "a", "q2": "x"}', "[" * 100_000, f'{{"q{NUMBER}": "a", "x": "b"}}'],
+    [
+        "",
+        None,
+        "I would rather not.",
+        '{"q1": "a"}',
+        '{"q1": "a", "q2": "x"}',
+        "[" * 100_000,
+        f'{{"q{NUMBER}": "a", "x": "b"}}',
+    ],
     ids=["empty", "none", "refusal", "one", "letter", "nested", "number"],
 )
 def test_an_unreadable_reply_is_no_judgement_and_never_cached(make: Make, reply: str | None):
@@ -223,10 +265,19 @@ def test_a_body_that_is_no_completion_is_no_judgement(make: Make, respond: Calla
         assert make(server.url).submit(DOG).result() == [None]
 
 
-@pytest.mark.parametrize("usage", [{"prompt_tokens": "many", "completion_tokens": -5}, {"prompt_tokens": None}, 3])
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": "many", "completion_tokens": -5}, {"prompt_tokens": None}, 3]
+)
 def test_tokens_that_a_server_does_not_count_are_estimated(make: Make, usage: object):
     message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": RIGHT}}
-    completion = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [message], "usage": usage}
+    completion = {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [message],
+        "usage": usage,
+    }
     with serving(body(json.dumps(completion))) as server:
         judge = make(server.url)
         assert judge.submit(DOG).result() == [1.0]
@@ -286,7 +337,9 @@ def test_the_cache_outlives_the_judge_and_knows_content_from_content(make: Make)
         again = make(server.url)
         assert again.submit([(" a brown  dog", QUESTIONS)]).result() == [1.0]
         assert (len(server.seen), again.stats()["cached"]) == (1, 1)
-        again.submit([("a brown cat", QUESTIONS), ("a brown dog", QUESTIONS[:1] + QUESTIONS[1:] * 2)]).result()
+        again.submit(
+            [("a brown cat", QUESTIONS), ("a brown dog", QUESTIONS[:1] + QUESTIONS[1:] * 2)]
+        ).result()
         assert len(server.seen) == 3
 
 
@@ -299,7 +352,9 @@ def test_captions_alike_are_asked_once(make: Make):
 
 def test_what_needs_no_call_makes_none(make: Make):
     with serving(says(RIGHT)) as server:
-        assert make(server.url).submit([("", QUESTIONS), ("<p> </p>[SEG]", QUESTIONS), ("a dog", ())]).result() == [0.0, 0.0, None]
+        assert make(server.url).submit(
+            [("", QUESTIONS), ("<p> </p>[SEG]", QUESTIONS), ("a dog", ())]
+        ).result() == [0.0, 0.0, None]
         assert make(server.url).submit([]).result() == []
         assert server.seen == []
 
@@ -373,16 +428,36 @@ def test_a_missing_key_is_told_at_once_by_the_name_of_its_variable(make: Make):
 
 
 def test_local_endpoints_are_those_of_this_machine_and_of_private_networks():
-    assert all(is_local(url) for url in ("http://localhost:8000/v1", "http://127.0.0.1/v1", "http://[::1]:80/v1", "http://10.0.0.7/v1"))
+    assert all(
+        is_local(url)
+        for url in (
+            "http://localhost:8000/v1",
+            "http://127.0.0.1/v1",
+            "http://[::1]:80/v1",
+            "http://10.0.0.7/v1",
+        )
+    )
     assert not any(is_local(url) for url in ("", "https://api.openai.com/v1", "http://8.8.8.8/v1"))
 
 
 DRAFT = {
     "subject": "a dog",
     "positives": [
-        {"question": "Its colour?", "right": "brown", "partial": "dark", "absent": "not said", "wrong": "white"},
+        {
+            "question": "Its colour?",
+            "right": "brown",
+            "partial": "dark",
+            "absent": "not said",
+            "wrong": "white",
+        },
         {"question": "Its size?", "right": "big", "partial": "big", "absent": "not said", "wrong": "small"},
-        {"question": "Its tail?", "right": "long", "partial": "visible", "absent": "not said", "wrong": "short"},
+        {
+            "question": "Its tail?",
+            "right": "long",
+            "partial": "visible",
+            "absent": "not said",
+            "wrong": "short",
+        },
     ],
     "negatives": [{"question": "A collar?", "not_said": "no", "said": "yes", "no_subject": "no dog"}],
 }
@@ -392,10 +467,19 @@ def knows_the_colour(handler: Handler) -> None:
     """Drafts, and answers rightly but for the tail, which it never finds."""
     asked = handler.seen.asked
     if "Write " in asked:
-        handler.send(200, json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": json.dumps(DRAFT)}}]}))
+        handler.send(
+            200,
+            json.dumps(
+                {"choices": [{"index": 0, "message": {"role": "assistant", "content": json.dumps(DRAFT)}}]}
+            ),
+        )
         return
     truth = asked.startswith('Description: "a big')
-    wanted = {"likely": "Yes" if truth else "No", "colour": "brown" if truth else "not said", "tail": "not said"}
+    wanted = {
+        "likely": "Yes" if truth else "No",
+        "colour": "brown" if truth else "not said",
+        "tail": "not said",
+    }
     wanted["collar"] = "no" if truth else "no dog"
     picked = []
     for block in asked.split("\n\n")[1:]:
@@ -410,7 +494,12 @@ def test_drafts_are_written_by_the_model_and_checked_against_the_truth_and_again
         judge = make(server.url, concurrency=1)
         (draft,) = judge.write(["a big brown dog"], positives=4, negatives=3).result()
         assert draft is not None
-        assert [(q.kind, len(q.options)) for q in draft] == [("recognition", 2), ("positive", 4), ("positive", 4), ("negative", 3)]
+        assert [(q.kind, len(q.options)) for q in draft] == [
+            ("recognition", 2),
+            ("positive", 4),
+            ("positive", 4),
+            ("negative", 3),
+        ]
         (kept,) = self_checked(judge, ["a big brown dog"], [draft])
         assert [q.text for q in kept[1:]] == ["Its colour?", "A collar?"]
         assert judge.submit([("a big brown dog", kept)]).result() == [1.0]

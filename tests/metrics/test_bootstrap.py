@@ -15,7 +15,9 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution_and_the_same_
     values = np.random.default_rng(0).normal(size=2000)
     low, high = interval(Ratio(numerators=values.tolist()))
     error = values.std() / 2000**0.5
-    assert (low, high) == pytest.approx((float(values.mean() - 1.96 * error), float(values.mean() + 1.96 * error)), abs=0.25 * error)
+    assert (low, high) == pytest.approx(
+        (float(values.mean() - 1.96 * error), float(values.mean() + 1.96 * error)), abs=0.25 * error
+    )
     assert interval(Ratio(numerators=values.tolist())) == (low, high)
     assert interval(Ratio(numerators=values.tolist()), seed=1) != (low, high)
     assert interval(Ratio(numerators=[1.0] * 9)) == (1.0, 1.0)
@@ -25,13 +27,18 @@ def test_an_interval_is_that_of_all_resamples():
     """Of five values there are 5 ** 5 resamples; 2,000 of them at random give the percentiles of all."""
     values = [-0.4, 0.1, 0.3, 0.5, 0.9]
     means = [np.mean(drawn) for drawn in itertools.product(values, repeat=5)]
-    assert interval(Ratio(numerators=values), resamples=2000) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))), abs=0.05)
+    assert interval(Ratio(numerators=values), resamples=2000) == pytest.approx(
+        tuple(np.percentile(means, (2.5, 97.5))), abs=0.05
+    )
 
 
 def test_pairing_leaves_out_how_hard_the_samples_are():
     rng = np.random.default_rng(0)
     hard = rng.uniform(size=400)
-    ours, theirs = Ratio(numerators=(hard + 0.05 + rng.normal(scale=0.01, size=400)).tolist()), Ratio(numerators=hard.tolist())
+    ours, theirs = (
+        Ratio(numerators=(hard + 0.05 + rng.normal(scale=0.01, size=400)).tolist()),
+        Ratio(numerators=hard.tolist()),
+    )
     low, high = difference(ours, theirs, paired=True)
     assert 0.048 < low < 0.05 < high < 0.052
     low, high = difference(ours, theirs, paired=False)

@@ -6,7 +6,9 @@ from ans_core.metrics.hota import Frame
 
 
 def frame(true: list[int], drawn: list[int], similarity: list[list[float]]) -> Frame:
-    return Frame(true=true, drawn=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn)))
+    return Frame(
+        true=true, drawn=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn))
+    )
 
 
 def test_a_perfect_track_has_mota_and_motp_one() -> None:
@@ -15,7 +17,8 @@ def test_a_perfect_track_has_mota_and_motp_one() -> None:
 
 
 def test_misses_extras_and_a_switch_are_counted_over_sequences() -> None:
-    """6 true objects; 4 are matched (overlaps .5, .8, 1, .9), the last by another identity; 2 are missed; 1 is extra."""
+    """6 true objects; 4 are matched (overlaps .5, .8, 1, .9), the last by another identity; 2 are missed; 1
+    is extra."""
     first = clear_counts([frame([0], [0], [[0.5]]), frame([0], [0], [[0.49]]), frame([0], [0], [[0.8]])])
     assert first == ClearCounts(matched=2, missed=1, extra=1, overlap=1.3)
     second = clear_counts([frame([0], [], []), frame([0], [0], [[1.0]]), frame([0], [1], [[0.9]])])

@@ -22,12 +22,18 @@ def test_phrases_and_caption_are_read_back_from_upstreams_answer():
 
 def test_a_seg_without_phrase_has_an_empty_one():
     assert phrases("It is [SEG]. <p> a dog </p> runs [SEG] [SEG]") == ["", "a dog", ""]
-    assert phrases("<p> a dog [SEG] on <p> a mat </p> [SEG]") == ["", "a mat"]  # a model's answer: never closed, and still two masks
+    # a model's answer: never closed, and still two masks
+    assert phrases("<p> a dog [SEG] on <p> a mat </p> [SEG]") == ["", "a mat"]
 
 
 def test_the_best_pairs_are_matched_first_and_one_to_one():
     # IoUs: drawn 0 with true 0: 10/10; drawn 1 with true 0: 8/10; drawn 1 with true 1: 0
-    match = ground(drawn=[bar(0, 10), bar(0, 8)], drawn_phrases=["a", "a"], true=[bar(0, 10), bar(12, 20)], true_phrases=["a", "b"])
+    match = ground(
+        drawn=[bar(0, 10), bar(0, 8)],
+        drawn_phrases=["a", "a"],
+        true=[bar(0, 10), bar(12, 20)],
+        true_phrases=["a", "b"],
+    )
     assert match.ious == (1.0,)
     assert match.miou == 1.0
     assert match.miou_all == 0.5
@@ -36,10 +42,23 @@ def test_the_best_pairs_are_matched_first_and_one_to_one():
 def test_recall_needs_overlap_and_a_like_phrase_and_stops_at_the_first_failure():
     true, names = [bar(0, 10), bar(10, 20)], ["the red circle", "the blue square"]
     drawn = [bar(0, 10), bar(10, 18)]
-    assert ground(drawn=drawn, drawn_phrases=["a red circle", "blue square"], true=true, true_phrases=names).recalled == 2
-    assert ground(drawn=drawn, drawn_phrases=["a red circle", "a dog"], true=true, true_phrases=names).recalled == 1
-    assert ground(drawn=drawn, drawn_phrases=["a dog", "blue square"], true=true, true_phrases=names).recalled == 0
-    always = ground(drawn=drawn, drawn_phrases=["", ""], true=true, true_phrases=names, similarity=lambda a, b: 1.0)
+    assert (
+        ground(
+            drawn=drawn, drawn_phrases=["a red circle", "blue square"], true=true, true_phrases=names
+        ).recalled
+        == 2
+    )
+    assert (
+        ground(drawn=drawn, drawn_phrases=["a red circle", "a dog"], true=true, true_phrases=names).recalled
+        == 1
+    )
+    assert (
+        ground(drawn=drawn, drawn_phrases=["a dog", "blue square"], true=true, true_phrases=names).recalled
+        == 0
+    )
+    always = ground(
+        drawn=drawn, drawn_phrases=["", ""], true=true, true_phrases=names, similarity=lambda a, b: 1.0
+    )
     assert always.recalled == 2
 
 

@@ -7,7 +7,9 @@ from ans_core.metrics.hota import Frame, hota, tracks
 
 
 def frame(true: list[int], drawn: list[int], similarity: list[list[float]]) -> Frame:
-    return Frame(true=true, drawn=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn)))
+    return Frame(
+        true=true, drawn=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn))
+    )
 
 
 def test_a_perfect_track_scores_one():
@@ -33,7 +35,8 @@ def test_misses_and_extras_are_pooled_over_sequences_and_a_match_counts_up_to_it
     assert found["DetPr"] == pytest.approx(reached * 1 / 3)
     assert found["DetA"] == pytest.approx(reached * 1 / 4)
     assert found["AssRe"] == pytest.approx(reached * 1 / 2)
-    assert found["LocA"] == pytest.approx((10 * 0.5 + 9 * 1) / 19)  # 1 where nothing matches, as TrackEval has it
+    # 1 where nothing matches, as TrackEval has it
+    assert found["LocA"] == pytest.approx((10 * 0.5 + 9 * 1) / 19)
 
 
 def test_nothing_at_all():

@@ -53,6 +53,7 @@ def test_ciou_pools_pixels_and_giou_averages_samples():
 def test_masks_of_different_sizes_are_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"size \[3, 4\].*\[4, 3\]"):
         counts(rle.empty(3, 4), rle.empty(4, 3))
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
+    # on in tests, it would be the first to object
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match="two boolean masks"):
         counts(np.zeros((2, 2), bool), np.zeros((2, 3), bool))

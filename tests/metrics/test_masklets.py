@@ -22,19 +22,23 @@ def test_the_iou_of_masklets_sums_over_frames_before_it_divides():
 
 
 def test_average_precision_by_hand():
-    # best first: hit, miss, hit of two: precision 1 up to recall .5 (51 of 101 points), then 2/3 (50 points), at every IoU
+    # best first: hit, miss, hit of two: precision 1 up to recall .5 (51 of 101 points), then 2/3 (50 points),
+    # at every IoU
     found = average_precision({("v", "c"): group([0.9, 0.8, 0.7], [[1, 0], [0, 0], [0, 1]], 2)})
     assert found == pytest.approx(dict.fromkeys(("AP", "AP50", "AP75"), (51 + 50 * 2 / 3) / 101))
     # an IoU of .76 counts up to .75: 6 of 10 thresholds
     assert average_precision({("v", "c"): group([0.9], [[0.76]], 1)})["AP"] == pytest.approx(0.6)
     # categories without a truth don't count; the order of the file does not matter
-    assert average_precision({("v", "c"): group([0.1, 0.9], [[0], [1]], 1), ("v", "d"): group([0.9], [], 0)})["AP"] == pytest.approx(1.0)
+    assert average_precision({("v", "c"): group([0.1, 0.9], [[0], [1]], 1), ("v", "d"): group([0.9], [], 0)})[
+        "AP"
+    ] == pytest.approx(1.0)
 
 
 def test_phrase_figures_by_hand():
     found = phrase_figures(
         [
-            group([0.9, 0.6, 0.4], [[0.6, 0], [0, 0.8], [0, 1]], 2),  # two hits at .5, one at .75; the third scores too little
+            # two hits at .5, one at .75; the third scores too little
+            group([0.9, 0.6, 0.4], [[0.6, 0], [0, 0.8], [0, 1]], 2),
             group([0.9], [], 0),  # a false alarm: counts for IL_MCC alone
             group([], [], 0),
             group([0.2], [[1]], 1),  # missed

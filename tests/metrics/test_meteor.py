@@ -43,7 +43,17 @@ def test_a_scrambled_text_is_punished_by_its_chunks():
 
 
 def test_words_are_lower_case_without_punctuation():
-    assert words("A T-shirt, the dog's; <b>3 legs</b>_x") == ["a", "t-shirt", "the", "dog's", "b", "3", "legs", "b", "x"]
+    assert words("A T-shirt, the dog's; <b>3 legs</b>_x") == [
+        "a",
+        "t-shirt",
+        "the",
+        "dog's",
+        "b",
+        "3",
+        "legs",
+        "b",
+        "x",
+    ]
 
 
 def test_irregular_forms_lead_to_their_base_and_to_its_synonyms():
@@ -53,8 +63,8 @@ def test_irregular_forms_lead_to_their_base_and_to_its_synonyms():
 
 
 class Synset:
-    """What NLTK's scorer asks of WordNet, answered from our table: so its own alignment is the oracle also where it has no
-    WordNet."""
+    """What NLTK's scorer asks of WordNet, answered from our table: so its own alignment is the oracle also
+    where it has no WordNet."""
 
     def __init__(self, word: str):
         self.word = word
@@ -78,4 +88,6 @@ def test_alignment_equals_nltks_on_random_texts():
     vocabulary = [word for pair in GOLDEN for word in words(pair["hypothesis"])]
     for _ in range(400):
         hypothesis, reference = (rng.choices(vocabulary, k=rng.randint(1, 25)) for _ in range(2))
-        assert meteor_of_words(hypothesis, reference) == single_meteor_score(reference, hypothesis, wordnet=Wordnet())
+        assert meteor_of_words(hypothesis, reference) == single_meteor_score(
+            reference, hypothesis, wordnet=Wordnet()
+        )

@@ -55,7 +55,10 @@ def test_shares_are_of_expressions_with_a_target():
 def test_pooled_and_mean_iou_equal_a_slow_obvious_count_on_a_thousand_random_sets():
     rng = np.random.default_rng(0)
     for _ in range(1000):
-        pairs = [tuple(rng.uniform(size=(3, 4)) < rng.choice([0, 0.3, 0.8]) for _ in range(2)) for _ in range(rng.integers(1, 4))]
+        pairs = [
+            tuple(rng.uniform(size=(3, 4)) < rng.choice([0, 0.3, 0.8]) for _ in range(2))
+            for _ in range(rng.integers(1, 4))
+        ]
         found = answers(pairs)
         intersections, unions = [], []
         for drawn, real in pairs:

@@ -6,7 +6,8 @@ from ans_core.metrics.text import coco_tokens, text_scores
 
 
 def test_bleu_by_hand():
-    # 4 words, "a b c" found: 3 of 4 words, 2 of 3 pairs, 1 of 2 triples; the closest reference is one word longer
+    # 4 words, "a b c" found: 3 of 4 words, 2 of 3 pairs, 1 of 2 triples; the closest reference is one word
+    # longer
     found = text_scores(["a b c x"], [["a b c d e", "a b c d e f g h"]]).corpus
     brevity = math.exp(1 - 5 / 4)
     assert found["Bleu_1"] == pytest.approx(brevity * 3 / 4, abs=1e-8)

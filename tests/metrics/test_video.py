@@ -23,7 +23,8 @@ def davis_boundary(mask: np.ndarray) -> np.ndarray:
 
 
 def disk(mask: np.ndarray, radius: int) -> np.ndarray:
-    """The mask grown by a disk: every pixel at most `radius` away (a root of a whole number, so exact at the edge)."""
+    """The mask grown by a disk: every pixel at most `radius` away (a root of a whole number, so exact at the
+    edge)."""
     return distance_transform_edt(~mask) <= radius
 
 
@@ -32,7 +33,10 @@ def davis_f(prediction: np.ndarray, truth: np.ndarray) -> float:
     drawn, real = davis_boundary(prediction), davis_boundary(truth)
     if not drawn.any() or not real.any():
         return float(drawn.any() == real.any())
-    precision, recall = (drawn & disk(real, radius)).sum() / drawn.sum(), (real & disk(drawn, radius)).sum() / real.sum()
+    precision, recall = (
+        (drawn & disk(real, radius)).sum() / drawn.sum(),
+        (real & disk(drawn, radius)).sum() / real.sum(),
+    )
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
@@ -57,14 +61,20 @@ def test_f_equals_the_uncropped_davis_arithmetic_on_random_masks_of_all_shapes()
 VIDEOS = REFERENCE / "data/videos"
 
 
-@pytest.mark.skipif(not VIDEOS.is_dir(), reason="no real clips: ANS_REFERENCE names no folder with data/videos")
+@pytest.mark.skipif(
+    not VIDEOS.is_dir(), reason="no real clips: ANS_REFERENCE names no folder with data/videos"
+)
 def test_f_of_real_masks_equals_the_davis_arithmetic():
-    """An object's mask against that of the frame twelve later, also touching the border, and in the corner of a smaller picture."""
+    """An object's mask against that of the frame twelve later, also touching the border, and in the corner of
+    a smaller picture."""
     pairs, touching = [], 0
     for path in sorted(VIDEOS.glob("*/masks.json")):
         for masklet in json.loads(path.read_text())["masks"].values():
             shown = [rle.decode(mask) for mask in masklet[::12] if mask]
-            pairs += [*itertools.pairwise(shown), *((a[60:, 90:], b[60:, 90:]) for a, b in itertools.pairwise(shown))]
+            pairs += [
+                *itertools.pairwise(shown),
+                *((a[60:, 90:], b[60:, 90:]) for a, b in itertools.pairwise(shown)),
+            ]
     for one, other in pairs:
         touching += bool(one[0].any() or one[-1].any() or one[:, 0].any() or one[:, -1].any())
         assert j_and_f(one, other) == (counts(one, other).iou, davis_f(one, other))
@@ -86,7 +96,8 @@ def test_empty_masks():
 
 
 def test_masks_of_different_sizes_are_refused(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # on in tests, it would be the first to object
+    # on in tests, it would be the first to object
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
         j_and_f(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
 

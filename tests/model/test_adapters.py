@@ -13,7 +13,9 @@ from ans_core.model.supervised import Supervised, image_tokens, packed
 from tests import tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
-SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
+SEGMENT = Turn(
+    question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),)
+)
 
 
 def prepared(model: Network, seed: int = 0) -> None:
@@ -21,7 +23,9 @@ def prepared(model: Network, seed: int = 0) -> None:
 
 
 def policies(model: Network, seed: int = 0) -> adapters.Policies:
-    return adapters.Policies(model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, drawing=True)), seed=seed)
+    return adapters.Policies(
+        model, adapters.rl_config(**LORA, modules=adapters.policy_modules(model, drawing=True)), seed=seed
+    )
 
 
 def outputs(model: Network) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,9 @@ def outputs(model: Network) -> tuple[Tensor, Tensor]:
     batch = collate([tiny.row(SEGMENT)], model.tokenizer, tiny.layout(model))
     with torch.no_grad():
         hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
-        return model.logits(hidden), Supervised(model, mask_weight=1.0, dice_weight=1.0, points=10).decode_masks(batch, hidden).logits
+        return model.logits(hidden), Supervised(
+            model, mask_weight=1.0, dice_weight=1.0, points=10
+        ).decode_masks(batch, hidden).logits
 
 
 def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
@@ -37,7 +43,9 @@ def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
 
 
 def near(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    return all((a - b).abs().max() < 1e-5 * max(1.0, float(b.abs().max())) for a, b in zip(one, other, strict=True))
+    return all(
+        (a - b).abs().max() < 1e-5 * max(1.0, float(b.abs().max())) for a, b in zip(one, other, strict=True)
+    )
 
 
 def stir(model: nn.Module, marker: str = "") -> None:
@@ -58,11 +66,33 @@ def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: N
     frozen: set[str] = set()
     for name, p in own_model.named_parameters():
         (trained if p.requires_grad else frozen).add(parts.part_of(name))
-    assert trained == {"projector", "embeddings", "language model", "head", "text_hidden_fcs", "SAM2 mask decoder"}
-    assert frozen == {"vision tower", "language model", "SAM2 image encoder", "SAM2 prompt encoder", "SAM2 memory", "SAM2 mask decoder"}
-    closed = {name.split(".")[2] for name, p in own_model.named_parameters() if "mask_decoder" in name and not p.requires_grad}
+    assert trained == {
+        "projector",
+        "embeddings",
+        "language model",
+        "head",
+        "text_hidden_fcs",
+        "SAM2 mask decoder",
+    }
+    assert frozen == {
+        "vision tower",
+        "language model",
+        "SAM2 image encoder",
+        "SAM2 prompt encoder",
+        "SAM2 memory",
+        "SAM2 mask decoder",
+    }
+    closed = {
+        name.split(".")[2]
+        for name, p in own_model.named_parameters()
+        if "mask_decoder" in name and not p.requires_grad
+    }
     assert closed == {"iou_prediction_head", "pred_obj_score_head"}  # no loss reads the scores
-    inside = {name for name, p in own_model.named_parameters() if p.requires_grad and parts.part_of(name) == "language model"}
+    inside = {
+        name
+        for name, p in own_model.named_parameters()
+        if p.requires_grad and parts.part_of(name) == "language model"
+    }
     assert all(".lora_" in name for name in inside)
     assert len(inside) == 2 * 7 * 2  # A and B of seven linears in two layers
 
@@ -70,7 +100,11 @@ def test_fine_tuning_trains_what_the_family_trains_and_nothing_else(own_model: N
 def test_presence_is_trained_where_masks_depend_on_it(own_model: Network):
     own_model.use_seg_object_score()
     prepared(own_model)
-    closed = {name.split(".")[2] for name, p in own_model.named_parameters() if "mask_decoder" in name and not p.requires_grad}
+    closed = {
+        name.split(".")[2]
+        for name, p in own_model.named_parameters()
+        if "mask_decoder" in name and not p.requires_grad
+    }
     assert closed == {"iou_prediction_head"}
 
 
@@ -84,7 +118,10 @@ def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Network):
     assert near(outputs(own_model), before)
     one, again, other = (tiny.build() for _ in range(3))
     prepared(one), prepared(again), prepared(other, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(adapters.trained(one).values(), adapters.trained(again).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(adapters.trained(one).values(), adapters.trained(again).values(), strict=True)
+    )
     drawn = "internvl.model.language_model.layers.0.self_attn.q_proj.lora_A.default.weight"
     assert not torch.equal(adapters.trained(one)[drawn], adapters.trained(other)[drawn])
 
@@ -133,14 +170,19 @@ def test_a_training_step_gives_every_trained_tensor_a_gradient_and_moves_no_froz
     torch.manual_seed(0)
     loss, _ = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=200)(batch)
     loss.backward()
-    missing = [n for n, p in own_model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
-    unused = {"obj_score_token", "iou_token", "output_hypernetworks_mlps"}  # of the masks that were not chosen
+    missing = [
+        n for n, p in own_model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
+    ]
+    # of the masks that were not chosen
+    unused = {"obj_score_token", "iou_token", "output_hypernetworks_mlps"}
     assert all(parts.part_of(n) == "SAM2 mask decoder" and n.split(".")[2] in unused for n in missing)
     assert all(p.grad is None for p in own_model.parameters() if not p.requires_grad)
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-3)
     optimizer.step()
     moved = parts.check_moved(before, own_model)
-    assert [part for part, did in moved.items() if not did] == [part for part in before if part.endswith("(frozen)")]
+    assert [part for part, did in moved.items() if not did] == [
+        part for part in before if part.endswith("(frozen)")
+    ]
 
 
 def test_a_frozen_part_that_moved_and_a_trained_one_that_did_not_are_named(own_model: Network):
@@ -157,8 +199,12 @@ def test_frozen_encoders_keep_no_graph(own_model: Network):
     prepared(own_model)
     batch = collate([tiny.row(SEGMENT)], own_model.tokenizer, tiny.layout(own_model))
     graphs: list[bool] = []
-    own_model.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: graphs.append(o.last_hidden_state.requires_grad))
-    own_model.sam2.image_encoder.register_forward_hook(lambda m, i, o: graphs.append(o["vision_features"].requires_grad))
+    own_model.internvl.model.vision_tower.register_forward_hook(
+        lambda m, i, o: graphs.append(o.last_hidden_state.requires_grad)
+    )
+    own_model.sam2.image_encoder.register_forward_hook(
+        lambda m, i, o: graphs.append(o["vision_features"].requires_grad)
+    )
     Supervised(own_model, mask_weight=1.0, dice_weight=1.0, points=10)(batch)
     assert graphs == [False, False]
 
@@ -211,7 +257,12 @@ def test_only_the_policy_takes_a_gradient_whatever_is_active(own_model: Network)
     names = trained()
     assert names
     assert all(".policy." in n for n in names)
-    assert {parts.part_of(n) for n in names} == {"language model", "projector", "text_hidden_fcs", "SAM2 mask decoder"}
+    assert {parts.part_of(n) for n in names} == {
+        "language model",
+        "projector",
+        "text_hidden_fcs",
+        "SAM2 mask decoder",
+    }
     for adapter in ("teacher", "reference", "policy"):
         with both.using(adapter):
             assert trained() == names
@@ -224,9 +275,15 @@ def test_the_teacher_follows_as_an_average(own_model: Network):
     stir(own_model, ".policy.")
     before = {k: v.clone() for k, v in both.tensors("teacher").items()}
     policy = {k: v.clone() for k, v in both.tensors("policy").items()}
-    gap = (sum(float((policy[k] - before[k]).pow(2).sum()) for k in policy) / sum(v.numel() for v in policy.values())) ** 0.5
+    gap = (
+        sum(float((policy[k] - before[k]).pow(2).sum()) for k in policy)
+        / sum(v.numel() for v in policy.values())
+    ) ** 0.5
     assert both.ema(0.75) == pytest.approx(0.75 * gap, rel=1e-4)
-    assert all(torch.allclose(v, 0.75 * before[k] + 0.25 * policy[k], atol=1e-6) for k, v in both.tensors("teacher").items())
+    assert all(
+        torch.allclose(v, 0.75 * before[k] + 0.25 * policy[k], atol=1e-6)
+        for k, v in both.tensors("teacher").items()
+    )
     assert all(torch.equal(v, policy[k]) for k, v in both.tensors("policy").items())
     both.ema(0.0)
     assert all(torch.equal(v, policy[k]) for k, v in both.tensors("teacher").items())

@@ -14,8 +14,16 @@ from ans_core.model.supervised import Supervised
 from tests import tiny
 
 TURNS = (
-    Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),)),
-    Turn(question="Describe region1.", answer="a small green square left of a blue square.", regions=(tiny.square(0, 0, 40, 40),)),
+    Turn(
+        question="Please segment the red square.",
+        answer="It is [SEG].",
+        masks=((tiny.square(8, 8, 24, 24),),),
+    ),
+    Turn(
+        question="Describe region1.",
+        answer="a small green square left of a blue square.",
+        regions=(tiny.square(0, 0, 40, 40),),
+    ),
 )
 
 
@@ -26,14 +34,16 @@ def step(model: Network) -> tuple[float, dict[str, Tensor]]:
     torch.manual_seed(0)
     loss, _ = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=64)(batch)
     loss.backward()
-    return float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.parametrize("layers", [1, None])
 @pytest.mark.parametrize("vision", [False, True])
 def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: bool, layers: int | None):
-    """To the bit, however many layers are. The vision tower's layers are recomputed where it is trained, and are computed once, without a
-    graph, where it is not."""
+    """To the bit, however many layers are. The vision tower's layers are recomputed where it is trained, and
+    are computed once, without a graph, where it is not."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.3), seed=0)
     with torch.no_grad():
         for name, p in own_model.named_parameters():
@@ -60,7 +70,9 @@ def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: b
         assert torch.equal(again[1][name], gradient), name
 
 
-def test_logits_in_pieces_give_the_same_loss_and_gradients(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_logits_in_pieces_give_the_same_loss_and_gradients(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     """13 or so learned tokens, three at a time."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.0), seed=0)
     head, rows = own_model.internvl.lm_head, []

@@ -1,4 +1,5 @@
-"""Compiled layers: no graph is broken, rows of all lengths share few graphs, and losses and gradients are those of eager layers."""
+"""Compiled layers: no graph is broken, rows of all lengths share few graphs, and losses and gradients are
+those of eager layers."""
 
 from __future__ import annotations
 
@@ -110,9 +111,14 @@ print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(c
 
 
 def run(*arguments: str, script: str = SCRIPT) -> dict[str, object]:
-    """Run a script in a process of its own, without the tests' type checks, which torch.compile can't read."""
+    """Run a script in a process of its own, without the tests' type checks, which torch.compile can't
+    read."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=550
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
@@ -120,8 +126,11 @@ def run(*arguments: str, script: str = SCRIPT) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("checkpointing", "graphs"), [("0", 4), ("1", 6), ("null", 4)])  # checkpointed layers have graphs of their own
-def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers(checkpointing: str, graphs: int) -> None:
+# checkpointed layers have graphs of their own
+@pytest.mark.parametrize(("checkpointing", "graphs"), [("0", 4), ("1", 6), ("null", 4)])
+def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers(
+    checkpointing: str, graphs: int
+) -> None:
     found = run("aot_eager", "0.0", checkpointing, "30")
     assert found["breaks"] == {}
     assert found["lengths"] >= 6  # shapes that a compiler of static sizes would each have met
@@ -144,7 +153,8 @@ def test_torchs_own_backend_compiles_them_here() -> None:
 
 @pytest.mark.slow
 def test_policy_reference_and_teacher_of_rl_share_them_too() -> None:
-    """Six sizes of rows and rollouts, each read by three adapters, the policy with gradients and recomputed layers."""
+    """Six sizes of rows and rollouts, each read by three adapters, the policy with gradients and recomputed
+    layers."""
     found = run(script=ADAPTERS)
     assert found["breaks"] == {}
     assert found["graphs"] <= 8
@@ -153,7 +163,8 @@ def test_policy_reference_and_teacher_of_rl_share_them_too() -> None:
 
 @pytest.mark.slow
 def test_no_float_of_a_layer_is_computed_on_the_cpu() -> None:
-    """LoRA's scaling, dropout and epsilons as inputs are 0-d tensors on the CPU, for which a GPU's compiler builds C++."""
+    """LoRA's scaling, dropout and epsilons as inputs are 0-d tensors on the CPU, for which a GPU's compiler
+    builds C++."""
     script = """
 import json
 import torch

@@ -15,20 +15,30 @@ from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from tests import tiny
 
-SEGMENT = Turn(question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
+SEGMENT = Turn(
+    question="Please segment the red square.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),)
+)
 
 
-def test_known_features_are_read_the_rest_is_computed_and_the_loss_is_the_same(own_model: Network, tmp_path: Path):
+def test_known_features_are_read_the_rest_is_computed_and_the_loss_is_the_same(
+    own_model: Network, tmp_path: Path
+):
     """Rows 0 and 1 are known when rows 1 and 2 come: one of two tiles and one of two frames are computed."""
     cache = FeatureCache(tmp_path, limit=10**9, salt="weights")
     plain = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=64)
     cached = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=64, features=cache)
     counted: list[int] = []
     tower = own_model.backbone.vision_tower
-    tower.register_forward_pre_hook(lambda module, args, given: counted.append(len(given["pixel_values"])), with_kwargs=True)
-    own_model.sam2.image_encoder.register_forward_pre_hook(lambda module, given: counted.append(len(given[0])))
+    tower.register_forward_pre_hook(
+        lambda module, args, given: counted.append(len(given["pixel_values"])), with_kwargs=True
+    )
+    own_model.sam2.image_encoder.register_forward_pre_hook(
+        lambda module, given: counted.append(len(given[0]))
+    )
     for numbers, computed in (((0, 1), [2, 2]), ((1, 2), [1, 1]), ((0, 2), [])):
-        batch = collate([tiny.row(SEGMENT, number=i) for i in numbers], own_model.tokenizer, tiny.layout(own_model))
+        batch = collate(
+            [tiny.row(SEGMENT, number=i) for i in numbers], own_model.tokenizer, tiny.layout(own_model)
+        )
         counted.clear()
         loss = float(cached(batch)[0])
         assert counted == computed

@@ -17,7 +17,8 @@ def of_singular_values(values: list[float], rows: int = 40, columns: int = 30) -
 
 
 def test_a_rank_holds_the_energy_that_is_asked_for():
-    """Squares 9 x 4 of twelve values and 12 x 1: nine of them are 36 / 48 = 75 %, 90 % need 43.2 = nine and eight of the ones."""
+    """Squares 9 x 4 of twelve values and 12 x 1: nine of them are 36 / 48 = 75 %, 90 % need 43.2 = nine and
+    eight of the ones."""
     values = [2.0] * 9 + [1.0] * 12
     assert rank_of(of_singular_values(values), energy=0.74) == 9
     assert rank_of(of_singular_values(values), energy=0.89) == 16
@@ -31,19 +32,27 @@ def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Network):
     tuned = tiny.build()
     layers = tuned.internvl.model.language_model.layers
     with torch.no_grad():
-        layers[1].mlp.down_proj.weight += of_singular_values([1.0] * 20, *layers[1].mlp.down_proj.weight.shape)
+        layers[1].mlp.down_proj.weight += of_singular_values(
+            [1.0] * 20, *layers[1].mlp.down_proj.weight.shape
+        )
     ranks = rank_pattern(own_model, dict(tuned.named_parameters()), energy=0.88)
     name = "internvl.model.language_model.layers.1.mlp.down_proj"
     assert len(ranks) == 14
     assert ranks.pop(name) == 18
     assert set(ranks.values()) == {4}
-    adapters.prepare_sft(own_model, adapters.lora_config(rank=8, alpha=16, dropout=0.0, rank_pattern={**ranks, name: 18}), seed=0)
+    adapters.prepare_sft(
+        own_model,
+        adapters.lora_config(rank=8, alpha=16, dropout=0.0, rank_pattern={**ranks, name: 18}),
+        seed=0,
+    )
     changed, other = (own_model.get_submodule(n) for n in (name, name.replace("down", "up")))
     assert (changed.lora_A["default"].weight.shape[0], other.lora_A["default"].weight.shape[0]) == (18, 4)
     assert changed.scaling["default"] == pytest.approx(2.0)
     assert other.scaling["default"] == pytest.approx(2.0)
     del tuned.internvl.model.language_model.layers[1]
-    with pytest.raises(ValueError, match=r"lora_ranks_from is another model: it has no internvl.*layers.1.* of \("):
+    with pytest.raises(
+        ValueError, match=r"lora_ranks_from is another model: it has no internvl.*layers.1.* of \("
+    ):
         rank_pattern(tiny.build(), dict(tuned.named_parameters()), energy=0.88)
     with pytest.raises(ValueError, match="lora_ranks_from has the base's own layers"):
         rank_pattern(tiny.build(), dict(tiny.build().named_parameters()), energy=0.88)

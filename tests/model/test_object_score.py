@@ -1,4 +1,5 @@
-"""The object score of `[SEG]`: trained where asked for, and masks blank where it says that nothing is there."""
+"""The object score of `[SEG]`: trained where asked for, and masks blank where it says that nothing is
+there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,9 @@ def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Network, m
     own_model.keep_original_decoder()
     own_model.sam2.sam_mask_decoder.get_parameter(HEAD).data -= 1e4
     pictures = [transforms.open_image(f) for f in tiny.clip(3).frames]
-    embeddings = torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
+    embeddings = (
+        torch.randn(2, own_model.config.grounding.width, generator=torch.Generator().manual_seed(1)) * 3
+    )
     seen = own_model.seen_frames(len(pictures), mode)  # type: ignore[arg-type]
 
     def drawn() -> torch.Tensor:
@@ -74,7 +77,9 @@ def test_masks_are_blank_where_a_trained_score_is_negative(own_model: Network, m
 def test_a_mask_with_a_positive_score_stays_as_it_is(own_model: Network):
     picture = transforms.normalise([transforms.open_image(tiny.picture(1))], size=own_model.sam2.image_size)
     features = own_model.sam2.encode(picture)
-    out = own_model.sam2.decode(features, torch.zeros(3, dtype=torch.long), torch.randn(3, own_model.config.grounding.width))
+    out = own_model.sam2.decode(
+        features, torch.zeros(3, dtype=torch.long), torch.randn(3, own_model.config.grounding.width)
+    )
     out = replace(out, object_score=torch.tensor([2.0, -0.5, 0.1]))
     assert own_model.sam2.shown(out) is out.logits
     own_model.use_seg_object_score()

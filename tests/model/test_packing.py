@@ -24,13 +24,23 @@ from ans_core.rl import vqa_loop
 from tests import tiny
 
 TURNS = (
-    Turn(question="Please segment the red square in this image.", answer="It is [SEG].", masks=((tiny.square(8, 8, 24, 24),),)),
+    Turn(
+        question="Please segment the red square in this image.",
+        answer="It is [SEG].",
+        masks=((tiny.square(8, 8, 24, 24),),),
+    ),
     Turn(question="Describe region1.", answer="A small green square.", regions=(tiny.square(0, 0, 40, 40),)),
-    Turn(question="Where are both?", answer="[SEG] and [SEG]", masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),))),
+    Turn(
+        question="Where are both?",
+        answer="[SEG] and [SEG]",
+        masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),)),
+    ),
 )
 
 
-CHAT = tiny.sample(task="conversation", past=(("What is region1?", "a red square"),), question="Is it green?", text="no")
+CHAT = tiny.sample(
+    task="conversation", past=(("What is region1?", "a red square"),), question="Is it green?", text="no"
+)
 
 
 def answers(model: Network, batch: Batch) -> Tensor:
@@ -40,7 +50,9 @@ def answers(model: Network, batch: Batch) -> Tensor:
     return model.logits(hidden[rows, places - 1])
 
 
-def text_only(model: Network, branches: list[tuple[list[int], list[int]]], prefix: list[int], pad_to: int = 0) -> Tensor:
+def text_only(
+    model: Network, branches: list[tuple[list[int], list[int]]], prefix: list[int], pad_to: int = 0
+) -> Tensor:
     rows = [pack_row(prefix, branches)] + [pack_row([1] * pad_to, [])] * bool(pad_to)
     fields = pad_rows(rows, pad_id=0)
     hidden = model.hidden_states(Packed(**fields), [None] * len(rows))
@@ -96,19 +108,34 @@ def test_a_batch_of_rows_gives_the_logits_of_its_rows(tiny_model: Network):
 def test_the_region_that_is_shown_changes_the_answer(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     other = dataclasses.replace(TURNS[1], regions=(tiny.square(24, 24, 64, 64),))
-    one, two = (answers(tiny_model, collate([tiny.row(t)], tiny_model.tokenizer, layout)) for t in (TURNS[1], other))
+    one, two = (
+        answers(tiny_model, collate([tiny.row(t)], tiny_model.tokenizer, layout)) for t in (TURNS[1], other)
+    )
     assert one.shape == two.shape  # as many cells
     assert (one - two).abs().max() > 1e-3
 
 
-def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Network, monkeypatch: pytest.MonkeyPatch):
-    """Equal numbers of tokens and masks, so the mean of two losses is the loss of both. Points are fixed: they are drawn otherwise."""
+def test_the_loss_of_packed_rows_is_that_of_separate_ones(
+    tiny_model: Network, monkeypatch: pytest.MonkeyPatch
+):
+    """Equal numbers of tokens and masks, so the mean of two losses is the loss of both. Points are fixed:
+    they are drawn otherwise."""
     from ans_core import losses
 
     fixed = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(losses, "uncertain_points", lambda logits, points, seeds: fixed.expand(len(logits), -1, -1))
-    layout, module = tiny.layout(tiny_model), Supervised(tiny_model, mask_weight=2.0, dice_weight=0.5, points=500)
-    turns = (TURNS[0], dataclasses.replace(TURNS[0], question="Can you segment it?", masks=((tiny.square(30, 30, 50, 64),),)))
+    monkeypatch.setattr(
+        losses, "uncertain_points", lambda logits, points, seeds: fixed.expand(len(logits), -1, -1)
+    )
+    layout, module = (
+        tiny.layout(tiny_model),
+        Supervised(tiny_model, mask_weight=2.0, dice_weight=0.5, points=500),
+    )
+    turns = (
+        TURNS[0],
+        dataclasses.replace(
+            TURNS[0], question="Can you segment it?", masks=((tiny.square(30, 30, 50, 64),),)
+        ),
+    )
     both, read = module(collate([tiny.row(*turns)], tiny_model.tokenizer, layout))
     (found,) = read_together([read])
     losses_alone = [module(collate([tiny.row(t)], tiny_model.tokenizer, layout))[0] for t in turns]
@@ -117,7 +144,9 @@ def test_the_loss_of_packed_rows_is_that_of_separate_ones(tiny_model: Network, m
 
 
 def test_a_token_is_learned_from_the_place_before_it(tiny_model: Network):
-    batch = collate([tiny.row(*TURNS), tiny.row(TURNS[1], number=1)], tiny_model.tokenizer, tiny.layout(tiny_model))
+    batch = collate(
+        [tiny.row(*TURNS), tiny.row(TURNS[1], number=1)], tiny_model.tokenizer, tiny.layout(tiny_model)
+    )
     _, found = Supervised(tiny_model, mask_weight=0.0, dice_weight=0.0, points=10)(batch)
     expected = torch.nn.functional.cross_entropy(answers(tiny_model, batch), batch.input_ids[batch.loss_mask])
     assert found["text"] == pytest.approx(expected.item(), rel=1e-5)
@@ -125,25 +154,37 @@ def test_a_token_is_learned_from_the_place_before_it(tiny_model: Network):
 
 def test_a_conversation_longer_than_the_context_is_refused_by_name(tiny_model: Network):
     layout = tiny.layout(tiny_model, max_length=40)
-    with pytest.raises(ValueError, match=r"drawn/i0: a conversation of \d+ tokens > max_length 40; use fewer"):
+    with pytest.raises(
+        ValueError, match=r"drawn/i0: a conversation of \d+ tokens > max_length 40; use fewer"
+    ):
         encode_row(tiny.row(*TURNS), tiny_model.tokenizer, layout, grids=[(4, 4)])
 
 
 def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Network):
     layout = tiny.layout(tiny_model)
-    longest = max(max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions) for t in TURNS) + 1
+    longest = (
+        max(
+            max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions)
+            for t in TURNS
+        )
+        + 1
+    )
     exact = tiny.layout(tiny_model, max_length=longest)
     assert len(encode_row(tiny.row(*TURNS), tiny_model.tokenizer, exact, grids=[(4, 4)]).ids) > longest
 
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)
-def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_learned(tiny_model: Network, template: str):
+def test_a_conversation_of_several_turns_is_one_text_of_which_all_answers_are_learned(
+    tiny_model: Network, template: str
+):
     """The text is put together as prefill.py does it for prediction."""
     made, tokenizer = turn(CHAT, random.Random(0)), tiny_model.tokenizer
     layout = dataclasses.replace(tiny.layout(tiny_model), template=template)
     row = encode_row(tiny.row(made), tokenizer, layout, grids=[(4, 4)])
     request, written = vqa_loop.request(CHAT), prompts.TEMPLATES[template]
-    text = "".join(written.user.format(input=q) + a + written.suffix + written.separator for q, a in request.past)
+    text = "".join(
+        written.user.format(input=q) + a + written.suffix + written.separator for q, a in request.past
+    )
     text += written.user.format(input=request.text) + made.answer + written.suffix
     shown = prompts.image_text([16]) + prompts.region_text([int(data.region_cells(made, (4, 4))[0].sum())])
     assert row.ids == tokenizer.encode(text.replace("<image>", shown))
@@ -164,7 +205,8 @@ def test_what_is_learned_is_the_answer_and_its_end(tiny_model: Network):
 
 
 def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Network):
-    """Row 0: one [SEG], a caption without, two [SEG]s. Row 1: no mask, no frame. Row 2: one [SEG] on the second picture."""
+    """Row 0: one [SEG], a caption without, two [SEG]s. Row 1: no mask, no frame. Row 2: one [SEG] on the
+    second picture."""
     none = Turn(question="Please segment the cow.", answer=prompts.NO_TARGET_ANSWER)
     rows = [tiny.row(*TURNS), tiny.row(none, number=1), tiny.row(TURNS[0], number=2)]
     batch = collate(rows, tiny_model.tokenizer, tiny.layout(tiny_model))
@@ -174,9 +216,11 @@ def test_every_seg_is_paired_with_its_frame_and_its_mask(tiny_model: Network):
     assert not torch.equal(batch.sam_frames[0], batch.sam_frames[1])
     segs = (batch.input_ids == tiny_model.seg_token_id) & batch.loss_mask
     assert segs.sum(1).tolist() == [3, 0, 1]
-    areas = [t.sum().item() for t in batch.targets]  # at 32 x 32, a quarter of the pixels: 16x16, 8x64, 32x8, 16x16
+    # at 32 x 32, a quarter of the pixels: 16x16, 8x64, 32x8, 16x16
+    areas = [t.sum().item() for t in batch.targets]
     assert areas == [64, 128, 64, 64]
-    assert [[int(r.sum()) for r in row] for row in batch.regions] == [[9], [], []]  # 40 of 64 pixels: nearest cells at 0, 16, 32
+    # 40 of 64 pixels: nearest cells at 0, 16, 32
+    assert [[int(r.sum()) for r in row] for row in batch.regions] == [[9], [], []]
     assert [len(views.grids) for views in batch.views] == [1, 1, 1]
 
 
@@ -201,13 +245,22 @@ def test_a_grounded_caption_pairs_each_phrase_with_its_own_mask(tiny_model: Netw
 
 
 def test_a_clip_pairs_its_seg_with_every_chosen_frame_that_is_annotated(tiny_model: Network):
-    """Frames 1 and 3 of four are chosen. The first object is known in both (absent in 3), the second only in 3."""
+    """Frames 1 and 3 of four are chosen. The first object is known in both (absent in 3), the second only in
+    3."""
     first = (None, tiny.square(0, 0, 16, 16), None, rle.empty(64, 64))
     second = (tiny.square(0, 0, 64, 64), None, None, tiny.square(0, 0, 32, 32))
     asked = Turn(question="Both?", answer="[SEG] [SEG]", masks=(first, second))
     frames = (tiny.picture(1), tiny.picture(3))
-    batch = collate([Row(name="c", frames=frames, turns=(asked,), mask_frames=(1, 3))], tiny_model.tokenizer, tiny.layout(tiny_model))
-    assert list(zip(batch.pair_seg.tolist(), batch.pair_frame.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1)]
+    batch = collate(
+        [Row(name="c", frames=frames, turns=(asked,), mask_frames=(1, 3))],
+        tiny_model.tokenizer,
+        tiny.layout(tiny_model),
+    )
+    assert list(zip(batch.pair_seg.tolist(), batch.pair_frame.tolist(), strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (1, 1),
+    ]
     assert [t.sum().item() for t in batch.targets] == [64, 0, 256]
     assert [len(views.grids) for views in batch.views] == [2]
     assert (batch.input_ids == tiny_model.image_token_id).sum() == 32
@@ -223,7 +276,9 @@ def test_a_seg_in_the_question_draws_nothing(tiny_model: Network):
 
 def test_image_slots_and_image_tokens_must_agree(tiny_model: Network):
     ids = torch.full((1, 5), tiny_model.image_token_id)
-    with pytest.raises(ValueError, match="row 0: the text has 5 image slots, the pictures and regions give 16 tokens"):
+    with pytest.raises(
+        ValueError, match="row 0: the text has 5 image slots, the pictures and regions give 16 tokens"
+    ):
         tiny_model.embed(ids, [ImageFeatures(values=torch.zeros(16, 32), grids=((4, 4),))], [])
 
 

@@ -29,7 +29,8 @@ pytestmark = needs_golden
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """As the reference ran: memory features are rounded to bf16, and two threads' last bits round to other values (2e-4 in masks)."""
+    """As the reference ran: memory features are rounded to bf16, and two threads' last bits round to other
+    values (2e-4 in masks)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -49,11 +50,20 @@ def qwen2() -> tuple[Network, dict[str, Tensor], dict[str, Tensor]]:
 
 @lru_cache
 def without_sam2(name: str) -> Network:
-    """The golden InternLM2 and Phi3 checkpoints hold no SAM2, so a random one joins them: everything else must be there."""
+    """The golden InternLM2 and Phi3 checkpoints hold no SAM2, so a random one joins them: everything else
+    must be there."""
     path = GOLDEN / name
     tokenizer = checkpoint.read_tokenizer(path)
     config = layouts.from_upstream_config(checkpoint.read_config(path), tokenizer)
-    sizes = GroundingConfig(image_size=64, embed=8, heads=1, stages=(1, 1, 2, 1), global_blocks=(3,), windows=(4, 2, 2, 2), width=32)
+    sizes = GroundingConfig(
+        image_size=64,
+        embed=8,
+        heads=1,
+        stages=(1, 1, 2, 1),
+        global_blocks=(3,),
+        windows=(4, 2, 2, 2),
+        width=32,
+    )
     model = checkpoint.empty(dataclasses.replace(config, grounding=sizes), tokenizer)
     state = layouts.to_native(folder.tensors(folder.weight_files(path)), layouts.layout_of(config))
     own = ((f"sam2.{name}", tensor) for name, tensor in Grounding(sizes).state_dict().items())
@@ -65,7 +75,9 @@ def packed(ids: Tensor, mask: Tensor | None = None, regions: list[list[Tensor]] 
     """Plain rows as upstream packs them: one sequence, padding on the right."""
     mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return Packed(input_ids=ids, position_ids=positions, branch=mask.long() - 1, loss_mask=mask, regions=regions or [])
+    return Packed(
+        input_ids=ids, position_ids=positions, branch=mask.long() - 1, loss_mask=mask, regions=regions or []
+    )
 
 
 def views(pixels: Tensor) -> list[Views]:
@@ -122,7 +134,10 @@ def test_a_padded_batch_of_an_image_row_and_a_text_row_equals_upstreams():
     assert not mask.all(), "the golden batch has padding"
     assert error(logits[mask], outputs["batch_logits"][mask]) < 1e-4
     assert error(shifted_loss(logits, inputs["batch_labels"]), outputs["batch_loss"]) < 1e-4
-    assert error(model.seg_embeddings(hidden[(ids == model.seg_token_id) & mask]), outputs["batch_seg_embed"]) < 1e-4
+    assert (
+        error(model.seg_embeddings(hidden[(ids == model.seg_token_id) & mask]), outputs["batch_seg_embed"])
+        < 1e-4
+    )
 
 
 def test_visual_prompts_fill_the_slots_that_upstream_fills():
@@ -132,13 +147,18 @@ def test_visual_prompts_fill_the_slots_that_upstream_fills():
     embeds = model.embed(ids, tiles, regions)
     assert error(embeds, outputs["vp_inputs_embeds"]) < 1e-4
     assert error(embeds[ids == model.image_token_id][48:], outputs["vp_region_embeds"]) < 1e-4
-    assert error(model.logits(model.hidden_states(packed(ids, regions=regions), tiles)), outputs["vp_logits"]) < 1e-4
+    assert (
+        error(model.logits(model.hidden_states(packed(ids, regions=regions), tiles)), outputs["vp_logits"])
+        < 1e-4
+    )
 
 
 def test_more_image_slots_than_image_tokens_are_refused():
     model, inputs, _ = qwen2()
     tiles = [model.project(model.vision_features(views(inputs["pixel_values"][:2])))]
-    with pytest.raises(ValueError, match="row 0: the text has 48 image slots, the pictures and regions give 32 tokens"):
+    with pytest.raises(
+        ValueError, match="row 0: the text has 48 image slots, the pictures and regions give 32 tokens"
+    ):
         model.embed(inputs["single_input_ids"], tiles, [])
 
 
@@ -194,14 +214,18 @@ def test_memory_features_equal_upstreams():
         ("infer_image_logits", 1, 1, 1, 1, 1e-5),
         ("infer_clip3_allcond_logits_ds2", 3, 1, 3, 2, 1e-4),
         ("infer_clip3_1cond_logits_ds2", 3, 1, 1, 2, 1e-4),
-        ("infer_clip8_2cond_logits_ds4", 8, 1, 2, 4, 5e-4),  # rounding grows through six frames of memory: 2.3e-4 on one processor
+        # rounding grows through six frames of memory: 2.3e-4 on one processor
+        ("infer_clip8_2cond_logits_ds4", 8, 1, 2, 4, 5e-4),
         ("infer_clip8_5cond_2obj_logits_ds4", 8, 2, 5, 4, 1e-4),
     ],
 )
-def test_tracked_mask_logits_equal_upstreams(name: str, frames: int, objects: int, conditioning: int, stride: int, tolerance: float):
+def test_tracked_mask_logits_equal_upstreams(
+    name: str, frames: int, objects: int, conditioning: int, stride: int, tolerance: float
+):
     model, inputs, outputs = qwen2()
     features = model.sam2.encode(clip(inputs, frames))
-    low = model.sam2.track(features, inputs["sam_language_embd"][:objects], conditioning=range(conditioning))  # (N, F, 64, 64)
+    # logits of shape N, F, 64, 64
+    low = model.sam2.track(features, inputs["sam_language_embd"][:objects], conditioning=range(conditioning))
     full = to_image_size(low)[..., ::stride, ::stride].transpose(0, 1).flatten(0, 1)  # frame-major
     assert error(full[:, None], outputs[name]) < tolerance
 
@@ -242,19 +266,25 @@ def test_right_padded_text_of_other_text_models_equals_upstreams(name: str):
 
 def test_the_6b_kind_of_vision_tower_equals_upstreams():
     path, io = GOLDEN / "vit6b_type", arrays("vit6b_type/io")
-    tower = InternVLVisionModel(InternVLVisionConfig(**layouts.vision_config(json.loads((path / "config.json").read_text()))))
+    tower = InternVLVisionModel(
+        InternVLVisionConfig(**layouts.vision_config(json.loads((path / "config.json").read_text())))
+    )
     layout = layouts.Layout(text_model="internlm2", queries_per_key=1, head_width=1)
     prefix = "internvl.model.vision_tower."
     state = layouts.to_native(folder.tensors(folder.weight_files(path)), layout)
     checkpoint.fill(tower, ((name.removeprefix(prefix), tensor) for name, tensor in state), where=str(path))
-    assert error(tower.eval()(pixel_values=io["pixel_values"]).last_hidden_state, io["last_hidden_state"]) < 1e-4
+    assert (
+        error(tower.eval()(pixel_values=io["pixel_values"]).last_hidden_state, io["last_hidden_state"]) < 1e-4
+    )
 
 
 def test_a_model_merged_from_a_training_checkpoint_gives_upstreams_outputs():
     model = Sa2VA.from_pretrained(GOLDEN / "training_pth" / "merged_hf")
     inputs, outputs = arrays("training_pth/probe_inputs"), arrays("training_pth/probe_outputs")
     ids = inputs["input_ids"]
-    hidden = model.hidden_states(packed(ids), [model.project(model.vision_features(views(inputs["pixel_values"])))])
+    hidden = model.hidden_states(
+        packed(ids), [model.project(model.vision_features(views(inputs["pixel_values"])))]
+    )
     assert error(model.logits(hidden), outputs["logits"]) < 5e-4
     seg = model.seg_embeddings(hidden[ids == model.seg_token_id])
     assert error(seg, outputs["seg_embed"]) < 1e-4

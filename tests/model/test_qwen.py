@@ -40,7 +40,12 @@ from tests.golden import GOLDEN, arrays, error, needs_golden
 
 pytestmark = needs_golden
 KINDS = pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
-UPSTREAM: dict[str, Any] = {"preparation": "upstream", "constants": "bf16", "frames": 5, "frame_choice": "first"}
+UPSTREAM: dict[str, Any] = {
+    "preparation": "upstream",
+    "constants": "bf16",
+    "frames": 5,
+    "frame_choice": "first",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +67,9 @@ def rows_of(ids: Tensor, mask: Tensor | None = None) -> Packed:
 
 
 def views_of(pixels: Tensor, grids: Tensor) -> Views:
-    return Views(pixels=pixels, grids=tuple((int(rows) // 2, int(columns) // 2) for _, rows, columns in grids))
+    return Views(
+        pixels=pixels, grids=tuple((int(rows) // 2, int(columns) // 2) for _, rows, columns in grids)
+    )
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -75,7 +82,10 @@ def test_a_training_row_equals_upstreams_from_pixels_to_seg_embeddings(kind: str
     """Also where `[SEG]` takes its state: Qwen3-VL's lies 0.6 to 1.8 away after the last norm."""
     model, inputs, outputs, _ = golden(kind)
     made = model.backbone.cutter.views([Image.fromarray(inputs["single_image_uint8"].numpy())], clip=False)
-    given, ids = views_of(inputs["single_pixel_values"], inputs["single_image_grid_thw"]), inputs["single_input_ids"]
+    given, ids = (
+        views_of(inputs["single_pixel_values"], inputs["single_image_grid_thw"]),
+        inputs["single_input_ids"],
+    )
     assert made.grids == given.grids
     assert error(made.pixels, given.pixels) == 0.0
     image = model.project(model.vision_features([given]))
@@ -101,7 +111,10 @@ def test_a_padded_batch_of_two_frames_and_an_image_equals_upstreams(kind: str):
     whole = views_of(inputs["batch_pixel_values"], inputs["batch_image_grid_thw"])
     ids, mask = inputs["batch_input_ids"], inputs["batch_attention_mask"].bool()
     tokens = model.project(model.vision_features([whole])).split(
-        [dataclasses.replace(whole, grids=whole.grids[:2], clip=True), dataclasses.replace(whole, grids=whole.grids[2:])]
+        [
+            dataclasses.replace(whole, grids=whole.grids[:2], clip=True),
+            dataclasses.replace(whole, grids=whole.grids[2:]),
+        ]
     )
     assert (len(frames), len(image)) == (2, 1)
     row = rows_of(ids, mask)
@@ -120,7 +133,11 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
     """Upstream prepends `past_text` to the words of a text alone."""
     model, inputs, outputs, cases = golden(kind)
     expected = cases[case]
-    asked: dict[str, Any] = {"text": (expected["past_text"] + expected["text"]).replace("<image>" if case.startswith("text") else "\0", "")}
+    asked: dict[str, Any] = {
+        "text": (expected["past_text"] + expected["text"]).replace(
+            "<image>" if case.startswith("text") else "\0", ""
+        )
+    }
     if case == "video":
         asked["video"] = list(inputs["pf_video_uint8"].numpy())
     elif not case.startswith("text"):
@@ -134,9 +151,16 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
     assert torch.equal(prompted.row(0)[words][:, :width], table[ids[words]])
     assert len(prompted.row(0)) == len(ids)
     assert int(prompted.shift[0]) == expected["rope_delta"]
-    image = seen(model, prompted.images[0], clip=case == "video", outputs=outputs, case=case) if prompted.images[0] else None
+    image = (
+        seen(model, prompted.images[0], clip=case == "video", outputs=outputs, case=case)
+        if prompted.images[0]
+        else None
+    )
     order = torch.arange(len(ids))[None]
-    assert torch.equal(model.positions(ids[None], order, [image]).expand(3, -1, -1)[:, 0], outputs[f"pf_{case}_position_ids"].long())
+    assert torch.equal(
+        model.positions(ids[None], order, [image]).expand(3, -1, -1)[:, 0],
+        outputs[f"pf_{case}_position_ids"].long(),
+    )
     steps: list[Tensor] = []
     handle = model.vlm.lm_head.register_forward_hook(lambda head, given, logits: steps.append(logits[0]))
     assert generate(model, prompted, max_tokens=24)[0] == expected["output_ids"]
@@ -150,13 +174,16 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
         assert np.array_equal(mask, bits.reshape(mask.shape).astype(bool))
         assert error(answer.seg_embeddings[[number]], outputs[f"pf_{case}_seg_embed"][[number]]) < 1e-4
         stride = 4 if case == "video" else 2
-        full = F.interpolate(answer.mask_logits[number][:, None], scale_factor=4, mode="bilinear")[..., ::stride, ::stride]
+        full = F.interpolate(answer.mask_logits[number][:, None], scale_factor=4, mode="bilinear")[
+            ..., ::stride, ::stride
+        ]
         assert error(full, outputs[f"pf_{case}_logits_{number}_ds{stride}"]) < 1e-4
 
 
 @KINDS
 def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference(kind: str):
-    """Upstream deletes `<image>` from the words and puts all pictures before them, also where nobody wrote it."""
+    """Upstream deletes `<image>` from the words and puts all pictures before them, also where nobody wrote
+    it."""
     model, inputs, _, cases = golden(kind)
     options = PredictOptions(**UPSTREAM)
     for case, source in (
@@ -176,7 +203,9 @@ def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference
     assert torch.equal(alone, prompt(model, [request_of(text="Hello")], options=options).row(0))
 
 
-def seen(model: Network, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str) -> ImageFeatures:
+def seen(
+    model: Network, pictures: list[Image.Image], *, clip: bool, outputs: dict[str, Tensor], case: str
+) -> ImageFeatures:
     """What the language model sees of a recorded case; its pixels and image tokens are upstream's."""
     views = visible(model, pictures, PredictOptions(**UPSTREAM), clip=clip)
     assert error(views.pixels[::8], outputs[f"pf_{case}_pixel_values_rows8"]) == 0.0
@@ -195,9 +224,12 @@ def test_features_of_patches_stand_row_by_row_also_where_the_tower_leaves_them_b
     views = [model.backbone.cutter.views([picture], clip=False) for picture in pictures]
     grids = tuple(view.grids[0] for view in views)
     pixels = torch.cat([view.pixels for view in views])
-    patches = model.backbone.patch_features(pixels, grids).split([4 * rows * columns for rows, columns in grids])
+    patches = model.backbone.patch_features(pixels, grids).split(
+        [4 * rows * columns for rows, columns in grids]
+    )
     blocks = [
-        part.unflatten(0, (rows, 2, columns, 2)).transpose(1, 2).flatten(0, 3) for part, (rows, columns) in zip(patches, grids, strict=True)
+        part.unflatten(0, (rows, 2, columns, 2)).transpose(1, 2).flatten(0, 3)
+        for part, (rows, columns) in zip(patches, grids, strict=True)
     ]
     tokens = model.backbone.vision_tower.merger(torch.cat(blocks))
     assert error(tokens, model.backbone.features(pixels, grids).values[:, : tokens.shape[1]]) < 1e-4
@@ -205,23 +237,32 @@ def test_features_of_patches_stand_row_by_row_also_where_the_tower_leaves_them_b
 
 @KINDS
 def test_published_models_see_the_sizes_that_upstream_shows_them(kind: str):
-    """[width, height, after qwen-vl-utils (2), at inference (2), tokens, in training (2), tokens, of a frame in training (2), tokens]"""
+    """[width, height, after qwen-vl-utils (2), at inference (2), tokens, in training (2), tokens, of a frame
+    in training (2), tokens]"""
     cases = json.loads((GOLDEN / kind / "resize_cases.json").read_text())
     patch = cases["factor"] // 2
     colour = (0.5, 0.5, 0.5)
-    cutter = Patches(patch=patch, merge=2, temporal=2, mean=colour, std=colour, min_pixels=512 * 784, max_pixels=2048 * 784)
+    cutter = Patches(
+        patch=patch, merge=2, temporal=2, mean=colour, std=colour, min_pixels=512 * 784, max_pixels=2048 * 784
+    )
     for width, height, *rest in cases["rows"]:
         assert cutter.size(width, height) == tuple(rest[5:7])
         assert cutter.size(width, height, share=4) == tuple(rest[8:10])
         assert cutter.size(*rest[:2]) == tuple(rest[2:4])
-    with pytest.raises(ValueError, match="a picture of 3000 x 10 pixels is more than 200 times as long as wide"):
+    with pytest.raises(
+        ValueError, match="a picture of 3000 x 10 pixels is more than 200 times as long as wide"
+    ):
         cutter.size(3000, 10)
 
 
 TURNS = (
     Turn(question="Please segment the cat.", answer="Sure, [SEG].", masks=((tiny.square(8, 8, 24, 24),),)),
     Turn(question="What is region1?", answer="A cat.", regions=(tiny.square(0, 0, 40, 40),)),
-    Turn(question="Where are both?", answer="[SEG] and [SEG]", masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),))),
+    Turn(
+        question="Where are both?",
+        answer="[SEG] and [SEG]",
+        masks=((tiny.square(0, 0, 8, 64),), (tiny.square(32, 0, 64, 8),)),
+    ),
 )
 
 
@@ -242,7 +283,9 @@ def test_questions_of_one_picture_packed_into_a_row_give_the_numbers_of_a_row_ea
         return model.logits(hidden[at, place - 1][at == 0])
 
     together = states(*turns)
-    assert error(together, torch.cat([states(turn) for turn in turns])) < 1e-5 * max(1.0, float(together.abs().max()))
+    assert error(together, torch.cat([states(turn) for turn in turns])) < 1e-5 * max(
+        1.0, float(together.abs().max())
+    )
     if frames > 1:  # these frames are a single cell
         return
     moved = dataclasses.replace(turns[1], regions=(tiny.square(24, 24, 64, 64),))
@@ -258,7 +301,12 @@ def test_answers_of_a_batch_with_regions_clips_and_text_are_those_one_by_one(kin
     asked = [
         request_of(text="<image>\nPlease segment the cat.", image=picture),
         request_of(text="<image>What is region1?", image=picture, mask_prompts=[mask]),
-        request_of(text="And region1?", image=picture, mask_prompts=[mask], past=[("<image>Please segment the cat.", "Sure,[SEG].")]),
+        request_of(
+            text="And region1?",
+            image=picture,
+            mask_prompts=[mask],
+            past=[("<image>Please segment the cat.", "Sure,[SEG].")],
+        ),
         request_of(text="<image>\nPlease segment the dog.", video=list(inputs["pf_video_uint8"].numpy()[:3])),
         request_of(text="Hello, who are you?"),
     ]
@@ -270,11 +318,22 @@ def test_answers_of_a_batch_with_regions_clips_and_text_are_those_one_by_one(kin
     assert together[0].masks
     clip = model.predict(text="<image>\nPlease segment the dog.", video=[picture], max_tokens=8)
     assert isinstance(ask.rle.encode(clip.masks[0][0]), dict)
-    with pytest.raises(ValueError, match=r"the frames of a clip differ in size \(230 x 100, 230 x 150\); bring them to one size"):
+    with pytest.raises(
+        ValueError,
+        match=r"the frames of a clip differ in size \(230 x 100, 230 x 150\); bring them to one size",
+    ):
         model.predict(text="<image>Please segment the dog.", video=[picture, picture[:100]])
-    row = Row(name="r", frames=(asked[0].frames[0],), turns=(Turn(question="Please segment the cat.", answer=together[0].text),))
+    row = Row(
+        name="r",
+        frames=(asked[0].frames[0],),
+        turns=(Turn(question="Please segment the cat.", answer=together[0].text),),
+    )
     whole = dataclasses.replace(row.turns[0], masks=((rle.encode(mask),),) * len(together[0].masks))
-    batch = collate([dataclasses.replace(row, turns=(whole,))], model.tokenizer, layout_of(model, mask_size=32, max_length=512))
+    batch = collate(
+        [dataclasses.replace(row, turns=(whole,))],
+        model.tokenizer,
+        layout_of(model, mask_size=32, max_length=512),
+    )
     hidden = model.hidden_states(packed(batch), image_tokens(model, batch.views).split(batch.views))
     seg = hidden[(batch.input_ids == model.seg_token_id) & batch.loss_mask]
     assert error(model.seg_embeddings(seg), together[0].seg_embeddings) < 1e-4
@@ -344,9 +403,16 @@ def test_points_and_boxes_are_regions_as_sam2_finds_them():
     assert drawn[0].all()
     features = model.sam2.encode(PredictOptions().pixels(model, [Image.fromarray(picture)]))
     corners = torch.tensor([[[20 / 230 * 192, 20 / 150 * 192], [200 / 230 * 192, 130 / 150 * 192]]])
-    box = model.sam2.decode(features, torch.tensor([0]), points=(corners, torch.tensor([[2, 3]], dtype=torch.int32)), multimask=False)
+    box = model.sam2.decode(
+        features,
+        torch.tensor([0]),
+        points=(corners, torch.tensor([[2, 3]], dtype=torch.int32)),
+        multimask=False,
+    )
     assert np.array_equal(drawn[2], upsample(box.logits[0], size=192, height=150, width=230))
-    clicked = model.predict(**asked, mask_prompts=[mask], point_prompts=[(115.0, 75.0)], box_prompts=[(20.0, 20.0, 200.0, 130.0)])
+    clicked = model.predict(
+        **asked, mask_prompts=[mask], point_prompts=[(115.0, 75.0)], box_prompts=[(20.0, 20.0, 200.0, 130.0)]
+    )
     assert clicked.text == model.predict(**asked, mask_prompts=drawn).text
     for wrong, message in (({"point_prompts": [(300.0, 5.0)]}, "(300, 5) is not in the picture of 230 x 150 pixels"),
                            ({"box_prompts": [(30.0, 5.0, 20.0, 9.0)]}, "the box (30, 5, 20, 9) is empty")):  # fmt: skip
@@ -368,8 +434,13 @@ def test_points_and_boxes_are_regions_as_sam2_finds_them():
 )
 def test_a_clip_is_followed_with_points_and_boxes_in_its_first_frame(kind: str, clicks: dict[str, Any]):
     model, inputs, *_ = golden(kind)
-    clip = [inputs["pf_image_uint8"]] * 2 if kind == "qwen3_vl" else inputs["pf_video_uint8"][:2]  # its SAM2 finds nothing in the clip
-    asked: dict[str, Any] = {"text": "<image>Please segment the dog.", "video": [frame.numpy() for frame in clip], "max_tokens": 8}
+    # its SAM2 finds nothing in the clip
+    clip = [inputs["pf_image_uint8"]] * 2 if kind == "qwen3_vl" else inputs["pf_video_uint8"][:2]
+    asked: dict[str, Any] = {
+        "text": "<image>Please segment the dog.",
+        "video": [frame.numpy() for frame in clip],
+        "max_tokens": 8,
+    }
     text, frames = model.follow(**asked, **clicks)
     followed = np.stack([masks[0] for _, masks in frames])
     whole, without = model.predict(**asked, **clicks), model.predict(**asked)

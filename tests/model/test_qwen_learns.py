@@ -25,11 +25,14 @@ STEPS = 60
 
 
 def scene(number: int) -> tuple[bytes, list[tuple[str, RLE]]]:
-    """Two squares of different colours in two of the picture's quarters, and a caption and a mask for each."""
+    """Two squares of different colours in two of the picture's quarters, and a caption and a mask for
+    each."""
     rng = np.random.default_rng(number)
     pixels = rng.integers(60, 120, (64, 64, 3), dtype=np.uint8)
     things = []
-    for colour, quarter in zip(rng.permutation(list(COLOURS))[:2], rng.permutation(4)[:2].tolist(), strict=True):
+    for colour, quarter in zip(
+        rng.permutation(list(COLOURS))[:2], rng.permutation(4)[:2].tolist(), strict=True
+    ):
         y, x = 32 * (quarter // 2), 32 * (quarter % 2)
         pixels[y + 2 : y + 30, x + 2 : x + 30] = COLOURS[colour]
         things.append((f"a {colour} square.", tiny.square(x, y, x + 32, y + 32)))
@@ -39,7 +42,9 @@ def scene(number: int) -> tuple[bytes, list[tuple[str, RLE]]]:
 
 
 def model() -> Network:
-    tokenizer = build_tokenizer([ASKED] * 9 + [f"a {colour} square." for colour in COLOURS] * 9, vocabulary=300, kind="qwen3_vl")
+    tokenizer = build_tokenizer(
+        [ASKED] * 9 + [f"a {colour} square." for colour in COLOURS] * 9, vocabulary=300, kind="qwen3_vl"
+    )
     config = tiny_config(
         kind="qwen3_vl",
         vision={"image_size": 64, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 64},
@@ -64,11 +69,15 @@ def right(model: Network) -> float:
 
 
 def test_regions_of_unseen_pictures_are_described_after_sixty_steps():
-    """Two regions of a picture have different captions, so only the cells shown for `<vp>` tell which is meant."""
+    """Two regions of a picture have different captions, so only the cells shown for `<vp>` tell which is
+    meant."""
     trained = model()
     assert right(trained.eval()) == 0.0
     trained.requires_grad_(False).vlm.requires_grad_(True)
-    layout, loss = layout_of(trained, mask_size=32, max_length=256), Supervised(trained, mask_weight=0.0, dice_weight=0.0, points=1)
+    layout, loss = (
+        layout_of(trained, mask_size=32, max_length=256),
+        Supervised(trained, mask_weight=0.0, dice_weight=0.0, points=1),
+    )
     optimizer = torch.optim.AdamW([p for p in trained.parameters() if p.requires_grad], lr=3e-3)
     for step in range(STEPS):
         rows = []

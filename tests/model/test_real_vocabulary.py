@@ -1,4 +1,5 @@
-"""What a vocabulary of 300 words never meets: merges across words, 151,000 logits, stop words of several tokens."""
+"""What a vocabulary of 300 words never meets: merges across words, 151,000 logits, stop words of several
+tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from tests import qwen_vocabulary, tiny
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(qwen_vocabulary.file() is None, reason="Qwen's vocabulary is not here: pip install --no-deps dashscope"),
+    pytest.mark.skipif(
+        qwen_vocabulary.file() is None,
+        reason="Qwen's vocabulary is not here: pip install --no-deps dashscope",
+    ),
 ]
 
 
@@ -28,15 +32,32 @@ def test_texts_come_back_and_frequent_words_are_one_token() -> None:
     text = "A jar of pickles; 2 naïve café-goers' dogs, 猫 and 🙂\n\n  (left of it)."
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer) > 151_643
-    assert [len(tokenizer.encode(word)) for word in (" segmentation", " picture", " the", "ing")] == [1, 1, 1, 1]
-    assert [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode("It is [SEG].")][-2:] == ["[SEG]", "."]
+    assert [len(tokenizer.encode(word)) for word in (" segmentation", " picture", " the", "ing")] == [
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode("It is [SEG].")][-2:] == [
+        "[SEG]",
+        ".",
+    ]
 
 
 def test_an_answer_is_the_same_tokens_whether_it_is_packed_or_asked_for() -> None:
-    """Questions, regions and answers of a row are encoded part by part; a prompt is encoded whole, where merges might reach across."""
+    """Questions, regions and answers of a row are encoded part by part; a prompt is encoded whole, where
+    merges might reach across."""
     model = qwen_vocabulary.model()
-    turn = Turn(question="Please segment the dog's left ear.", answer="Sure, it is [SEG].", masks=((tiny.square(8, 8, 24, 24),),))
-    described = Turn(question="Describe region1.", answer=" a small, striped café chair", regions=(tiny.square(0, 0, 40, 40),))
+    turn = Turn(
+        question="Please segment the dog's left ear.",
+        answer="Sure, it is [SEG].",
+        masks=((tiny.square(8, 8, 24, 24),),),
+    )
+    described = Turn(
+        question="Describe region1.",
+        answer=" a small, striped café chair",
+        regions=(tiny.square(0, 0, 40, 40),),
+    )
     batch = collate([tiny.row(turn, described, number=0, seed=0)], model.tokenizer, tiny.layout(model))
     learned = batch.input_ids[batch.learned[0], batch.learned[1]].tolist()
     suffix = prompts.TEMPLATES["qwen_chat"].suffix
@@ -46,7 +67,8 @@ def test_an_answer_is_the_same_tokens_whether_it_is_packed_or_asked_for() -> Non
     module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=64)
     loss, metrics = module(batch)
     assert loss.isfinite()
-    assert metrics["text"] == pytest.approx(torch.log(torch.tensor(float(model.vocabulary))).item(), rel=0.05)  # untrained: uniform
+    # the untrained model is uniform
+    assert metrics["text"] == pytest.approx(torch.log(torch.tensor(float(model.vocabulary))).item(), rel=0.05)
 
 
 def test_what_is_sampled_among_all_words_is_read_again_with_the_same_chances() -> None:
@@ -60,9 +82,13 @@ def test_what_is_sampled_among_all_words_is_read_again_with_the_same_chances() -
         answers = sample(model, prompted, group=4, max_tokens=12, reader=reader, seeds=range(8))
         ids = [i for answer in answers for i in answer.ids]
         assert len(set(ids)) > 80  # of 96 draws from 151,000 words nearly alike
-        text = Segment(ids=tuple(model.tokenizer.encode("<|im_start|>user\nWhat?<|im_end|>\n")), trainable=False)
+        text = Segment(
+            ids=tuple(model.tokenizer.encode("<|im_start|>user\nWhat?<|im_end|>\n")), trainable=False
+        )
         last = Segment(ids=text.ids[-1:], trainable=False)
-        group = Group(prefix=text.ids[:-1], rollouts=tuple((last, Segment(ids=a.ids, trainable=True)) for a in answers))
+        group = Group(
+            prefix=text.ids[:-1], rollouts=tuple((last, Segment(ids=a.ids, trainable=True)) for a in answers)
+        )
         fields, rollout = pack([group], pad_id=model.tokenizer.pad_token_id)
         packed = Packed(**fields)
         logps, entropy = token_logps(model, packed, model.hidden_states(packed, [None]), reader)

@@ -20,18 +20,26 @@ SAMPLES = [*(tiny.sample(i) for i in range(3)), *(tiny.region(i) for i in range(
 
 
 def test_a_slice_is_measured_without_dropout_the_same_in_parts_and_drawn(own_model: Network, tmp_path: Path):
-    """Five rows, three of them with a mask: means over tokens and masks are those of one batch of all, whatever the parts' sizes."""
+    """Five rows, three of them with a mask: means over tokens and masks are those of one batch of all,
+    whatever the parts' sizes."""
     adapters.prepare_sft(own_model, adapters.lora_config(rank=4, alpha=8, dropout=0.5), seed=0)
     module = Supervised(own_model, mask_weight=2.0, dice_weight=0.5, points=64)
     modes = [m.training for m in module.modules()]
     layout = tiny.layout(own_model)
     mixture = Mixture(
-        [Source(name="held out", kind="extra", samples=SAMPLES)], {"extra": 1.0}, questions=2, frames=1, seed=0, turn=conversation.turn
+        [Source(name="held out", kind="extra", samples=SAMPLES)],
+        {"extra": 1.0},
+        questions=2,
+        frames=1,
+        seed=0,
+        turn=conversation.turn,
     )
 
     def measured(batch: int) -> dict[str, float]:
         none = torch.autocast("cpu", enabled=False)
-        part = ValidationSlice(module, mixture, layout, rows=5, batch=batch, autocast=none, pictures_to=tmp_path)
+        part = ValidationSlice(
+            module, mixture, layout, rows=5, batch=batch, autocast=none, pictures_to=tmp_path
+        )
         part.draw(12)
         return part.measure()
 

@@ -22,7 +22,11 @@ MACHINE = Machine(device=torch.device("cpu"))
 def cut_answers_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that knows nothing ends no turn by itself, and what is cut off is no answer: here it is one."""
     sample, cut = play.sample, play.cut_at_stop
-    monkeypatch.setattr(play, "sample", lambda *given, **words: [replace(answer, complete=True) for answer in sample(*given, **words)])
+    monkeypatch.setattr(
+        play,
+        "sample",
+        lambda *given, **words: [replace(answer, complete=True) for answer in sample(*given, **words)],
+    )
     monkeypatch.setattr(play, "cut_at_stop", lambda *given: (cut(*given)[0], True))
 
 
@@ -32,13 +36,19 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("start")
     checkpoint.save(tiny.build(), folder / "model", metadata={})
     model = load_base(folder / "model", operations=OPERATIONS)
-    policy = AgentPolicy(model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=add_call_tokens(model, OPERATIONS)[:4], seed=0)
+    policy = AgentPolicy(
+        model,
+        lora={"rank": 2, "alpha": 4, "dropout": 0.0},
+        rows=add_call_tokens(model, OPERATIONS)[:4],
+        seed=0,
+    )
     policy.save(folder / "rft", base_hash=checkpoint.weights_hash(folder / "model"), about={})
     return folder / "model", folder / "rft"
 
 
 def config(**online: object) -> Config:
-    """Updates of two tasks and a replayed question; votes alone, since no verifier finds anything with such a base."""
+    """Updates of two tasks and a replayed question; votes alone, since no verifier finds anything with such a
+    base."""
     values: dict[str, object] = {
         "admission": {"gate": 0.0, "verification": False, "cold_start": 2, "review": 0.0, "canary": 0.0},
         "update": {
@@ -52,6 +62,11 @@ def config(**online: object) -> Config:
     return Config.model_validate(
         {
             "profile": "tiny",
-            "agent": {"reader": "template", "families": ["easy", "pattern"], "episode": {"turn_tokens": 4, "batch": 8}, "online": merged},
+            "agent": {
+                "reader": "template",
+                "families": ["easy", "pattern"],
+                "episode": {"turn_tokens": 4, "batch": 8},
+                "online": merged,
+            },
         }
     )

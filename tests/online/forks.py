@@ -1,4 +1,5 @@
-"""A process that has imported everything and forks a child for each command line (JSON) that it reads: `ans agent ...` starts at once.
+"""A process that has imported everything and forks a child for each command line (JSON) that it reads: `ans
+agent ...` starts at once.
 
 echo '[["agent", "status", "--store", "F"], "out.txt"]' | python -m tests.online.forks
 """

@@ -34,7 +34,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_similarity_is_seven_parts_of_what_is_seen_and_three_of_what_is_asked() -> None:
     (v, w), (t, u) = RNG.normal(size=(2, 5)), RNG.normal(size=(2, 9))
-    assert float(hybrid(v, t) @ hybrid(w, u)) == pytest.approx(0.7 * cosine(v, w) + 0.3 * cosine(t, u), abs=1e-6)
+    assert float(hybrid(v, t) @ hybrid(w, u)) == pytest.approx(
+        0.7 * cosine(v, w) + 0.3 * cosine(t, u), abs=1e-6
+    )
     assert float(hybrid(v, t) @ hybrid(3 * v, t)) == pytest.approx(1.0, abs=1e-6)
     assert float(hybrid(np.zeros(5), t) @ hybrid(v, t)) == pytest.approx(0.3, abs=1e-6)
 
@@ -47,7 +49,9 @@ def test_the_nearest_are_those_of_a_full_sort_and_forgotten_ones_are_gone(tmp_pa
         found.add(np.arange(first, min(first + 70, 300)) + 1, vectors[first : first + 70])
     asked = vectors[7] + 0.1
     order = np.argsort(-(vectors @ asked), kind="stable")[:5]
-    assert found.search(asked, 5) == [(int(i) + 1, pytest.approx(float(vectors[i] @ asked), abs=1e-4)) for i in order]
+    assert found.search(asked, 5) == [
+        (int(i) + 1, pytest.approx(float(vectors[i] @ asked), abs=1e-4)) for i in order
+    ]
     found.keep(set(range(1, 301)) - {int(order[0]) + 1})
     assert [number for number, _ in found.search(asked, 4)] == [int(i) + 1 for i in order[1:]]
     assert found.vector(int(order[0]) + 1) is None
@@ -83,18 +87,23 @@ VOTES = [
 
 
 def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> None:
-    """By hand: 2 : 1 of 4; 2 : 6 of 9; 1.1 : .9 of 3.0; and the mean of these. The abstention is 1 of each."""
+    """By hand: 2 : 1 of 4; 2 : 6 of 9; 1.1 : .9 of 3.0; and the mean of these. The abstention is 1 of
+    each."""
     assert shares(VOTES, "majority") == {"vertical": 0.5, "checked": 0.25}
     assert shares(VOTES, "weighted") == pytest.approx({"vertical": 2 / 9, "checked": 6 / 9})
     assert shares(VOTES, "confidence") == pytest.approx({"vertical": 1.1 / 3, "checked": 0.9 / 3})
-    assert shares(VOTES, "ensemble") == pytest.approx({"vertical": (0.5 + 2 / 9 + 1.1 / 3) / 3, "checked": (0.25 + 6 / 9 + 0.9 / 3) / 3})
+    assert shares(VOTES, "ensemble") == pytest.approx(
+        {"vertical": (0.5 + 2 / 9 + 1.1 / 3) / 3, "checked": (0.25 + 6 / 9 + 0.9 / 3) / 3}
+    )
     by_majority, weighted = decide(VOTES, "majority"), decide(VOTES, "weighted")
     assert (by_majority.label, by_majority.verified) == ("vertical", False)
     assert (weighted.label, weighted.share, weighted.verified) == ("checked", pytest.approx(6 / 9), True)
     assert weighted.provenance()[2] == {
         "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "by": "", "strategy": "weighted",
     }  # fmt: skip
-    assert decide(VOTES[3:], "majority") == Decision(label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:]))
+    assert decide(VOTES[3:], "majority") == Decision(
+        label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:])
+    )
     equal = [Vote(source="a", answer="b"), Vote(source="b", answer="a")]
     assert decide(equal, "majority").label == decide(equal[::-1], "majority").label == "a"
 
@@ -110,8 +119,15 @@ def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> N
         (["a", None], None),
     ],
 )
-def test_the_entropy_of_answers_is_a_share_of_what_so_many_votes_can_have(answers: list[str | None], expected: float | None) -> None:
-    found = entropy([Vote(source=str(n), answer=answer, confidence=0.1 * n, verified=n == 0) for n, answer in enumerate(answers)])
+def test_the_entropy_of_answers_is_a_share_of_what_so_many_votes_can_have(
+    answers: list[str | None], expected: float | None
+) -> None:
+    found = entropy(
+        [
+            Vote(source=str(n), answer=answer, confidence=0.1 * n, verified=n == 0)
+            for n, answer in enumerate(answers)
+        ]
+    )
     assert found == (None if expected is None else pytest.approx(expected))
 
 
@@ -132,7 +148,10 @@ def test_the_gate_admits_what_is_agreed_on_verified_and_stays() -> None:
     assert gate.verdict(task(), decision()) == "admitted"
     assert gate.verdict(task(), decision(share=0.69)) == "below_gate"
     assert gate.verdict(task(), decision(verified=False)) == "not_verified"
-    assert Gate(review=0.0, canary=0.0, verification=False).verdict(task(), decision(verified=False)) == "admitted"
+    assert (
+        Gate(review=0.0, canary=0.0, verification=False).verdict(task(), decision(verified=False))
+        == "admitted"
+    )
     assert gate.verdict(task(), decision(None, 0.0, False)) == "no_answer"
     assert gate.verdict(task(label="b", visits=1), decision()) == "flipped"
     assert gate.verdict(task(label="b", visits=2), decision()) == "admitted"  # one flip in three visits
@@ -147,9 +166,18 @@ def test_copies_of_a_question_are_all_kept_apart_or_all_learned_from() -> None:
     """Of 200 questions, each asked twice under other names; another picture makes another question."""
     gate = Gate(review=0.2, canary=0.3)
     pictures = (Path("aa/aa1.png"), Path("bb/bb2.png"))
-    first = [gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[:1]), decision()) for n in range(200)]
-    copies = [gate.verdict(task(experience=n + 999, question=f"which is Q{n}?", frames=pictures[:1]), decision()) for n in range(200)]
-    others = [gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[1:]), decision()) for n in range(200)]
+    first = [
+        gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[:1]), decision())
+        for n in range(200)
+    ]
+    copies = [
+        gate.verdict(task(experience=n + 999, question=f"which is Q{n}?", frames=pictures[:1]), decision())
+        for n in range(200)
+    ]
+    others = [
+        gate.verdict(task(experience=n, question=f"Which is q{n}?", frames=pictures[1:]), decision())
+        for n in range(200)
+    ]
     assert set(first) == {"review", "canary", "admitted"}
     assert first == copies != others
 
@@ -161,7 +189,8 @@ def test_a_label_that_becomes_the_only_one_loses_its_weight() -> None:
     marginal.add("pattern", "a")
     marginal.add("pattern", "b")
     assert marginal.counts["pattern"] == pytest.approx({"a": 0.98, "b": 1.0})
-    assert marginal.weight("pattern", "a") == pytest.approx(1.98 / (2 * 0.98))  # of two labels that came once each, none is common
+    # of two labels that came once each, none is common
+    assert marginal.weight("pattern", "a") == pytest.approx(1.98 / (2 * 0.98))
     assert marginal.weight("pattern", "b") == pytest.approx(1.98 / 2)
     assert marginal.largest() == pytest.approx(1 / 1.98)
     for _ in range(500):
@@ -172,7 +201,8 @@ def test_a_label_that_becomes_the_only_one_loses_its_weight() -> None:
 
 
 def test_the_first_labels_lose_no_weight_because_others_have_not_come_yet() -> None:
-    """The weights of what comes average 1 for one label, for two and for four; a form's labels are its own."""
+    """The weights of what comes average 1 for one label, for two and for four; a form's labels are its
+    own."""
     marginal = Marginal()
     for _ in range(30):
         assert marginal.weight("pattern", "a") == 1.0
@@ -181,7 +211,9 @@ def test_the_first_labels_lose_no_weight_because_others_have_not_come_yet() -> N
     assert marginal.weight("pattern", "a") == marginal.weight("pattern", "b") == 1.0
     for counts in ({"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 3.0, "c": 2.0, "d": 2.0}):
         marginal = Marginal(counts={"pattern": counts})
-        mean = sum(count * marginal.weight("pattern", label) for label, count in counts.items()) / sum(counts.values())
+        mean = sum(count * marginal.weight("pattern", label) for label, count in counts.items()) / sum(
+            counts.values()
+        )
         assert mean == pytest.approx(1.0)
 
 
@@ -203,7 +235,9 @@ def test_a_verifier_answers_right_where_words_find_the_thing(
         masks = {target.phrase: target.masks[last] for target in asked[0].targets}
         return rle.decode(masks[words]), 1.0
 
-    def mask_there(model: Network, picture: Image.Image, points: list[tuple[float, float, int]]) -> tuple[np.ndarray, float]:
+    def mask_there(
+        model: Network, picture: Image.Image, points: list[tuple[float, float, int]]
+    ) -> tuple[np.ndarray, float]:
         x, y = (sum(point[i] for point in points) / len(points) for i in (0, 1))
         masks = [rle.decode(target.masks[0]) for target in asked[0].targets]
         return max(masks, key=lambda mask: mask[int(y * picture.height), int(x * picture.width)]), 1.0
@@ -220,7 +254,8 @@ def test_a_verifier_answers_right_where_words_find_the_thing(
     by_place = confirmed_answer(asked[0].text, asked[0].workspace(), tools, looked=episode.workspace)
     assert by_place == (None if family in ("easy", "moves", "larger") else asked[0].answer)
     monkeypatch.setattr(frozen, "mask_by_words", lambda *_: (np.zeros((384, 384), bool), 0.0))
-    asked[:] = [draw_question(family, seed=0, split="train", index=3, tile=96)]  # the tools remember what they found for the others
+    # the tools remember what they found for the others
+    asked[:] = [draw_question(family, seed=0, split="train", index=3, tile=96)]
     assert confirmed_answer(asked[0].text, asked[0].workspace(), tools) is None
     assert confirmed_answer("How many are there?", asked[0].workspace(), tools) is None
     assert confirmed_answer(asked[0].text, asked[0].workspace(), toolbox) is None  # no model, no masks

@@ -1,4 +1,5 @@
-"""What each arm of the simulation does: the guards it has, and what it learns, publishes and asks without them."""
+"""What each arm of the simulation does: the guards it has, and what it learns, publishes and asks without
+them."""
 
 from __future__ import annotations
 
@@ -59,26 +60,40 @@ def test_an_arm_has_the_guards_of_its_tiers_and_no_others(start: Start, tmp_path
 
 
 @pytest.mark.parametrize(("name", "weight"), [("naive", 1.0), ("guard", 0.625)])
-def test_only_admission_lowers_the_weight_of_a_common_label(start: Start, tmp_path: Path, name: str, weight: float) -> None:
+def test_only_admission_lowers_the_weight_of_a_common_label(
+    start: Start, tmp_path: Path, name: str, weight: float
+) -> None:
     """checked came four times, vertical once: its share of two labels is .8, its weight 1 / (2 * .8)."""
     with online(start, tmp_path) as parts:
         practice = worker_of(parts, waits=False, guard=arm_of(name).guard).practice
         practice.progress.marginal.counts = {"pattern": {"checked": 4.0, "vertical": 1.0}}
         request = parts.ask(QUESTION, [tiny.picture(0)], False)
         said = ["checked", "checked", "vertical"]
-        group = play(parts.policy.model, parts.toolbox, [request] * 3, limits=parts.limits, plans=[[answer] for answer in said])
+        group = play(
+            parts.policy.model,
+            parts.toolbox,
+            [request] * 3,
+            limits=parts.limits,
+            plans=[[answer] for answer in said],
+        )
         lesson = Lesson(name="experience 1", request=request, form="pattern", task=task(question=QUESTION))
         rewards = [rollout.rewards["task"] for rollout in practice._scored(lesson, group)]
     assert rewards == pytest.approx([weight, weight, 0.0])
 
 
 @pytest.mark.parametrize("name", ["naive", "naive_canary"])
-def test_without_the_release_tier_the_policy_itself_is_served(start: Start, tmp_path: Path, name: str) -> None:
-    """Of a group that disagrees the policy learns; what is published then is the policy, bit for bit, or its average."""
+def test_without_the_release_tier_the_policy_itself_is_served(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    """Of a group that disagrees the policy learns; what is published then is the policy, bit for bit, or its
+    average."""
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 6))
         learned(parts, tmp_path / "scratch", steps=2, guard=arm_of(name).guard)
         version = parts.snapshots.served()
-        policy = {key: tensor.cpu().numpy().tobytes() for key, tensor in parts.policy.adapters.tensors("policy").items()}
+        policy = {
+            key: tensor.cpu().numpy().tobytes()
+            for key, tensor in parts.policy.adapters.tensors("policy").items()
+        }
         assert bits(parts, version) != bits(parts, 0)
         assert (bits(parts, version) == policy) == (name == "naive")

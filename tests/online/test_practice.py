@@ -37,7 +37,9 @@ QUESTION = "Which pattern is on the red square?"
 REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION))
 
 
-def practised(store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object) -> OnlinePractice:
+def practised(
+    store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object
+) -> OnlinePractice:
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
         store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48, gate=Gate(**values), strategy="weighted",
@@ -46,14 +48,28 @@ def practised(store: Store, model: Network, toolbox: Toolbox, confirmed: str | N
 
 
 def said(model: Network, toolbox: Toolbox, *answers: str) -> list[PlayedEpisode]:
-    return play(model, toolbox, [REQUEST] * len(answers), limits=Limits(turn_tokens=4), plans=[[answer] for answer in answers])
+    return play(
+        model,
+        toolbox,
+        [REQUEST] * len(answers),
+        limits=Limits(turn_tokens=4),
+        plans=[[answer] for answer in answers],
+    )
 
 
 def lesson(**changes: object) -> Lesson:
-    return Lesson(name="experience 1", request=REQUEST, form="pattern", task=task(question=QUESTION, **changes), truth="vertical")
+    return Lesson(
+        name="experience 1",
+        request=REQUEST,
+        form="pattern",
+        task=task(question=QUESTION, **changes),
+        truth="vertical",
+    )
 
 
-def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
+def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
     """Two of three say checked, one what the verifier says: 6 of 8 votes."""
     group = said(tiny_model, toolbox, "checked", "Vertical.", "checked")
     with opened(tmp_path) as store:
@@ -76,7 +92,9 @@ def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(tmp_
         assert len(alone.outcomes) == 1
 
 
-def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
+def test_votes_come_from_the_same_question_alone(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
     """Of three with the same vector, one has other words; the one that is asked does not vote for itself."""
     with opened(tmp_path) as store:
         for number, words in enumerate((QUESTION, QUESTION, "Which pattern is on the blue star?")):
@@ -86,15 +104,27 @@ def test_votes_come_from_the_same_question_alone(tmp_path: Path, tiny_model: Net
         own.neighbours.follow(store)
         (rollout, _) = own._scored(lesson(), said(tiny_model, toolbox, "vertical", "vertical"))
         assert rollout.measured["answer_entropy"] == 0.0  # of the rollouts alone
-        assert [vote["source"] for vote in own.outcomes[0].provenance] == ["rollout 0", "rollout 1", "experience 2"]
+        assert [vote["source"] for vote in own.outcomes[0].provenance] == [
+            "rollout 0",
+            "rollout 1",
+            "experience 2",
+        ]
         assert own.outcomes[0].label == "vertical"  # two voices against one, verified of another picture
 
 
-def test_what_is_kept_apart_or_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
+def test_what_is_kept_apart_or_not_trusted_does_not_vote(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
     with opened(tmp_path) as store:
         for number in range(2):
             store.add(experience(number, question=QUESTION), np.ones(4, np.float32) / 2)
-        for verdict, voices in {"canary": 2, "review": 2, "below_gate": 2, "flipped": 2, "admitted": 3}.items():
+        for verdict, voices in {
+            "canary": 2,
+            "review": 2,
+            "below_gate": 2,
+            "flipped": 2,
+            "admitted": 3,
+        }.items():
             store.finish(1, [outcome(2, "checked", verdict=verdict)])
             own = practised(store, tiny_model, toolbox, "checked")
             own.neighbours.follow(store)
@@ -124,18 +154,29 @@ def test_beta_steers_the_kl_to_its_target_and_stays_in_its_limits() -> None:
 def test_a_release_may_lose_little_against_the_start_and_against_what_is_served() -> None:
     def right(lost: int, gained: int) -> dict[str, list[bool]]:
         """Of 200 questions the floor has 160."""
-        return {"source": [True] * (160 - lost) + [False] * lost + [True] * gained + [False] * (40 - gained), "target": []}
+        return {
+            "source": [True] * (160 - lost) + [False] * lost + [True] * gained + [False] * (40 - gained),
+            "target": [],
+        }
 
     floor = right(0, 0)
-    assert refused(right(20, 0), floor, allowed=0.02) == "accuracy on the source canary 0.700, 0.100 below 0.800"
+    assert (
+        refused(right(20, 0), floor, allowed=0.02) == "accuracy on the source canary 0.700, 0.100 below 0.800"
+    )
     assert refused(right(20, 0), floor, allowed=0.1 + 1e-9) is None
-    assert refused(right(20, 14), floor, allowed=0.02) is None  # chance alone turns as many of 34 wrong one in five times
-    assert refused(right(20, 8), floor, allowed=0.02) == "accuracy on the source canary 0.740, 0.060 below 0.800"
+    # chance alone turns as many of 34 wrong one in five times
+    assert refused(right(20, 14), floor, allowed=0.02) is None
+    assert (
+        refused(right(20, 8), floor, allowed=0.02) == "accuracy on the source canary 0.740, 0.060 below 0.800"
+    )
     assert refused({"target": [False] * 5}, {"target": [True] * 5}, allowed=0.02) is None
     assert (
-        refused({"target": [False] * 6}, {"target": [True] * 6}, allowed=0.02) == "accuracy on the target canary 0.000, 1.000 below 1.000"
+        refused({"target": [False] * 6}, {"target": [True] * 6}, allowed=0.02)
+        == "accuracy on the target canary 0.000, 1.000 below 1.000"
     )
-    assert refused({"source": [True], "target": [False]}, {"source": [], "target": [False]}, allowed=0.0) is None
+    assert (
+        refused({"source": [True], "target": [False]}, {"source": [], "target": [False]}, allowed=0.0) is None
+    )
 
 
 def test_as_good_a_release_is_seldom_refused_and_one_that_lost_much_mostly() -> None:
@@ -146,8 +187,12 @@ def test_as_good_a_release_is_seldom_refused_and_one_that_lost_much_mostly() -> 
         found = []
         for _ in range(500):
             before = rng.random(questions) < 0.8
-            now = np.where(rng.random(questions) < 0.3, rng.random(questions) < 0.8, before) & (rng.random(questions) >= loss)
-            found.append(refused({"source": now.tolist()}, {"source": before.tolist()}, allowed=0.0) is not None)
+            now = np.where(rng.random(questions) < 0.3, rng.random(questions) < 0.8, before) & (
+                rng.random(questions) >= loss
+            )
+            found.append(
+                refused({"source": now.tolist()}, {"source": before.tolist()}, allowed=0.0) is not None
+            )
         return float(np.mean(found))
 
     assert 0 < share(0.0) < 0.04
@@ -156,7 +201,12 @@ def test_as_good_a_release_is_seldom_refused_and_one_that_lost_much_mostly() -> 
 
 
 def test_alerts_say_what_no_exception_tells() -> None:
-    calm = {"online/recently_admitted": 0.5, "online/flip_rate": 0.0, "online/largest_label": 0.4, "online/pulled_back": 0.0}
+    calm = {
+        "online/recently_admitted": 0.5,
+        "online/flip_rate": 0.0,
+        "online/largest_label": 0.4,
+        "online/pulled_back": 0.0,
+    }
     assert alerts(calm, {"flooded": 2}, {"flooded": 2}) == {}
     loud = {
         "online/recently_admitted": 0.05,
@@ -172,7 +222,12 @@ def test_alerts_say_what_no_exception_tells() -> None:
 
 def test_vectors_of_one_picture_are_equal_and_no_training_moves_them() -> None:
     model = tiny.build()
-    policy = AgentPolicy(model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=add_call_tokens(model, OPERATIONS)[:2], seed=0)
+    policy = AgentPolicy(
+        model,
+        lora={"rank": 2, "alpha": 4, "dropout": 0.0},
+        rows=add_call_tokens(model, OPERATIONS)[:2],
+        seed=0,
+    )
     encoder = Encoder(policy, CropFeatures(model))
     same, other = Crop.whole(tiny.picture(0)), Crop.whole(tiny.picture(1, (40, 40, 60, 60)))
     first = encoder.vector(QUESTION, same)
@@ -187,7 +242,9 @@ def test_vectors_of_one_picture_are_equal_and_no_training_moves_them() -> None:
 
 def test_trials_change_their_share_of_verdicts_and_labels() -> None:
     confirm = wrong_on(lambda lesson, looked: "checked", 0.2, seed=0)
-    told = [confirm(Lesson(name=f"experience {n}", request=REQUEST, form="pattern"), None) for n in range(300)]
+    told = [
+        confirm(Lesson(name=f"experience {n}", request=REQUEST, form="pattern"), None) for n in range(300)
+    ]
     assert told.count("checked") / 300 == pytest.approx(0.8, abs=0.05)
     assert set(told) == {"horizontal", "vertical", "diagonal", "checked"}
     relabel = poisoning(0.3, seed=0, answer=one_answer)

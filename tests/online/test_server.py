@@ -44,19 +44,26 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def reply(server: Server, method: str = "POST", body: str = BODY, **headers: str) -> tuple[int, dict[str, Any]]:
-    """Send a request with the server's own address as its host, unless `headers` (of which _ is -) name another."""
+def reply(
+    server: Server, method: str = "POST", body: str = BODY, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    """Send a request with the server's own address as its host, unless `headers` (of which _ is -) name
+    another."""
     told = {"Content-Type": "application/json", "Host": f"127.0.0.1:{server.server_port}"}
     told |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request(method, "/ask" if method == "POST" else "/status", body if method == "POST" else None, told)
+    connection.request(
+        method, "/ask" if method == "POST" else "/status", body if method == "POST" else None, told
+    )
     found = connection.getresponse()
     values: dict[str, Any] = json.loads(found.read())
     connection.close()
     return found.status, values
 
 
-def test_a_store_that_cannot_be_read_is_told_in_a_status(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_read_is_told_in_a_status(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def damaged(store: object) -> dict[str, int]:
         raise OSError("the store is damaged; put a backup in its place")
 
@@ -114,7 +121,11 @@ def test_every_bad_request_has_a_reply(server: Server) -> None:
     file = io.BytesIO()
     Image.new("L", (7000, 7000)).save(file, "PNG")
     large = base64.b64encode(file.getvalue()).decode()
-    for body in ("[" * 100_000, json.dumps({"question": "q", "image": "éééééééé"}), '{"question": "\\ud800", "image": ""}'):
+    for body in (
+        "[" * 100_000,
+        json.dumps({"question": "q", "image": "éééééééé"}),
+        '{"question": "\\ud800", "image": ""}',
+    ):
         assert reply(server, body=body)[0] == 400
     for field, value, said in (
         ("frames", [PICTURE] * 129, "129 frames; a clip has at most 128"),
@@ -122,7 +133,8 @@ def test_every_bad_request_has_a_reply(server: Server) -> None:
     ):
         status, values = reply(server, body=json.dumps({"question": "q", field: value}))
         assert (status, said in values["error"]) == (400, True), values
-    status, values = reply(server, body=" " * 2**23 + BODY, Content_Type="text/plain")  # told although much is still to come
+    # told although much is still to come
+    status, values = reply(server, body=" " * 2**23 + BODY, Content_Type="text/plain")
     assert (status, values["error"]) == (400, "send Content-Type: application/json")
     for length in ("9" * 5000, "-1", str(LARGEST + 1), "²"):
         status, values = reply(server, body="", Content_Length=length)
@@ -130,7 +142,9 @@ def test_every_bad_request_has_a_reply(server: Server) -> None:
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
-def test_a_request_that_comes_byte_by_byte_ends_in_time(server: Server, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_a_request_that_comes_byte_by_byte_ends_in_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
     """Each byte comes long before the time of a read is over."""
     monkeypatch.setattr(servers.Handler, "timeout", 0.5)
     head = f"POST /ask HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n"

@@ -1,4 +1,5 @@
-"""The stage `online` on a model that knows nothing: every arm runs through engine, store and worker, and a killed one goes on."""
+"""The stage `online` on a model that knows nothing: every arm runs through engine, store and worker, and a
+killed one goes on."""
 
 from __future__ import annotations
 
@@ -23,13 +24,17 @@ from tests.online.conftest import MACHINE, config
 from tests.online.test_worker import Start, silent
 from tests.workspace import launch
 
-CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5})
-CONFIG = CONFIG.model_copy(update={"seed": 2})  # with which no answer of random weights ends by itself, so that none is a vote
+CONFIG = config(
+    simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5}
+)
+# with which no answer of random weights ends by itself, so that none is a vote
+CONFIG = CONFIG.model_copy(update={"seed": 2})
 
 
 @pytest.fixture
 def cut_answers_are_answers() -> None:
-    """Not here: what one process does is held against two others. So no arm has votes, but the one whose labels are given."""
+    """Not here: what one process does is held against two others. So no arm has votes, but the one whose
+    labels are given."""
 
 
 def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> None:
@@ -39,7 +44,10 @@ def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> 
     assert [moved.number(n).question_id for n in range(3)] == ["pattern/val/7", "easy/val/7", "pattern/val/8"]
     before, after = plain.number(0), moved.number(0)
     assert (before.text, before.answer, before.frames != after.frames) == (after.text, after.answer, True)
-    assert after.frames == Drawn(["pattern"], split="val", seed=0, tile=32, first=7, shift=shift).number(0).frames
+    assert (
+        after.frames
+        == Drawn(["pattern"], split="val", seed=0, tile=32, first=7, shift=shift).number(0).frames
+    )
     one, other = (np.asarray(transforms.open_image(q.frames[0]), float) for q in (before, after))
     assert other.std() / one.std() == pytest.approx((0.25 + (8 / one.std()) ** 2) ** 0.5, rel=0.05)
     assert (other - (127.5 + 0.5 * (one - 127.5))).std() == pytest.approx(8, rel=0.05)
@@ -48,7 +56,9 @@ def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> 
 def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Start, tmp_path: Path) -> None:
     base, adapter = start
     picture = tiny.picture(0)
-    with opened(CONFIG, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=("easy",)) as parts:
+    with opened(
+        CONFIG, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=("easy",)
+    ) as parts:
         asked = []
         for told in (None, True):
             parts.policy.operations_told = told
@@ -58,7 +68,9 @@ def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Sta
 
 
 @pytest.mark.parametrize(("tasks", "back"), [(2, 0.5), (3, 0.5), (2, 0.0), (2, 1.0)])
-def test_the_shift_ends_at_the_same_update_of_every_arm(start: Start, tmp_path: Path, tasks: int, back: float) -> None:
+def test_the_shift_ends_at_the_same_update_of_every_arm(
+    start: Start, tmp_path: Path, tasks: int, back: float
+) -> None:
     """Of four updates; a stream that is made anew, as after a kill, asks the same."""
     base, adapter = start
     cfg = config(simulation={"back": back})
@@ -78,13 +90,25 @@ def test_the_shift_ends_at_the_same_update_of_every_arm(start: Start, tmp_path: 
         plain = parts.drawn(split="train", first=STREAM_FROM)
         have_shift = [{one.frames != plain.named(one.request).frames for one in update} for update in updates]
     assert have_shift == [{step < 4 * (1 - back)} for step in range(4)]
-    assert [one.request for update in updates for one in update] == [plain.number(n).question_id for n in range(4 * tasks)]
+    assert [one.request for update in updates for one in update] == [
+        plain.number(n).question_id for n in range(4 * tasks)
+    ]
 
 
 def test_figures_at_the_end_are_means_over_updates_or_the_last_value() -> None:
-    rows = {"agent/label_right": (1.0, 0.5), "agent/answer_entropy": (0.75, 0.25), "online/kl": (0.5, 0.1), "agent/calls": (1.0, 2.0)}
+    rows = {
+        "agent/label_right": (1.0, 0.5),
+        "agent/answer_entropy": (0.75, 0.25),
+        "online/kl": (0.5, 0.1),
+        "agent/calls": (1.0, 2.0),
+    }
     curves = [(step, name, values[step]) for step in (0, 1) for name, values in rows.items()]
-    assert online.of_curves(curves) == {"updates": 2.0, "labels_right": 0.75, "answer_entropy": 0.5, "last_kl": 0.1}
+    assert online.of_curves(curves) == {
+        "updates": 2.0,
+        "labels_right": 0.75,
+        "answer_entropy": 0.5,
+        "last_kl": 0.1,
+    }
 
 
 def stage(start: Start, folder: Path) -> Path:
@@ -92,7 +116,9 @@ def stage(start: Start, folder: Path) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     base, adapter = start
-    online.run(CONFIG, inputs={"model": base, "agent/rft": adapter}, out=out, scratch=folder / "scratch", log=silent)
+    online.run(
+        CONFIG, inputs={"model": base, "agent/rft": adapter}, out=out, scratch=folder / "scratch", log=silent
+    )
     return out
 
 
@@ -106,11 +132,17 @@ def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def curves(out: Path) -> list[str]:
     """Return the curves without those of time and memory."""
-    return [line for line in (out / "curves.csv").read_text().splitlines() if not re.search("/speed/|/peak_memory_mb", line)]
+    return [
+        line
+        for line in (out / "curves.csv").read_text().splitlines()
+        if not re.search("/speed/|/peak_memory_mb", line)
+    ]
 
 
 @pytest.mark.slow
-def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Start, whole: Path, tmp_path: Path) -> None:
+def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(
+    start: Start, whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     out = tmp_path / "out"
     first = {name: (out / name).read_bytes() for name in ("online.json", "curves.csv")}
@@ -123,7 +155,8 @@ def test_every_arm_has_its_figures_and_a_killed_stage_gives_the_same(start: Star
     assert naive["admitted"] == 0.0
     assert poisoned["vote_share"] == 1.0
     assert b"guard_verified,target" in first["curves.csv"] or b"guard_verified/target" in first["curves.csv"]
-    shutil.rmtree(tmp_path / "scratch/poisoned")  # killed before this arm, and in the middle of the one before it
+    # killed before this arm, and in the middle of the one before it
+    shutil.rmtree(tmp_path / "scratch/poisoned")
     (tmp_path / "scratch/guard_verified/result.json").unlink()
     for state in sorted((tmp_path / "scratch/guard_verified/online").glob("step-*"))[-1:]:
         shutil.rmtree(state)
@@ -148,7 +181,13 @@ def run_shared(start: Start, folder: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     base, adapter = start
     inputs = {"model": base, "agent/rft": adapter}
-    online.run(CONFIG, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: told.extend(metrics))
+    online.run(
+        CONFIG,
+        inputs=inputs,
+        out=out,
+        scratch=folder / "scratch",
+        log=lambda metrics, step: told.extend(metrics),
+    )
     assert (dist.rank(), dist.world_size()) == (int(os.environ["RANK"]), 2)  # as before the arms
     (folder / f"told-{dist.rank()}.json").write_text(json.dumps(told))
 

@@ -1,4 +1,5 @@
-"""The store: what was acknowledged is there, once, until it is to be gone; and what is no store is refused."""
+"""The store: what was acknowledged is there, once, until it is to be gone; and what is no store is
+refused."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def opened(folder: Path, **limits: float) -> Store:
 
 
 def outcome(number: int, label: str = "vertical", **changes: object) -> Outcome:
-    return Outcome(**({"experience": number, "label": label, "share": 1.0, "verified": True, "verdict": "admitted"} | changes))
+    return Outcome(
+        **(
+            {"experience": number, "label": label, "share": 1.0, "verified": True, "verdict": "admitted"}
+            | changes
+        )
+    )
 
 
 def files(store: Store) -> int:
@@ -88,7 +94,8 @@ def test_tasks_of_updates_whose_weights_are_lost_come_back(tmp_path: Path) -> No
 
 
 def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) -> None:
-    """Experience 1 is learned in update 1, whose weights are kept, and visited again in the lost updates 2 and 3."""
+    """Experience 1 is learned in update 1, whose weights are kept, and visited again in the lost updates 2
+    and 3."""
     with opened(tmp_path) as store:
         for i in range(3):
             store.add(experience(i), VECTOR)
@@ -102,7 +109,8 @@ def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) ->
         store.finish(2, [outcome(2)])
         store.settle(2)
         store.reopen(after=1)
-        assert store.labelled("admitted", 9) == [2, 1]  # of an update whose weights are safe nothing is taken back
+        # of an update whose weights are safe nothing is taken back
+        assert store.labelled("admitted", 9) == [2, 1]
 
 
 def test_a_store_of_an_earlier_program_keeps_what_was_before_updates_too(tmp_path: Path) -> None:
@@ -132,7 +140,8 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
         store.add(experience(8), VECTOR)
         store.finish(2, [outcome(6)])
         time.sleep(0.01)
-        assert evict(store) == 1  # 5 still waits, but is too old; 6 was learned, and the weights are not on disk
+        # 5 still waits, but is too old; 6 was learned, and the weights are not on disk
+        assert evict(store) == 1
         assert store.ids() == {6}
         store.settle(2)
         assert evict(store) == 1
@@ -142,7 +151,12 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
 def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(tmp_path: Path) -> None:
     """A picture that another experience shows, too, stays."""
     with opened(tmp_path) as store:
-        store.add(experience(0, question="Where is Mr Goldwater's boat?", frames=(tiny.picture(5), tiny.picture(6))), VECTOR)
+        store.add(
+            experience(
+                0, question="Where is Mr Goldwater's boat?", frames=(tiny.picture(5), tiny.picture(6))
+            ),
+            VECTOR,
+        )
         store.add(experience(1, frames=(tiny.picture(6),)), VECTOR)
         shared = picture_files.digest_of(picture_files.scrubbed(tiny.picture(6)))
         assert any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
@@ -167,7 +181,10 @@ def test_forget_and_evict_say_or_empty_what_a_reader_keeps_in_the_wal(tmp_path: 
             assert reader.execute("SELECT COUNT(*) FROM experiences").fetchone() == (2,)
             told = forget(store, 1, wait_s=0.1)
             assert left()
-            assert "experiences.sqlite-wal, because another process reads the store; it goes once that has ended" in told
+            assert (
+                "experiences.sqlite-wal, because another process reads the store; it goes once that has ended"
+                in told
+            )
         store.add(experience(3), VECTOR)
         store.finish(1, [outcome(3)])
         store.drop([2], "stale")
@@ -177,7 +194,10 @@ def test_forget_and_evict_say_or_empty_what_a_reader_keeps_in_the_wal(tmp_path: 
 
 
 def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
-    assert scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d") == "Call [removed] or [removed], see [removed]"
+    assert (
+        scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d")
+        == "Call [removed] or [removed], see [removed]"
+    )
     assert scrub("Is 24 left of 1234567 in 2026-11-2?") == "Is 24 left of 1234567 in 2026-11-2?"
     for told in (
         "DE89370400440532013000",
@@ -194,7 +214,9 @@ def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x010E] = "at Ann Lee's"
-    Image.open(io.BytesIO(tiny.picture(3))).save(file, "JPEG", exif=exif, icc_profile=b"profile of Ann Lee's camera")
+    Image.open(io.BytesIO(tiny.picture(3))).save(
+        file, "JPEG", exif=exif, icc_profile=b"profile of Ann Lee's camera"
+    )
     with opened(tmp_path) as store:
         store.add(experience(0, frames=(file.getvalue(),)), VECTOR)
         (kept,) = store.pictures.rglob("*.png")
@@ -204,7 +226,9 @@ def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
         assert "icc_profile" not in Image.open(kept).info
 
 
-def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[Path, list[str]]] = []
 
     def fsync(descriptor: int) -> None:
@@ -222,10 +246,16 @@ def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sent
     with opened(tmp_path / "a") as store:
         for i in range(30):
             store.add(experience(i), np.ones(256, np.float32))
-    with pytest.raises(ValueError, match=r"holds vectors of the encoder e, this base's is other; use the base"):
+    with pytest.raises(
+        ValueError, match=r"holds vectors of the encoder e, this base's is other; use the base"
+    ):
         Store(tmp_path / "a", encoder="other")
     whole = (tmp_path / "a" / FILE).read_bytes()
-    for name, content in {"cut": whole[: len(whole) // 2], "words": b"no database, but long enough to be one" * 99, "empty": b""}.items():
+    for name, content in {
+        "cut": whole[: len(whole) // 2],
+        "words": b"no database, but long enough to be one" * 99,
+        "empty": b"",
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / FILE).write_bytes(content)
         with pytest.raises(ValueError, match=r"damaged or cut short|is no store of the agent's"):
@@ -246,14 +276,19 @@ def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sent
         Store(tmp_path / "note.txt", encoder="e")
 
 
-def test_a_store_that_can_not_be_read_now_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody holds it, or its disk is full: putting a backup in its place would lose what was acknowledged."""
+def test_a_store_that_can_not_be_read_now_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody holds it, or its disk is full: putting a backup in its place would lose what was
+    acknowledged."""
     opened(tmp_path).close()
     monkeypatch.setattr("ans_core.online.store.BUSY_S", 0.1)
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(OSError, match=r"can't be read or written \(database is locked\); free space on its disk"):
+        with pytest.raises(
+            OSError, match=r"can't be read or written \(database is locked\); free space on its disk"
+        ):
             Store(tmp_path)
     Store(tmp_path).close()
 
@@ -286,7 +321,9 @@ def test_an_edited_a_removed_and_a_cut_off_audit_row_are_found(tmp_path: Path) -
         assert found == told
         with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
             db.execute("DELETE FROM audit")
-            db.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows])
+            db.executemany(
+                "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows]
+            )
 
 
 def test_pictures_are_written_while_others_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +369,15 @@ def test_pictures_that_a_sweep_takes_before_their_experience_is_there_are_writte
         assert store.add(experience(0, frames=frames), VECTOR) == 1
         assert moments == []
         (task,) = store.tasks([1])
-        assert [picture_files.read(path) for path in task.frames] == [picture_files.scrubbed(frame) for frame in frames]
+        assert [picture_files.read(path) for path in task.frames] == [
+            picture_files.scrubbed(frame) for frame in frames
+        ]
         assert (sweep(store), files(store)) == (0, 2)
 
 
 def test_what_is_not_kept_leaves_no_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full queue and a name that is taken: known before pictures are written, or after that. A disk that fails. A process that was
-    killed before the experience was there leaves them until the next sweep."""
+    """A full queue and a name that is taken: known before pictures are written, or after that. A disk that
+    fails. A process that was killed before the experience was there leaves them until the next sweep."""
     put = picture_files.put
 
     def meanwhile(number: int, **changes: object) -> None:
@@ -405,7 +444,13 @@ def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp
         known = {record["id"] for record in overview.records(store)}
         assert set(acknowledged.values()) <= known
         counts = overview.counts(store)
-        assert counts["experiences"] == counts["vectors"] == counts["pictures"] == len(known) <= len(acknowledged) + 20
+        assert (
+            counts["experiences"]
+            == counts["vectors"]
+            == counts["pictures"]
+            == len(known)
+            <= len(acknowledged) + 20
+        )
         assert audit.fault(overview.audit_rows(store)) is None
         sweep(store)
         assert files(store) == len(known)

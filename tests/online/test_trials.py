@@ -1,4 +1,5 @@
-"""Safety trials: real processes of `ans agent`, killed at random moments; publishing that is cut anywhere; what people do with a store."""
+"""Safety trials: real processes of `ans agent`, killed at random moments; publishing that is cut anywhere;
+what people do with a store."""
 
 from __future__ import annotations
 
@@ -99,7 +100,11 @@ def children(start: Start, folder: Path) -> Iterator[Children]:
 
 def post(port: int, request: str) -> dict[str, Any]:
     number = int(request.removeprefix("r"))
-    body = {"question": QUESTION, "image": base64.b64encode(tiny.picture(number)).decode(), "request": request}
+    body = {
+        "question": QUESTION,
+        "image": base64.b64encode(tiny.picture(number)).decode(),
+        "request": request,
+    }
     url = f"http://127.0.0.1:{port}/ask"
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=60) as reply:
@@ -131,10 +136,21 @@ class Client(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_engine_and_worker_killed_at_twenty_moments_lose_nothing(start: Start, tmp_path: Path) -> None:
-    """No acknowledged experience is lost, none is there twice, answers go on, and the worker ends the queue."""
+    """No acknowledged experience is lost, none is there twice, answers go on, and the worker ends the
+    queue."""
     base, adapter = start
     store, port, rng = tmp_path / "store", free_port(), random.Random(0)
-    serve = ("serve", "--store", str(store), "--model", str(base), "--adapter", str(adapter), "--port", str(port))
+    serve = (
+        "serve",
+        "--store",
+        str(store),
+        "--model",
+        str(base),
+        "--adapter",
+        str(adapter),
+        "--port",
+        str(port),
+    )
     work = ("worker", "--store", str(store), "--model", str(base))
     with children(start, tmp_path / "workspace") as made:
         made.start("engine", *serve)
@@ -159,7 +175,11 @@ def test_engine_and_worker_killed_at_twenty_moments_lose_nothing(start: Start, t
         made.start("last", *work, "--until-idle")
         wait(lambda: not made.lives("last"))
         assert "nothing more to do" in made.out("last").read_text()
-    kept = {request: reply["experience"] for request, reply in client.replies.items() if reply["experience"] is not None}
+    kept = {
+        request: reply["experience"]
+        for request, reply in client.replies.items()
+        if reply["experience"] is not None
+    }
     assert len(kept) >= 2 * MOMENTS
     assert len(set(kept.values())) == len(kept)
     with Store(store) as left:
@@ -198,7 +218,9 @@ def cut_at(left: Iterator[int], real: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cut before each call that makes something last, one after the other, until none is left to cut."""
     with opened(tmp_path) as store:
         snapshots = Snapshots(store, base_hash="b")
@@ -222,7 +244,8 @@ def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(tmp_path: Path, 
         assert served > 0
         assert snapshots.load(served).tensors["w"].tolist() == [1, 1, 1]
         assert not list((tmp_path / "snapshots").glob(".*"))
-        assert snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, told={}) is None  # another one is served by now
+        # another one is served by now
+        assert snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, told={}) is None
         assert snapshots.served() == served
 
 
@@ -266,7 +289,9 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
     with Store(folder) as store:
         picture = store.tasks([2])[0].frames[0]
     picture.rename(tmp_path / "away")
-    with pytest.raises(ValueError, match=r"experience 2 has lost its picture .*`ans agent forget 2`\), and export again"):
+    with pytest.raises(
+        ValueError, match=r"experience 2 has lost its picture .*`ans agent forget 2`\), and export again"
+    ):
         agent("export", str(tmp_path / "second"), *where)
     assert not list(tmp_path.glob("second*"))
     (tmp_path / "away").rename(picture)
@@ -285,7 +310,9 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
         agent("status", *where)
 
 
-def test_a_roll_back_follows_what_was_served_not_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_roll_back_follows_what_was_served_not_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Somebody took 2 back; what was learned from 0 then does not lead back to it."""
     where = ("--store", str(tmp_path))
     with Store(tmp_path, encoder="b: kind") as store:
@@ -307,7 +334,9 @@ def test_a_roll_back_follows_what_was_served_not_the_numbers(tmp_path: Path, cap
         agent("rollback", *where)
 
 
-def test_status_goes_on_where_a_version_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_goes_on_where_a_version_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = ("--store", str(tmp_path))
     with Store(tmp_path, encoder="b: kind") as store:
         snapshots = Snapshots(store, base_hash="b")
@@ -328,16 +357,37 @@ def test_status_goes_on_where_a_version_is_damaged(tmp_path: Path, capsys: pytes
 
 
 def test_a_new_store_needs_an_agent_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
-    with pytest.raises(ValueError, match=r"no agent .*nope for a new store to begin with: `ans run --agent` trains one, or name one"):
-        agent("serve", "--model", str(tmp_path), "--store", str(tmp_path / "store"), "--adapter", str(tmp_path / "nope"), "--port", "0")
+    monkeypatch.setattr(
+        "ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened")
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"no agent .*nope for a new store to begin with: `ans run --agent` trains one, or name one",
+    ):
+        agent(
+            "serve",
+            "--model",
+            str(tmp_path),
+            "--store",
+            str(tmp_path / "store"),
+            "--adapter",
+            str(tmp_path / "nope"),
+            "--port",
+            "0",
+        )
     assert not (tmp_path / "store").exists()
 
 
-def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
+def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened")
+    )
     where = ("--read-only", "--model", str(tmp_path), "--store", str(tmp_path / "store"))
-    with pytest.raises(ValueError, match=r"has no snapshot to answer from; run `ans agent serve` once without --read-only"):
+    with pytest.raises(
+        ValueError, match=r"has no snapshot to answer from; run `ans agent serve` once without --read-only"
+    ):
         agent("serve", *where)
     assert not (tmp_path / "store").exists()
     Store(tmp_path / "store", encoder="b: kind").close()
@@ -345,12 +395,18 @@ def test_a_server_that_keeps_nothing_needs_a_store_that_was_begun(tmp_path: Path
         agent("serve", *where)
 
 
-def test_an_address_that_no_server_can_have_is_told_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened"))
+def test_an_address_that_no_server_can_have_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ans_core.stages.online_parts.opened", lambda *args, **kwargs: pytest.fail("a store was opened")
+    )
     where = ("--model", str(tmp_path), "--store", str(tmp_path / "store"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for port in (taken.getsockname()[1], 70000):
-            with pytest.raises(ValueError, match=rf"nobody can listen on 127\.0\.0\.1, port {port} \(.*; give another --port"):
+            with pytest.raises(
+                ValueError, match=rf"nobody can listen on 127\.0\.0\.1, port {port} \(.*; give another --port"
+            ):
                 agent("serve", *where, "--port", str(port))
     with pytest.raises(ValueError, match=r"nobody can listen on 203\.0\.113\.1, port 0"):
         agent("serve", *where, "--host", "203.0.113.1", "--port", "0")

@@ -1,4 +1,5 @@
-"""Engine and worker on one store: what is answered is learned from, released or taken back; a killed worker ends with the same bits."""
+"""Engine and worker on one store: what is answered is learned from, released or taken back; a killed worker
+ends with the same bits."""
 
 from __future__ import annotations
 
@@ -46,21 +47,39 @@ def silent(metrics: dict[str, float], step: int) -> None:
 @contextmanager
 def online(start: Start, folder: Path, **changes: object) -> Iterator[Parts]:
     base, adapter = start
-    with opened(config(**changes), base=base, start=adapter, folder=folder, machine=MACHINE, families=("easy", "pattern")) as parts:
+    with opened(
+        config(**changes),
+        base=base,
+        start=adapter,
+        folder=folder,
+        machine=MACHINE,
+        families=("easy", "pattern"),
+    ) as parts:
         yield parts
 
 
 def asked(first: int, count: int) -> list[Asked]:
-    return [Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),)) for i in range(first, first + count)]
+    return [
+        Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),))
+        for i in range(first, first + count)
+    ]
 
 
 def learned(
-    parts: Parts, scratch: Path, *, steps: int, guard: Guard | None = None, log: Log = silent, machine: Machine = MACHINE
+    parts: Parts,
+    scratch: Path,
+    *,
+    steps: int,
+    guard: Guard | None = None,
+    log: Log = silent,
+    machine: Machine = MACHINE,
 ) -> tuple[bool, Worker]:
     """Run a worker until there is nothing to do."""
     worker = worker_of(parts, waits=False, guard=guard)
     module = loop_of(parts, worker, guard=guard, log=log)
-    return worker.run(module, schedule=schedule(parts.cfg, steps=steps), machine=machine, scratch=scratch, log=log), worker
+    return worker.run(
+        module, schedule=schedule(parts.cfg, steps=steps), machine=machine, scratch=scratch, log=log
+    ), worker
 
 
 def bits(parts: Parts, version: int) -> dict[str, bytes]:
@@ -76,7 +95,9 @@ def test_what_is_asked_is_answered_learned_from_and_served(start: Start, tmp_pat
         assert {reply.version for reply in first} == {0}
         assert first[0].confidence is None
         seen: dict[str, float] = {}
-        done, _ = learned(parts, tmp_path / "scratch", steps=4, log=lambda metrics, step: seen.update(metrics))
+        done, _ = learned(
+            parts, tmp_path / "scratch", steps=4, log=lambda metrics, step: seen.update(metrics)
+        )
         assert done
         assert parts.snapshots.versions() == [0, 1, 2]
         assert overview.counts(parts.store)["waiting"] == 0
@@ -90,14 +111,16 @@ def test_what_is_asked_is_answered_learned_from_and_served(start: Start, tmp_pat
         assert (again[0].confidence is None) == (not labelled)
         assert parts.snapshots.audit_fault() is None
         reference = parts.policy.adapters.tensors("reference")
-        assert all(torch.equal(tensor, reference[name]) for name, tensor in parts.snapshots.load(0).tensors.items())
+        assert all(
+            torch.equal(tensor, reference[name]) for name, tensor in parts.snapshots.load(0).tensors.items()
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [1, 2, 3])
 def test_a_worker_that_was_killed_learns_the_same_again(start: Start, tmp_path: Path, update: int) -> None:
-    """Killed after an update whose weights were not on disk: its tasks are in the queue again. One that was published before the first
-    training state was written (1 or 2, as updates are counted) is taken back."""
+    """Killed after an update whose weights were not on disk: its tasks are in the queue again. One that was
+    published before the first training state was written (1 or 2, as updates are counted) is taken back."""
     results = []
     for name in ("whole", "killed"):
         with online(start, tmp_path / name) as parts:
@@ -133,7 +156,9 @@ def test_a_refused_release_gives_the_served_bits_back_and_too_many_freeze(
         assert not done
         assert parts.snapshots.versions() == [0]
         assert worker.practice.progress.roll_backs == 2
-        assert (parts.snapshots.frozen() or "").startswith("2 of the last 2 releases were refused, this one for it lost everything")
+        assert (parts.snapshots.frozen() or "").startswith(
+            "2 of the last 2 releases were refused, this one for it lost everything"
+        )
         for adapter in ("policy", "teacher", "served"):
             own = parts.policy.adapters.tensors(adapter)
             assert {name: t.numpy().tobytes() for name, t in own.items()} == bits(parts, 0)
@@ -153,7 +178,11 @@ def test_a_person_rolls_back_while_the_worker_learns(start: Start, tmp_path: Pat
                 parts.snapshots.roll_back(1, why="by hand")
 
         learned(parts, tmp_path / "scratch", steps=6, log=rolled_back)
-        told = [(row.event, row.body) for row in overview.audit_rows(parts.store) if row.event in ("published", "rolled_back")]
+        told = [
+            (row.event, row.body)
+            for row in overview.audit_rows(parts.store)
+            if row.event in ("published", "rolled_back")
+        ]
         assert [event for event, _ in told] == ["published"] * 3 + ["rolled_back", "published"]
         assert parts.snapshots.served() == 3
         before = bits(parts, 1)
@@ -164,7 +193,9 @@ def test_a_person_rolls_back_while_the_worker_learns(start: Start, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_is_too_old_goes_where_only_an_engine_runs(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_old_goes_where_only_an_engine_runs(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with online(start, tmp_path / "store", keeping={"days": 1e-9}) as parts:
         engine = parts.engine()
         assert [engine.answer(asked(i, 1))[0].experience for i in range(2)] == [1, 2]
@@ -176,8 +207,11 @@ def test_what_is_too_old_goes_where_only_an_engine_runs(start: Start, tmp_path: 
 
 @pytest.mark.slow
 def test_a_person_names_a_later_version_while_no_worker_runs(start: Start, tmp_path: Path) -> None:
-    """The worker went back to version 1 with a person, who then has second thoughts. What it published itself and has no state of goes."""
-    update = {"optim": {"steps": 4, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 2}}
+    """The worker went back to version 1 with a person, who then has second thoughts. What it published itself
+    and has no state of goes."""
+    update = {
+        "optim": {"steps": 4, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 2}
+    }
     with online(start, tmp_path / "store", update=update) as parts:
         parts.engine().answer(asked(0, 16))
         learned(parts, tmp_path / "scratch", steps=4)
@@ -195,7 +229,9 @@ def test_a_person_names_a_later_version_while_no_worker_runs(start: Start, tmp_p
 
 @pytest.mark.slow
 def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: Start, tmp_path: Path) -> None:
-    with online(start, tmp_path / "store", update={"max_lag": 1}, keeping={"queue": 6}, admission={"cold_start": 2}) as parts:
+    with online(
+        start, tmp_path / "store", update={"max_lag": 1}, keeping={"queue": 6}, admission={"cold_start": 2}
+    ) as parts:
         replies = parts.engine().answer(asked(0, 8))
         assert [reply.why_not_kept for reply in replies] == [""] * 6 + ["the queue is full"] * 2
         learned(parts, tmp_path / "scratch", steps=2)
@@ -220,14 +256,24 @@ def test_a_store_or_snapshot_of_another_base_and_a_full_disk_are_refused_before_
     with online(start, tmp_path / "store"):
         pass
     with (
-        pytest.raises(ValueError, match=r"holds vectors of the encoder .* use the base that it was begun with"),
+        pytest.raises(
+            ValueError, match=r"holds vectors of the encoder .* use the base that it was begun with"
+        ),
         online((tmp_path / "other", adapter), tmp_path / "store"),
     ):
         pass
-    with pytest.raises(ValueError, match=r"was trained on the base"), online((tmp_path / "other", adapter), tmp_path / "new"):
+    with (
+        pytest.raises(ValueError, match=r"was trained on the base"),
+        online((tmp_path / "other", adapter), tmp_path / "new"),
+    ):
         pass
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6))
-    with pytest.raises(OSError, match=r"needs about 0.1 GB, its disk has 0.0 GB left; free some"), online(start, tmp_path / "store"):
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
+    )
+    with (
+        pytest.raises(OSError, match=r"needs about 0.1 GB, its disk has 0.0 GB left; free some"),
+        online(start, tmp_path / "store"),
+    ):
         pass
     monkeypatch.undo()
     folder = tmp_path / "store/snapshots/v000000" / checkpoint.DELTA_WEIGHTS
@@ -245,7 +291,13 @@ def test_far_from_the_start_an_update_only_pulls_back(start: Start, tmp_path: Pa
         worker = worker_of(parts, waits=False)
         module = loop_of(parts, worker, log=silent)
         module.control, worker.practice.progress.beta = KlControl(target=-1.0, low=0.0, high=0.0), 0.0
-        worker.run(module, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=tmp_path / "scratch", log=silent)
+        worker.run(
+            module,
+            schedule=schedule(parts.cfg, steps=2),
+            machine=MACHINE,
+            scratch=tmp_path / "scratch",
+            log=silent,
+        )
         assert module.pulled_back
         own = parts.policy.adapters.tensors("policy")
         assert {name: tensor.numpy().tobytes() for name, tensor in own.items()} == bits(parts, 0)
@@ -290,7 +342,9 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
                 patch.setattr(module, name, raising(error))
                 (reply,) = engine.answer(asked(1, 1))
             assert (reply.version, reply.experience, engine.trouble) == (0, None, "")
-            assert re.search(r"can't be written \(.*(disk is full|No space left).*\); free space", reply.why_not_kept)
+            assert re.search(
+                r"can't be written \(.*(disk is full|No space left).*\); free space", reply.why_not_kept
+            )
             assert sum(path.is_file() for path in parts.store.pictures.rglob("*")) == 1
         assert engine.answer(asked(1, 1))[0].experience == 2
         quiet = parts.engine(read_only=True)
@@ -300,18 +354,27 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
 
 @pytest.mark.slow
 def test_the_worker_makes_its_batches_itself_whatever_the_machine_says(start: Start, tmp_path: Path) -> None:
-    """`launch.workers` is for stages that read files: another process has neither the lessons nor the store's connection."""
+    """`launch.workers` is for stages that read files: another process has neither the lessons nor the store's
+    connection."""
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 2))
-        done, worker = learned(parts, tmp_path / "scratch", steps=1, machine=replace(MACHINE, workers=1, deepspeed_stage=2))
+        done, worker = learned(
+            parts, tmp_path / "scratch", steps=1, machine=replace(MACHINE, workers=1, deepspeed_stage=2)
+        )
         assert (done, worker.update) == (True, 1)
 
 
 @pytest.mark.slow
-def test_a_killed_worker_that_visits_tasks_again_ends_with_the_same_bits_and_rows(start: Start, tmp_path: Path) -> None:
-    """Killed after update 5 of 6 with a state of update 3: what updates 4 and 5 said of earlier tasks is taken back, too."""
+def test_a_killed_worker_that_visits_tasks_again_ends_with_the_same_bits_and_rows(
+    start: Start, tmp_path: Path
+) -> None:
+    """Killed after update 5 of 6 with a state of update 3: what updates 4 and 5 said of earlier tasks is
+    taken back, too."""
     results = []
-    update = {"revisit": 0.25, "optim": {"steps": 6, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 3}}
+    update = {
+        "revisit": 0.25,
+        "optim": {"steps": 6, "batch": 4, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 3},
+    }
     for name in ("whole", "killed"):
         scratch = tmp_path / f"scratch {name}"
         if name == "killed":
@@ -324,13 +387,17 @@ def test_a_killed_worker_that_visits_tasks_again_ends_with_the_same_bits_and_row
                 parts.engine().answer(asked(0, 12))
             done, _ = learned(parts, scratch, steps=6)
             assert done
-            rows = [{key: value for key, value in r.items() if key not in ("time_s", "pictures")} for r in overview.records(parts.store)]
+            rows = [
+                {key: value for key, value in r.items() if key not in ("time_s", "pictures")}
+                for r in overview.records(parts.store)
+            ]
             results.append((bits(parts, parts.snapshots.served()), rows))
     assert results[0] == results[1]
 
 
 def lasting(parts: Parts, scratch: Path, *, segments: int = 99) -> Worker:
-    """Run a worker in segments of two updates until there is nothing to do; killed before it begins segment number `segments`."""
+    """Run a worker in segments of two updates until there is nothing to do; killed before it begins segment
+    number `segments`."""
     worker = worker_of(parts, waits=False)
     begun = iter(range(segments))
 
@@ -340,12 +407,16 @@ def lasting(parts: Parts, scratch: Path, *, segments: int = 99) -> Worker:
         return loop_of(parts, worker, log=silent)
 
     with suppress(KeyboardInterrupt):
-        worker.run_for_ever(make, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=scratch, log=silent)
+        worker.run_for_ever(
+            make, schedule=schedule(parts.cfg, steps=2), machine=MACHINE, scratch=scratch, log=silent
+        )
     return worker
 
 
 @pytest.mark.slow
-def test_a_worker_killed_before_it_writes_a_segment_down_counts_on(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_killed_before_it_writes_a_segment_down_counts_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*given: object, **named: object) -> bool:
         if named["event"] == "segment":
             raise KeyboardInterrupt("as if by kill -9")
@@ -380,7 +451,9 @@ def test_refused_releases_are_counted_on_by_a_worker_that_was_killed_between_seg
 
 
 @pytest.mark.slow
-def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_persons_roll_back_during_a_refused_release_stands(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with online(start, tmp_path / "store", release={"roll_backs": 1}) as parts:
 
         def measured(*given: object, **named: object) -> str | None:
@@ -399,7 +472,9 @@ def test_a_persons_roll_back_during_a_refused_release_stands(start: Start, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True], ids=["in one process", "from a training state of the skipped step"])
+@pytest.mark.parametrize(
+    "killed", [False, True], ids=["in one process", "from a training state of the skipped step"]
+)
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next_one(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
@@ -432,7 +507,9 @@ def _never_finite(monkeypatch: pytest.MonkeyPatch, is_at_fault: Callable[[Online
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True], ids=["in one process", "from a training state of every step"])
+@pytest.mark.parametrize(
+    "killed", [False, True], ids=["in one process", "from a training state of every step"]
+)
 def test_a_task_whose_steps_are_never_finite_is_found_and_given_up(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
@@ -441,24 +518,34 @@ def test_a_task_whose_steps_are_never_finite_is_found_and_given_up(
         parts.engine().answer(asked(0, 6))
         for steps in range(1, 9) if killed else (8,):
             learned(parts, tmp_path / "scratch", steps=steps)
-        rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
+        rows = {
+            record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)
+        }
         assert rows.pop(3) == ("not_finite", 1)
         assert {visits for _, visits in rows.values()} == {1}
-        assert sum(row.event == "alert" and "not_finite" in row.body for row in overview.audit_rows(parts.store)) == 1
+        assert (
+            sum(row.event == "alert" and "not_finite" in row.body for row in overview.audit_rows(parts.store))
+            == 1
+        )
 
 
 @pytest.mark.slow
-def test_where_no_step_is_finite_no_task_is_given_up(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_step_is_finite_no_task_is_given_up(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _never_finite(monkeypatch, lambda module: True)
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 14))
         learned(parts, tmp_path / "scratch", steps=6)
-        assert {(record["verdict"], record["visits"]) for record in overview.records(parts.store)} == {(None, 0)}
+        assert {(record["verdict"], record["visits"]) for record in overview.records(parts.store)} == {
+            (None, 0)
+        }
 
 
 @pytest.mark.slow
 def test_after_a_roll_back_by_hand_new_tasks_are_not_stale(start: Start, tmp_path: Path) -> None:
-    """Version numbers jump from 2 to 5 then, and what version 2 answered is one release old. A refused release is no change."""
+    """Version numbers jump from 2 to 5 then, and what version 2 answered is one release old. A refused
+    release is no change."""
     with online(start, tmp_path / "store", update={"max_lag": 1}) as parts:
         about, tensors = parts.snapshots.load(0).about, parts.snapshots.load(0).tensors
         for before in range(4):
@@ -495,18 +582,25 @@ def test_a_damaged_store_keeps_no_answer_back_and_says_what_is_wrong(start: Star
 
 
 @pytest.mark.slow
-def test_a_request_with_the_name_of_another_question_is_answered_and_told_so(start: Start, tmp_path: Path) -> None:
+def test_a_request_with_the_name_of_another_question_is_answered_and_told_so(
+    start: Start, tmp_path: Path
+) -> None:
     with online(start, tmp_path / "store") as parts:
         engine = parts.engine()
         assert engine.answer(asked(0, 1))[0].experience == engine.answer(asked(0, 1))[0].experience == 1
         for other in ({"question": "Where is it?"}, {"frames": (tiny.picture(7),)}, {"clip": True}):
             (reply,) = engine.answer([replace(asked(0, 1)[0], **other)])  # type: ignore[arg-type]
             assert (reply.experience, parts.store.size()) == (None, 1)
-            assert reply.why_not_kept == "the request 'r0' is another question of the store; give this one a name of its own"
+            assert (
+                reply.why_not_kept
+                == "the request 'r0' is another question of the store; give this one a name of its own"
+            )
 
 
 @pytest.mark.slow
-def test_pictures_that_are_missing_or_cut_or_forgotten_in_a_step_do_not_stop_the_worker(start: Start, tmp_path: Path) -> None:
+def test_pictures_that_are_missing_or_cut_or_forgotten_in_a_step_do_not_stop_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
     """Of eight tasks, 1 has lost its picture and 4 half of it; 3 is forgotten after the worker took it."""
     with online(start, tmp_path / "store") as parts:
         parts.engine().answer(asked(0, 8))
@@ -523,12 +617,24 @@ def test_pictures_that_are_missing_or_cut_or_forgotten_in_a_step_do_not_stop_the
 
         worker.practice.play = play  # type: ignore[method-assign]
         module = loop_of(parts, worker, log=silent)
-        assert worker.run(module, schedule=schedule(parts.cfg, steps=3), machine=MACHINE, scratch=tmp_path / "scratch", log=silent)
-        rows = {record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)}
+        assert worker.run(
+            module,
+            schedule=schedule(parts.cfg, steps=3),
+            machine=MACHINE,
+            scratch=tmp_path / "scratch",
+            log=silent,
+        )
+        rows = {
+            record["id"]: (record["verdict"], record["visits"]) for record in overview.records(parts.store)
+        }
         assert rows.keys() == {1, 2, 4, 5, 6, 7, 8}
         assert rows[1] == rows[4] == ("unreadable", 0)
         assert {visits for number, (_, visits) in rows.items() if number not in (1, 4)} == {1}
         assert overview.counts(parts.store)["unreadable"] == 2
-        told = [row.body for row in overview.audit_rows(parts.store) if row.event == "alert" and "unreadable" in row.body]
+        told = [
+            row.body
+            for row in overview.audit_rows(parts.store)
+            if row.event == "alert" and "unreadable" in row.body
+        ]
         assert len(told) == 2
         assert "a picture of experience 1 is missing or damaged" in told[0]

@@ -15,7 +15,9 @@ from perf import agent
 from tests.workspace import ROOT
 
 
-def test_a_call_with_more_rows_goes_on_and_tells_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_with_more_rows_goes_on_and_tells_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stages that write their name; the report lists what it was given."""
     ran: list[str] = []
 
@@ -34,6 +36,13 @@ def test_a_call_with_more_rows_goes_on_and_tells_of_all_of_them(tmp_path: Path, 
     profile = load(Path("params.yaml")).profile
     for rows in (["sft"], ["sft", "oracle"]):
         agent.run_on(profile, 5, tmp_path, rows)
-    assert ran == ["cota", "agent_sft@tools", "agent_evaluate@sft", "agent_report", "agent_evaluate@oracle", "agent_report"]
+    assert ran == [
+        "cota",
+        "agent_sft@tools",
+        "agent_evaluate@sft",
+        "agent_report",
+        "agent_evaluate@oracle",
+        "agent_report",
+    ]
     told = json.loads((agent.RESULTS / f"agent-{profile}-on-seed5.json").read_text())
     assert "agent/evaluate/oracle" in told

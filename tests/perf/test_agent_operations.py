@@ -10,7 +10,8 @@ JF, MOT = "J&F, J, F", "MOTA, MOTP, identity switches"
 
 
 def two_squares() -> Clip:
-    """Two of 8 pixels that stay where they are for 5 frames; the second is not there in the first one, and frame 3 is not annotated."""
+    """Two of 8 pixels that stay where they are for 5 frames; the second is not there in the first one, and
+    frame 3 is not annotated."""
     masks = np.zeros((2, 5, 40, 40), bool)
     masks[0, :, 2:10, 2:10] = masks[1, 1:, 22:30, 22:30] = True
     return Clip(frames=[b""] * 5, masks=masks, annotated=np.array([True, True, True, False, True]))
@@ -36,7 +37,8 @@ def test_tracks_that_change_places_have_two_switches_and_a_lost_one_misses() -> 
     changed[:, 4] = clip.masks[::-1, 4]
     found = track_figures([clip], [changed])
     assert found[MOT] == pytest.approx([1 - 2 / 5, 1, 2])
-    assert found[JF] == pytest.approx([(2 / 3 + 2 / 3) / 2] * 3)  # right in 2 of frames 1, 2, 4 and in 2 of 0, 2, 4
+    # right in 2 of frames 1, 2, 4 and in 2 of 0, 2, 4
+    assert found[JF] == pytest.approx([(2 / 3 + 2 / 3) / 2] * 3)
     lost = clip.masks.copy()
     lost[0] = False
     assert track_figures([clip], [lost])[MOT] == pytest.approx([2 / 5, 1, 0])
@@ -53,9 +55,17 @@ def test_the_point_in_a_mask_is_far_from_its_edge_and_from_the_pictures() -> Non
 def test_shapes_are_measured_as_their_closed_forms_say_and_crops_show_whole_things() -> None:
     with Toolbox() as toolbox:
         errors = properties(toolbox, seed=0, each=3 * len(KINDS))
-        assert zooms(drawn_things(seed=0, each=1, tile=toolbox.tile), toolbox) == {"zoom_in: share of crops with the whole thing": [1.0]}
+        assert zooms(drawn_things(seed=0, each=1, tile=toolbox.tile), toolbox) == {
+            "zoom_in: share of crops with the whole thing": [1.0]
+        }
     most = {name.split(", ")[1].split(":")[0]: largest for name, (_, largest) in errors.items()}
-    assert most.keys() == {"area (%)", "centroid (pixels)", "eccentricity", "solidity", "orientation (degrees)"}
+    assert most.keys() == {
+        "area (%)",
+        "centroid (pixels)",
+        "eccentricity",
+        "solidity",
+        "orientation (degrees)",
+    }
     assert most["area (%)"] < 1
     assert most["centroid (pixels)"] < 0.5
     assert most["orientation (degrees)"] < 1.5

@@ -1,4 +1,5 @@
-"""perf/denial.py: which kind of absent thing an expression means, and the chance that a denial tells it from what is there."""
+"""perf/denial.py: which kind of absent thing an expression means, and the chance that a denial tells it from
+what is there."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from perf.denial import KINDS, auc, kind_of, things_of
 
 
 def thing(words: str) -> dict[str, str]:
-    return dict(zip(("size", "colour", "texture", "shape"), words.split(), strict=True)) | {"place": "in the middle"}
+    return dict(zip(("size", "colour", "texture", "shape"), words.split(), strict=True)) | {
+        "place": "in the middle"
+    }
 
 
 THINGS = [thing("small red plain circle"), thing("large blue striped square")]
@@ -29,7 +32,8 @@ THINGS = [thing("small red plain circle"), thing("large blue striped square")]
         ("the star", "shape"),
         ("the red square", "colour or shape"),  # a blue square and a red circle are there
         ("the small green dotted star", "neither"),
-        ("the large circle", "shape"),  # a large square is there; with another size it would fit too, which does not count
+        # a large square is there; with another size it would fit too, which does not count
+        ("the large circle", "shape"),
         ("the small red striped circle", "neither"),  # its texture alone is wrong
     ],
 )
@@ -53,11 +57,16 @@ def test_a_pictures_things_are_its_regions_with_attributes():
         sample_id="1", dataset="d", image_id="i", frames=(Path("x.png"),), height=8, width=8, task="region_caption", text="a red circle",
         meta=THINGS[0],
     )  # fmt: skip
-    others = [replace(region, frames=(Path("y.png"),), meta={}), replace(region, task="referring"), replace(region, meta=THINGS[1])]
+    others = [
+        replace(region, frames=(Path("y.png"),), meta={}),
+        replace(region, task="referring"),
+        replace(region, meta=THINGS[1]),
+    ]
     assert dict(things_of([region, *others])) == {Path("x.png"): THINGS}
 
 
 def test_auc_counts_pairs_and_half_of_ties():
-    assert auc(np.array([0.9, 0.4]), np.array([0.1, 0.4, 0.5])) == pytest.approx(4.5 / 6)  # .9 above all three; .4 above one, one tie
+    # .9 above all three; .4 above one, one tie
+    assert auc(np.array([0.9, 0.4]), np.array([0.1, 0.4, 0.5])) == pytest.approx(4.5 / 6)
     assert auc(np.array([0.9]), np.array([0.1])) == 1.0
     assert auc(np.array([0.1]), np.array([0.9])) == 0.0

@@ -12,9 +12,26 @@ from perf.gpu import table
 
 
 def test_a_figure_that_is_worse_by_more_than_a_twentieth_is_marked():
-    facts = {"card": "H100", "size": "sa2va-4b", "torch": "2", "transformers": "5", "date": "2026-11-27", "commit": "abc"}
-    before = {"sft": {**facts, "cases": {"compiled": {"tokens_per_s": 100.0, "step_s": 1.0, "mfu": 0.4, "waiting": 0.1}}}}
-    now = {"sft": {**facts, "cases": {"compiled": {"tokens_per_s": 94.0, "step_s": 1.06, "mfu": 0.39, "waiting": 0.2}}}}
+    facts = {
+        "card": "H100",
+        "size": "sa2va-4b",
+        "torch": "2",
+        "transformers": "5",
+        "date": "2026-11-27",
+        "commit": "abc",
+    }
+    before = {
+        "sft": {
+            **facts,
+            "cases": {"compiled": {"tokens_per_s": 100.0, "step_s": 1.0, "mfu": 0.4, "waiting": 0.1}},
+        }
+    }
+    now = {
+        "sft": {
+            **facts,
+            "cases": {"compiled": {"tokens_per_s": 94.0, "step_s": 1.06, "mfu": 0.39, "waiting": 0.2}},
+        }
+    }
     assert table(now, before).splitlines()[-1] == (
         "| sft | compiled | **tokens per s 94 (was 100)**; **step s 1.06 (was 1)**; mfu 0.39; waiting 0.2 |"
     )
@@ -23,7 +40,9 @@ def test_a_figure_that_is_worse_by_more_than_a_twentieth_is_marked():
 
 def run(*parts: str, out: str) -> subprocess.CompletedProcess[str]:
     words = ["--parts", *parts, "--size", "tiny", "--device", "cpu", "--quick", "--out", out]
-    return subprocess.run([sys.executable, "-m", "perf.gpu", *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "perf.gpu", *words], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
@@ -32,7 +51,10 @@ def test_training_and_decoding_are_measured_on_a_cpu(tmp_path, monkeypatch):
     done = run("sft", "decode", out=str(tmp_path / "gpu.json"))
     assert not done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads((tmp_path / "gpu.json").read_text())
-    compiled, eager = found["sft"]["cases"]["compiled, checkpointing none"], found["sft"]["cases"]["eager, checkpointing layers"]
+    compiled, eager = (
+        found["sft"]["cases"]["compiled, checkpointing none"],
+        found["sft"]["cases"]["eager, checkpointing layers"],
+    )
     assert 1 <= compiled["graphs"] <= 4, "rows of unlike lengths share graphs"
     assert not compiled["breaks"]
     assert not eager["graphs"]

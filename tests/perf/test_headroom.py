@@ -23,7 +23,9 @@ def config(temperature: float, batch: int) -> Config:
 
 def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: Network):
     regions = [tiny.region(i, "a red square") for i in range(3)]
-    requests = [caption_request(r, true_mask(r)) for r in regions] + [mask_request(r, r.text) for r in regions]
+    requests = [caption_request(r, true_mask(r)) for r in regions] + [
+        mask_request(r, r.text) for r in regions
+    ]
     greedy = predict(tiny_model, requests, max_tokens=12, batch=6)
     found = sampled(tiny_model, requests, config(1e-4, 12), what="caption", group=2)
     assert found == [[one, one] for one in greedy]
@@ -32,7 +34,10 @@ def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: N
 def test_samples_differ_within_a_group_and_depend_on_no_batch(tiny_model: Network):
     requests = [caption_request(r, true_mask(r)) for r in (tiny.region(i, "a red square") for i in range(3))]
     found = [
-        [[one.text for one in own] for own in sampled(tiny_model, requests, config(1.0, batch), what="caption", group=2)]
+        [
+            [one.text for one in own]
+            for own in sampled(tiny_model, requests, config(1.0, batch), what="caption", group=2)
+        ]
         for batch in (2, 6)
     ]
     assert found[0] == found[1]

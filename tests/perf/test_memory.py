@@ -34,7 +34,8 @@ from tests import tiny
 
 
 def test_bytes_follow_from_the_three_counts():
-    """P 100, F 10, A 6: weights 2*90 + 4*16 = 244, gradients 4*16, AdamW 8*16. ZeRO-2 on 8 GPUs: (4*16, 12*16) / 8. ZeRO-3: all / 8."""
+    """P 100, F 10, A 6: weights 2*90 + 4*16 = 244, gradients 4*16, AdamW 8*16. ZeRO-2 on 8 GPUs: (4*16,
+    12*16) / 8. ZeRO-3: all / 8."""
     counts = Parameters(total=100, full=10, adapters=6)
     assert (counts.trained, counts.base, counts.delta, counts.training_state) == (16, 200, 64, 192)
     for stage, parts in ((0, (244, 64, 128)), (2, (244, 8, 24)), (3, (30.5, 8, 24))):
@@ -44,7 +45,8 @@ def test_bytes_follow_from_the_three_counts():
 
 
 def test_trained_parameters_of_the_1b():
-    """Qwen2.5-0.5B: a layer's linears are q and o 896 -> 896, k and v 896 -> 128, gate and up 896 -> 4864, down back."""
+    """Qwen2.5-0.5B: a layer's linears are q and o 896 -> 896, k and v 896 -> 128, gate and up 896 -> 4864,
+    down back."""
     layer = 128 * ((896 + 896) * 2 + (896 + 128) * 2 + (896 + 4864) * 3)
     counts = parameters_of(build_meta("sa2va-1b"), rank=128)
     assert counts.adapters == 24 * layer
@@ -57,8 +59,11 @@ def test_trained_parameters_of_the_1b():
 
 @pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize(("half", "dropout"), [(False, 0.0), (False, 0.1), (True, 0.0), (True, 0.1)])
-def test_what_a_layer_keeps_is_what_the_formula_says(kind: str, half: bool, dropout: float, monkeypatch: pytest.MonkeyPatch):
-    """The difference of three layers and one, as autograd keeps it. bf16 also keeps copies of LoRA's weights, which are no activations."""
+def test_what_a_layer_keeps_is_what_the_formula_says(
+    kind: str, half: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
+):
+    """The difference of three layers and one, as autograd keeps it. bf16 also keeps copies of LoRA's weights,
+    which are no activations."""
     monkeypatch.setattr(precision, "FEW", 0)  # the fused kernel alone, as on a GPU
     monkeypatch.setattr(precision, "FUSED", torch.bfloat16 if half else torch.float32)
 
@@ -67,7 +72,13 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind: str, half: bool, drop
         vision = {"image_size": 16, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64}
         words = build_tokenizer(tiny.TEXTS * 5, vocabulary=300, kind=kind)
         config = tiny_config(
-            kind=kind, vision=vision, language=language, grounding=tiny.GROUNDING, tokenizer=words, template="qwen_chat", video_frames=2
+            kind=kind,
+            vision=vision,
+            language=language,
+            grounding=tiny.GROUNDING,
+            tokenizer=words,
+            template="qwen_chat",
+            video_frames=2,
         )
         model = build_tiny(config, words, seed=0)
         if half:
@@ -75,7 +86,9 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind: str, half: bool, drop
         adapters.prepare_sft(model, adapters.lora_config(rank=8, alpha=8, dropout=dropout), seed=0)
         branch = torch.tensor([[0] * 100 + [1] * 60 + [2] * 40] * 2)
         ids = torch.randint(5, 100, branch.shape)
-        packed = Packed(input_ids=ids, position_ids=torch.arange(200).expand_as(ids), branch=branch, loss_mask=branch > 0)
+        packed = Packed(
+            input_ids=ids, position_ids=torch.arange(200).expand_as(ids), branch=branch, loss_mask=branch > 0
+        )
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             return kept_bytes(lambda: model.hidden_states(packed, [None] * 2), own), TextShape.of(model)
@@ -88,7 +101,8 @@ def test_what_a_layer_keeps_is_what_the_formula_says(kind: str, half: bool, drop
 
 
 def test_operations_of_a_step_are_those_of_its_parts():
-    """Text alone without masks: 2 a weight and token forward, 2 backward for inputs, 2 more for LoRA; the head 6 a learned token."""
+    """Text alone without masks: 2 a weight and token forward, 2 backward for inputs, 2 more for LoRA; the
+    head 6 a learned token."""
     counted = Operations(build_meta("sa2va-1b"), rank=128)
     layer = (896 + 896) * 896 + 2 * 896 * 128 + 3 * 896 * 4864
     lora = 128 * ((896 + 896) * 2 + (896 + 128) * 2 + (896 + 4864) * 3)
@@ -98,7 +112,9 @@ def test_operations_of_a_step_are_those_of_its_parts():
     assert sum(counted.of(work).values()) == pytest.approx(language + 100 * 6 * 151679 * 896, rel=1e-9)
     for recomputed, share in ((None, 1.0), (6, 0.25)):
         again = share * 2000 * (24 * 2 * (layer + lora) + attention)
-        assert sum(counted.of(work, recomputed=recomputed).values()) == pytest.approx(language + again + 100 * 6 * 151679 * 896, rel=1e-9)
+        assert sum(counted.of(work, recomputed=recomputed).values()) == pytest.approx(
+            language + again + 100 * 6 * 151679 * 896, rel=1e-9
+        )
 
 
 def counted_by_torch(model: Network, grids: tuple[tuple[int, int], ...], tokens: int) -> tuple[int, int]:
@@ -107,25 +123,39 @@ def counted_by_torch(model: Network, grids: tuple[tuple[int, int], ...], tokens:
         if model.config.kind == "internvl":
             model.backbone.features(torch.zeros(len(grids), 3, 448, 448, device="meta"), grids)
         else:
-            vision, patches = model.vlm.config.vision_config, sum(rows * columns for rows, columns in grids) * 4
+            vision, patches = (
+                model.vlm.config.vision_config,
+                sum(rows * columns for rows, columns in grids) * 4,
+            )
             tower = model.vlm.model.visual
-            tower.rotary_pos_emb.register_forward_pre_hook(lambda module, args: (torch.zeros(1), *args[1:]))  # its table is real
+            # its table is real
+            tower.rotary_pos_emb.register_forward_pre_hook(lambda module, args: (torch.zeros(1), *args[1:]))
             tower.rotary_pos_emb.register_forward_hook(lambda module, args, out: [x.to("meta") for x in out])
-            pixels = torch.zeros(patches, 3 * vision.temporal_patch_size * vision.patch_size**2, device="meta")
+            pixels = torch.zeros(
+                patches, 3 * vision.temporal_patch_size * vision.patch_size**2, device="meta"
+            )
             tower(pixels, grid_thw=torch.tensor([(1, 2 * rows, 2 * columns) for rows, columns in grids]))
-    places = torch.arange(tokens, device="meta").expand(*(() if model.config.kind == "internvl" else (3,)), 1, -1)
-    embeds = torch.zeros(1, tokens, model.vlm.config.text_config.hidden_size, device="meta", requires_grad=True)
+    places = torch.arange(tokens, device="meta").expand(
+        *(() if model.config.kind == "internvl" else (3,)), 1, -1
+    )
+    embeds = torch.zeros(
+        1, tokens, model.vlm.config.text_config.hidden_size, device="meta", requires_grad=True
+    )
     allowed = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device="meta")
     with FlopCounterMode(display=False) as read:
-        out = model.vlm.model.language_model(inputs_embeds=embeds, position_ids=places, attention_mask=allowed, use_cache=False)
+        out = model.vlm.model.language_model(
+            inputs_embeds=embeds, position_ids=places, attention_mask=allowed, use_cache=False
+        )
         out.last_hidden_state.sum().backward()
     return seen.get_total_flops(), read.get_total_flops()
 
 
-@pytest.mark.parametrize(("name", "grids"), [("sa2va-1b", ((16, 16),) * 3), ("sa2va-qwen25-3b", ((18, 25), (9, 12)))])
+@pytest.mark.parametrize(
+    ("name", "grids"), [("sa2va-1b", ((16, 16),) * 3), ("sa2va-qwen25-3b", ((18, 25), (9, 12)))]
+)
 def test_operations_are_those_that_torch_counts(name: str, grids: tuple[tuple[int, int], ...]):
-    """Vision tower with its merger, windows that are cut off too, and the language model with LoRA, at published sizes. torch counts the
-    masked half of the scores."""
+    """Vision tower with its merger, windows that are cut off too, and the language model with LoRA, at
+    published sizes. torch counts the masked half of the scores."""
     model = build_meta(name)
     adapters.prepare_sft(model, adapters.lora_config(rank=16, alpha=16, dropout=0.0), seed=0)
     work = Work(tokens=300, pairs=300.0**2, learned=0, grids=grids)
@@ -138,7 +168,9 @@ def test_operations_are_those_that_torch_counts(name: str, grids: tuple[tuple[in
 
 def test_a_batch_is_counted_as_it_is_read():
     """A prefix of 3, branches of 4 and 5 tokens, padding of 2: 7 tokens causal, then 5 after the prefix."""
-    row = tiny.row(Turn(question="Describe region1.", answer="a red circle.", regions=(tiny.square(0, 0, 40, 40),)))
+    row = tiny.row(
+        Turn(question="Describe region1.", answer="a red circle.", regions=(tiny.square(0, 0, 40, 40),))
+    )
     model = tiny.build()
     batch = collate([row], model.tokenizer, tiny.layout(model))
     branch = torch.tensor([[0] * 3 + [1] * 4 + [2] * 5 + [-1] * 2])
@@ -154,20 +186,28 @@ def test_as_few_layers_are_computed_again_as_fit():
     batch = MicroBatch(rows=2, tokens=4096, learned=300, grids=((16, 16),) * 13, masks=5)
 
     def peak(recomputed: int | None) -> int:
-        return sum(activation_bytes(model, batch, rank=128, dropout=True, half=True, recomputed=recomputed).values())
+        return sum(
+            activation_bytes(model, batch, rank=128, dropout=True, half=True, recomputed=recomputed).values()
+        )
 
     def chosen(room: int) -> int:
         return recomputed_layers(model, [batch], room=room, rank=128, dropout=True, half=True)
 
     peaks = [peak(count) for count in range(25)]
     assert peaks[:23] == sorted(peaks[:23], reverse=True)
-    assert min(peaks) == peaks[22] < peaks[24] == peak(None)  # two are computed again at once: of the last two nothing is saved
+    # two are computed again at once: of the last two nothing is saved
+    assert min(peaks) == peaks[22] < peaks[24] == peak(None)
     assert [chosen(peaks[0]), chosen(peaks[7]), chosen(peaks[7] - 1), chosen(0)] == [0, 7, 8, 22]
 
 
 @pytest.mark.parametrize(
     ("card", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA Nothing", None)],
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA Nothing", None),
+    ],
 )
 def test_a_gpus_peak_is_found_by_its_name(card: str, peak: float | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: card)
@@ -177,7 +217,8 @@ def test_a_gpus_peak_is_found_by_its_name(card: str, peak: float | None, monkeyp
 
 @pytest.mark.parametrize("checkpointing", ["none", "half", "layers"])
 def test_the_peak_of_a_step_is_near_the_formula(checkpointing: str):
-    """All tensors that live, counted as they are made. half: 4 of 8 layers. Where all are recomputed the formula is cautious."""
+    """All tensors that live, counted as they are made. half: 4 of 8 layers. Where all are recomputed the
+    formula is cautious."""
     formula, counted = activations.measure(128, 352, 8, 2, 512, checkpointing)
     assert counted == pytest.approx(formula, rel=0.35 if checkpointing == "layers" else 0.06)
     assert counted <= 1.06 * formula

@@ -54,8 +54,13 @@ def test_every_column_is_kept_sample_by_sample_and_its_mean_is_the_benchmarks_me
     assert found["loop1 IoU"] == [1.0, 0.0]
     assert found["exact captions"] == [1.0, 0.0]
     assert found["gIoU"] == [1.0, 0.0]
-    assert found["all expressions"] == [1.0, 0.0, 0.5, 0.0]  # of the two things it draws one; of the absent one it draws something
-    of_captions = BENCHMARKS["region_caption"].of_samples(regions, ask([BENCHMARKS["region_caption"].request(s) for s in regions])).metrics
+    # of the two things it draws one; of the absent one it draws something
+    assert found["all expressions"] == [1.0, 0.0, 0.5, 0.0]
+    of_captions = (
+        BENCHMARKS["region_caption"]
+        .of_samples(regions, ask([BENCHMARKS["region_caption"].request(s) for s in regions]))
+        .metrics
+    )
     of_masks = BENCHMARKS["referring"].of_samples(expressions, [left] * 4).metrics
     assert np.mean(found["exact captions"]) == of_captions["exact_match"]
     assert np.mean(found["gIoU"]) == of_masks["gIoU"]
@@ -80,7 +85,9 @@ def test_runs_of_other_samples_are_not_paired():
         differences({"SFT": {"gIoU": [0.2, 0.9]}, "no KL": {"gIoU": [0.4]}}, "no KL", "gIoU")
 
 
-def test_older_files_with_one_number_a_column_print_without_an_error_and_without_what_they_lack(tmp_path: Path):
+def test_older_files_with_one_number_a_column_print_without_an_error_and_without_what_they_lack(
+    tmp_path: Path,
+):
     runs = {
         "SFT": {"loop1 IoU": [0.8, 0.6], "gIoU": [0.7]},
         "no KL": {"loop1 IoU": [0.9, 0.6], "gIoU": [0.75]},
@@ -101,4 +108,7 @@ def test_a_run_that_not_every_seed_has_is_left_out(tmp_path: Path):
     both = {"SFT": {"gIoU": [0.5]}, "no KL": {"gIoU": [0.6]}}
     for seed, runs in enumerate([both | {"no judge": {"gIoU": [0.9]}}, {**both, "no KL": {"gIoU": [0.8]}}]):
         (tmp_path / f"rl-ablation-seed{seed}.json").write_text(json.dumps({"runs": runs}))
-    assert table(sorted(tmp_path.iterdir())).splitlines()[2:] == ["| SFT | 0.500 |", "| no KL | +0.2000 ± 0.1414 |"]
+    assert table(sorted(tmp_path.iterdir())).splitlines()[2:] == [
+        "| SFT | 0.500 |",
+        "| no KL | +0.2000 ± 0.1414 |",
+    ]

@@ -16,7 +16,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_memory_of_ans_track_and_of_the_stock_predictor_is_measured_on_one_clip(tmp_path: Path) -> None:
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
-    command = [sys.executable, "perf/streaming.py", "--model", str(tmp_path / "sam2"), "--frames", "3", "--ways", "track", "stock"]
+    command = [
+        sys.executable,
+        "perf/streaming.py",
+        "--model",
+        str(tmp_path / "sam2"),
+        "--frames",
+        "3",
+        "--ways",
+        "track",
+        "stock",
+    ]
     words = os.environ | {"PYTHONPATH": str(ROOT)}
     said = subprocess.run(command, cwd=ROOT, env=words, check=True, capture_output=True, text=True).stdout
     for way in ("track", "stock"):

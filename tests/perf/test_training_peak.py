@@ -26,11 +26,14 @@ class Exponentials(nn.Module):
 
 
 def test_the_peak_of_a_step_worked_out_by_hand():
-    """Weights and input 40 kB each, Adam's moments 80. The backward pass begins with the two results, 40 each, that it reads; the gradient
-    of the outer one makes 120. Single numbers (a step's count, the loss) take 4 bytes each.
+    """Weights and input 40 kB each, Adam's moments 80. The backward pass begins with the two results, 40
+    each, that it reads; the gradient of the outer one makes 120. Single numbers (a step's count, the loss)
+    take 4 bytes each.
     """
     module = Exponentials()
-    found = step_peak(module, optimizer_of(module, lr=1e-3, weight_decay=0.0, scales={}), [torch.zeros(10_000)], half=False)
+    found = step_peak(
+        module, optimizer_of(module, lr=1e-3, weight_decay=0.0, scales={}), [torch.zeros(10_000)], half=False
+    )
     assert (found.weights, found.optimizer, found.inputs, found.gradients) == (40_000, 80_004, 40_000, 0)
     assert found.activations == pytest.approx(120_000, abs=20)
     assert found.phase == "backward"
@@ -53,14 +56,22 @@ def test_fake_tensors_take_what_the_same_step_takes(recompute: bool):
             return step_peak(module, optimizer, faked(batch, mode) if fake else batch, half=True)
 
     fake, real = peak(fake=True), peak(fake=False)
-    assert (fake.weights, fake.optimizer, fake.inputs, fake.phase) == (real.weights, real.optimizer, real.inputs, real.phase)
+    assert (fake.weights, fake.optimizer, fake.inputs, fake.phase) == (
+        real.weights,
+        real.optimizer,
+        real.inputs,
+        real.phase,
+    )
     assert fake.total == pytest.approx(real.total, rel=1e-3)
 
 
 def test_attention_as_on_a_gpu_holds_no_matrix_with_dropout_either():
-    """Query, key and value of 256 x 32 in bf16 are 16,384 bytes each, so is the result; a matrix would be 131,072. Norms give fp32."""
+    """Query, key and value of 256 x 32 in bf16 are 16,384 bytes each, so is the result; a matrix would be
+    131,072. Norms give fp32."""
     with fakes(), as_on_gpu(), LiveBytes() as live:
-        query, key, value = (torch.zeros(1, 1, 256, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        query, key, value = (
+            torch.zeros(1, 1, 256, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
         before = live.now
         result = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
         assert 16_384 + 256 * 4 <= live.most - before < 20_000

@@ -27,7 +27,10 @@ def test_a_video_is_its_frames_in_order(tmp_path: Path, shots: list[np.ndarray],
     with media.frames(tmp_path / name, scratch=tmp_path / "scratch") as frames:
         found = [np.asarray(transforms.open_image(f)) for f in frames]
     assert [f.shape for f in found] == [(48, 64, 3)] * 6
-    assert all(abs(f.astype(int).mean((0, 1)) - shot.mean((0, 1))).max() < 8 for f, shot in zip(found, shots, strict=True))
+    assert all(
+        abs(f.astype(int).mean((0, 1)) - shot.mean((0, 1))).max() < 8
+        for f, shot in zip(found, shots, strict=True)
+    )
 
 
 def test_a_videos_frames_are_files_and_gone_afterwards(tmp_path: Path, shots: list[np.ndarray]) -> None:
@@ -39,7 +42,9 @@ def test_a_videos_frames_are_files_and_gone_afterwards(tmp_path: Path, shots: li
     assert list(scratch.iterdir()) == []
 
 
-def test_a_folder_is_its_pictures_by_name_and_a_picture_is_itself(tmp_path: Path, shots: list[np.ndarray]) -> None:
+def test_a_folder_is_its_pictures_by_name_and_a_picture_is_itself(
+    tmp_path: Path, shots: list[np.ndarray]
+) -> None:
     scratch = tmp_path / "scratch"
     for name in ("00002.jpg", "00010.jpg", "00001.PNG", "notes.txt"):
         (tmp_path / name).touch()
@@ -52,8 +57,13 @@ def test_a_folder_is_its_pictures_by_name_and_a_picture_is_itself(tmp_path: Path
 
 
 def test_a_picture_of_16_bits_of_grey_keeps_its_greys() -> None:
-    """25000 = 97 * 256 + 168; -1 and 70000 are outside of 16 bits. Pillow's mode "I" holds 8 bits as often."""
-    for values, greys in (([0, 25000, 65535], [0, 97, 255]), ([-1, 25000, 70000], [0, 97, 255]), ([-1, 97, 255], [0, 97, 255])):
+    """25000 = 97 * 256 + 168; -1 and 70000 are outside of 16 bits. Pillow's mode "I" holds 8 bits as
+    often."""
+    for values, greys in (
+        ([0, 25000, 65535], [0, 97, 255]),
+        ([-1, 25000, 70000], [0, 97, 255]),
+        ([-1, 97, 255], [0, 97, 255]),
+    ):
         picture = Image.fromarray(np.array([values], np.uint16 if min(values) >= 0 else np.int32))
         assert np.asarray(transforms.open_image(media.reference(picture)))[0, :, 0].tolist() == greys
 
@@ -65,7 +75,10 @@ def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> N
     (tmp_path / "empty.gif").touch()
     scratch = tmp_path / "scratch"
     for name in ("cut.mp4", "empty.gif"):
-        with pytest.raises(ValueError, match=f"cannot read the video .*{name}"), media.frames(tmp_path / name, scratch=scratch):
+        with (
+            pytest.raises(ValueError, match=f"cannot read the video .*{name}"),
+            media.frames(tmp_path / name, scratch=scratch),
+        ):
             pass
         assert list(scratch.iterdir()) == []
     (tmp_path / "nothing").mkdir()
@@ -77,14 +90,21 @@ def test_what_is_no_video_is_named(tmp_path: Path, shots: list[np.ndarray]) -> N
             pass
 
 
-def test_a_gif_of_too_many_pixels_is_named(tmp_path: Path, shots: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gif_of_too_many_pixels_is_named(
+    tmp_path: Path, shots: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_gif(tmp_path / "clip.gif", shots)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(ValueError, match=r"cannot read the video .*clip\.gif"), media.frames(tmp_path / "clip.gif", scratch=tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"cannot read the video .*clip\.gif"),
+        media.frames(tmp_path / "clip.gif", scratch=tmp_path),
+    ):
         pass
 
 
-def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path: Path, shots: list[np.ndarray]) -> None:
+def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(
+    tmp_path: Path, shots: list[np.ndarray]
+) -> None:
     write_video(tmp_path / "clip.mp4", np.stack(shots))
     with media.frames(tmp_path / "clip.mp4", scratch=tmp_path / "scratch") as files:
         expected = [file.read_bytes() for file in files]
@@ -113,7 +133,8 @@ def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(tmp_path
 def test_a_video_that_says_it_is_turned_or_mirrored_stands_upright(
     tmp_path: Path, matrix: tuple[int, ...], height: int, corner: str
 ) -> None:
-    """The track's header says that (x, y) is shown at (a x + c y, b x + d y); the stored upper left corner is white."""
+    """The track's header says that (x, y) is shown at (a x + c y, b x + d y); the stored upper left corner is
+    white."""
     shot = np.zeros((48, 64, 3), np.uint8)
     shot[:24, :32] = 255
     write_video(tmp_path / "clip.mp4", np.stack([shot] * 2))
@@ -125,7 +146,9 @@ def test_a_video_that_says_it_is_turned_or_mirrored_stands_upright(
     upright = np.asarray(transforms.open_image(media.clip(tmp_path / "clip.mp4")[1]))
     assert upright.shape == (height, 112 - height, 3)
     assert video_file.size(tmp_path / "clip.mp4") == (112 - height, height)
-    assert np.array_equal(np.asarray(transforms.open_image(video_file.frames_of(tmp_path / "clip.mp4")[1])), upright)
+    assert np.array_equal(
+        np.asarray(transforms.open_image(video_file.frames_of(tmp_path / "clip.mp4")[1])), upright
+    )
     white = {
         f"{down} {across}": upright[y, x].mean() > 128
         for down, y in (("upper", 12), ("lower", height - 12))
@@ -135,8 +158,11 @@ def test_a_video_that_says_it_is_turned_or_mirrored_stands_upright(
 
 
 @pytest.mark.parametrize(("hidden_after", "frames"), [(0, range(7, 40)), (10, range(7, 30))])
-def test_a_clip_that_was_cut_without_encoding_has_the_frames_that_are_shown(tmp_path: Path, hidden_after: int, frames: range) -> None:
-    """As `ffmpeg -ss .7 -c copy` and editors of phones cut: all 40 frames are stored, and the edit list hides some before and after."""
+def test_a_clip_that_was_cut_without_encoding_has_the_frames_that_are_shown(
+    tmp_path: Path, hidden_after: int, frames: range
+) -> None:
+    """As `ffmpeg -ss .7 -c copy` and editors of phones cut: all 40 frames are stored, and the edit list hides
+    some before and after."""
     write_moving(tmp_path / "whole.mp4", "libx264")
     with av.open(str(tmp_path / "whole.mp4")) as source, av.open(str(tmp_path / "cut.mp4"), "w") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
@@ -152,7 +178,12 @@ def test_a_clip_that_was_cut_without_encoding_has_the_frames_that_are_shown(tmp_
     (tmp_path / "cut.mp4").write_bytes(content)
     whole = [np.asarray(shot) for shot in video_file.shots(tmp_path / "whole.mp4")]
     shown = video_file.frames_of(tmp_path / "cut.mp4")
-    assert len(shown) == len(list(video_file.shots(tmp_path / "cut.mp4"))) == len(media.clip(tmp_path / "cut.mp4")) == len(frames)
+    assert (
+        len(shown)
+        == len(list(video_file.shots(tmp_path / "cut.mp4")))
+        == len(media.clip(tmp_path / "cut.mp4"))
+        == len(frames)
+    )
     for place in (len(frames) - 1, 3, 0):
         np.testing.assert_array_equal(np.asarray(video_file.read(shown[place])), whole[frames[place]])
 
@@ -175,15 +206,27 @@ def test_frames_are_in_order_of_time_with_zeros_before_their_numbers_or_without(
     for name in ("10.jpg", "2.JPG", "1.png", "011.jpg", "cat_10.png", "cat_9.png"):
         (tmp_path / name).touch()
     with media.frames(tmp_path, scratch=tmp_path / "scratch") as frames:
-        assert [path.name for path in frames] == ["1.png", "2.JPG", "10.jpg", "011.jpg", "cat_9.png", "cat_10.png"]
+        assert [path.name for path in frames] == [
+            "1.png",
+            "2.JPG",
+            "10.jpg",
+            "011.jpg",
+            "cat_9.png",
+            "cat_10.png",
+        ]
 
 
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.avi", "clip.mkv", "clip.webm"])
-def test_a_video_that_is_cut_short_is_refused_and_not_followed_to_where_it_ends(tmp_path: Path, name: str) -> None:
-    """The index stands first, as in files for the web, so that what is left of the pictures can be decoded."""
+def test_a_video_that_is_cut_short_is_refused_and_not_followed_to_where_it_ends(
+    tmp_path: Path, name: str
+) -> None:
+    """The index stands first, as in files for the web, so that what is left of the pictures can be
+    decoded."""
     noise = np.random.default_rng(0).integers(0, 256, (48, 64, 64, 3), np.uint8)
     codec, options = ("libvpx", {}) if name.endswith("webm") else ("libx264", {})
-    with av.open(str(tmp_path / name), "w", options={"movflags": "faststart"} if name.endswith("mp4") else options) as file:
+    with av.open(
+        str(tmp_path / name), "w", options={"movflags": "faststart"} if name.endswith("mp4") else options
+    ) as file:
         stream = file.add_stream(codec, rate=8)
         stream.width = stream.height = 64
         for picture in noise:
@@ -203,12 +246,16 @@ def write_moving(file: Path, codec: str, **options: str) -> None:
         stream = container.add_stream(codec, rate=10, options=options)
         stream.width = stream.height = 128
         for n in range(40):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(texture[:, n : n + 128]))))
+            container.mux(
+                stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(texture[:, n : n + 128])))
+            )
         container.mux(stream.encode())
 
 
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
-def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_them(tmp_path: Path, codec: str) -> None:
+def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_them(
+    tmp_path: Path, codec: str
+) -> None:
     file = tmp_path / "clip.mkv"
     write_moving(file, codec)
     video_file.check(video_file.frames_of(file))
@@ -219,13 +266,18 @@ def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_the
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"frame \d+ is damaged"):
         list(video_file.shots(file))
-    with pytest.raises(ValueError, match=r"cannot read frame \d+ of the video .*clip\.mkv: the file is damaged"):
+    with pytest.raises(
+        ValueError, match=r"cannot read frame \d+ of the video .*clip\.mkv: the file is damaged"
+    ):
         video_file.check(video_file.frames_of(file))
 
 
 @pytest.mark.parametrize(
     ("codec", "options"),
-    [("libx264", {"x264-params": "open-gop=1:keyint=8:bframes=3"}), ("libx265", {"x265-params": "keyint=8:log-level=none"})],
+    [
+        ("libx264", {"x264-params": "open-gop=1:keyint=8:bframes=3"}),
+        ("libx265", {"x265-params": "keyint=8:log-level=none"}),
+    ],
 )
 def test_frames_that_are_sought_from_a_key_frame_inside_an_open_group_are_not_taken_for_damaged(
     tmp_path: Path, codec: str, options: dict[str, str]

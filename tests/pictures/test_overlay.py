@@ -39,7 +39,11 @@ def test_a_mask_of_another_size_is_refused():
 
 
 def test_truth_stands_left_and_prediction_right():
-    sheet = np.asarray(side_by_side(GREY, truth=[block()], prediction=[], question="q", truth_text="t", prediction_text="a " * 200))
+    sheet = np.asarray(
+        side_by_side(
+            GREY, truth=[block()], prediction=[], question="q", truth_text="t", prediction_text="a " * 200
+        )
+    )
     half = sheet.shape[1] // 2
     assert (sheet[:, :half] == COLOURS[0]).all(-1).any()
     assert not (sheet[:, half:] == COLOURS[0]).all(-1).any()
@@ -61,11 +65,15 @@ def test_an_animation_has_all_frames_and_their_colours(tmp_path: Path):
     save_animation(frames, tmp_path / "a.gif", sample=frames, fps=5.0)
     shown = read(tmp_path / "a.gif")
     assert [ms for ms, _ in shown] == [200] * 3
-    assert all(np.abs(pixels - np.asarray(frame)).max() <= 8 for (_, pixels), frame in zip(shown, frames, strict=True))
+    assert all(
+        np.abs(pixels - np.asarray(frame)).max() <= 8
+        for (_, pixels), frame in zip(shown, frames, strict=True)
+    )
 
 
 def test_an_animation_changes_where_the_frames_do_and_holds_the_last_where_they_do_not(tmp_path: Path):
-    """Noise of 64 colours, in which a square moves, twice not at all: frames 1 and 2 are frame 0, which lasts thrice as long."""
+    """Noise of 64 colours, in which a square moves, twice not at all: frames 1 and 2 are frame 0, which lasts
+    thrice as long."""
     noise = np.random.default_rng(0).integers(0, 4, (20, 30, 3)).astype(np.uint8) * 80
     frames = []
     for x in (0, 0, 0, 5, 10, 26):
@@ -110,7 +118,8 @@ def test_an_animation_holds_few_frames_at_a_time(tmp_path: Path):
 
 
 def test_a_palette_holds_few_pixels_of_its_sample(tmp_path: Path):
-    """Pictures of 3 MB: one is held at a time, of which numpy may make two more arrays, and 32,768 pixels or fewer of each."""
+    """Pictures of 3 MB: one is held at a time, of which numpy may make two more arrays, and 32,768 pixels or
+    fewer of each."""
     sample = (Image.new("RGB", (1000, 1000), (5 * i, 0, 0)) for i in range(20))
     tracemalloc.start()
     save_animation([GREY], tmp_path / "a.gif", sample=sample, fps=5.0)

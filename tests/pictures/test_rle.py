@@ -27,9 +27,15 @@ def test_the_union_has_the_pixels_of_any():
 
 
 def test_all_three_forms_of_annotations_give_the_same_mask():
-    """A 2 x 2 square at x 1-3, y 1-3 of 4 x 5 pixels; uncompressed counts run down the columns: 5 out, 2 in, 2 out, 2 in, 9 out."""
+    """A 2 x 2 square at x 1-3, y 1-3 of 4 x 5 pixels; uncompressed counts run down the columns: 5 out, 2 in,
+    2 out, 2 in, 9 out."""
     square = mask(".....", ".xx..", ".xx..", ".....")
-    forms = [[[1, 1, 3, 1, 3, 3, 1, 3]], [1, 1, 3, 1, 3, 3, 1, 3], {"size": [4, 5], "counts": [5, 2, 2, 2, 9]}, rle.encode(square)]
+    forms = [
+        [[1, 1, 3, 1, 3, 3, 1, 3]],
+        [1, 1, 3, 1, 3, 3, 1, 3],
+        {"size": [4, 5], "counts": [5, 2, 2, 2, 9]},
+        rle.encode(square),
+    ]
     for form in forms:
         assert (rle.decode(rle.from_annotation(form, height=4, width=5, where="x")) == square).all()
 
@@ -52,14 +58,19 @@ def test_a_polygon_that_encloses_nothing_adds_nothing_beside_another():
 
 
 def test_several_polygons_are_one_mask():
-    both = rle.from_annotation([[0, 0, 1, 0, 1, 1, 0, 1], [3, 0, 5, 0, 5, 2, 3, 2]], height=4, width=5, where="x")
+    both = rle.from_annotation(
+        [[0, 0, 1, 0, 1, 1, 0, 1], [3, 0, 5, 0, 5, 2, 3, 2]], height=4, width=5, where="x"
+    )
     assert rle.area(both) == 1 + 4
 
 
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"size": [5, 4], "counts": "1"}, r"a.json id 3: RLE size \[5, 4\] is not the image's \[height, width\] = \[4, 5\]"),
+        (
+            {"size": [5, 4], "counts": "1"},
+            r"a.json id 3: RLE size \[5, 4\] is not the image's \[height, width\] = \[4, 5\]",
+        ),
         ({"size": [4, 5], "counts": [5, 2]}, "add up to 7, the image has 20 pixels"),
         ([[1, 1, 2, 2]], "a polygon needs at least 3 points .* got 4 numbers"),
         ([[1, 1, 2, 2, 3, 3, 4]], "got 7 numbers"),
@@ -73,7 +84,8 @@ def test_an_annotation_that_is_wrong_is_refused_by_name(form: object, message: s
 
 
 def test_runs_are_read_letter_by_letter():
-    """ "0" is 48. From the fourth run on it is the difference that is written: 2 - 2 and 9 - 2. 20 needs two letters, 32 + 20 and 0."""
+    """ "0" is 48. From the fourth run on it is the difference that is written: 2 - 2 and 9 - 2. 20 needs two
+    letters, 32 + 20 and 0."""
     assert rle.run_lengths("52207").tolist() == [5, 2, 2, 2, 9]
     assert rle.run_lengths("d0").tolist() == [20]
 
@@ -111,7 +123,10 @@ def test_runs_are_those_of_the_mask_at_every_size():
         ([[1, 1, 3, 1, 3, float("nan")]], "reaches nan"),
         ([[1, 1, 3, 1, 3, None]], "holds None, which is no number"),
         ([[1, 1, 3, 1, 3, 3], None], "a polygon is None"),
-        ([[0.1, 0.1, 0.3, 0.1, 0.3, 1]], r"lie in \[0, 1\], so they are shares of the picture; multiply x by its width \(5\)"),
+        (
+            [[0.1, 0.1, 0.3, 0.1, 0.3, 1]],
+            r"lie in \[0, 1\], so they are shares of the picture; multiply x by its width \(5\)",
+        ),
     ],
 )
 def test_what_would_crash_or_pass_silently_is_refused(form: object, message: str):

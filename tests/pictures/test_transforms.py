@@ -24,7 +24,11 @@ def picture(array: torch.Tensor) -> Image.Image:
 def test_tiling_of_all_3252_golden_sizes_equals_upstreams():
     cases = np.load(GOLDEN / "misc" / "tiling_grid_w_h_cols_rows.npy")
     assert len(cases) == 3252
-    wrong = [case for case in cases.tolist() if transforms.tiling(case[0], case[1], size=448, max_tiles=12) != (case[2], case[3])]
+    wrong = [
+        case
+        for case in cases.tolist()
+        if transforms.tiling(case[0], case[1], size=448, max_tiles=12) != (case[2], case[3])
+    ]
     assert wrong == []
 
 
@@ -65,7 +69,9 @@ def test_a_square_image_is_one_tile_without_thumbnail():
 @needs_golden
 def test_tiles_of_448_are_normalised_as_upstreams():
     golden = arrays("misc/preprocess")
-    pixels = transforms.normalise(transforms.tiles(picture(golden["image_uint8"]), size=448, max_tiles=12), size=448)
+    pixels = transforms.normalise(
+        transforms.tiles(picture(golden["image_uint8"]), size=448, max_tiles=12), size=448
+    )
     assert len(pixels) == int(golden["n_tiles"])
     assert error(pixels[:, :, ::8, ::8], golden["tiles_ds8"]) < 1e-6
     assert error(pixels.mean((2, 3)), golden["tiles_mean"]) < 1e-5
@@ -103,7 +109,9 @@ def test_an_image_reaches_both_encoders_as_in_upstreams_prediction():
 
 
 def test_a_white_and_a_black_pixel_normalise_to_the_constants():
-    white, black = (transforms.normalise([Image.new("RGB", (2, 2), c)], size=2)[0, :, 0, 0] for c in ("white", "black"))
+    white, black = (
+        transforms.normalise([Image.new("RGB", (2, 2), c)], size=2)[0, :, 0, 0] for c in ("white", "black")
+    )
     assert torch.allclose(black, torch.tensor([-0.485 / 0.229, -0.456 / 0.224, -0.406 / 0.225]))
     assert torch.allclose(white, torch.tensor([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225]))
 
@@ -129,7 +137,8 @@ def test_a_truncated_jpeg_and_a_missing_file_are_named(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["png", "tiff", "pgm"])
 def test_16_bits_of_grey_become_8_instead_of_white(tmp_path: Path, kind: str):
-    """A pixel of 0, 255, 256, 25000 and 65535: the high byte is 0, 0, 1, 97 (25000 = 97 * 256 + 168) and 255."""
+    """A pixel of 0, 255, 256, 25000 and 65535: the high byte is 0, 0, 1, 97 (25000 = 97 * 256 + 168) and
+    255."""
     values = np.array([[0, 255, 256, 25000, 65535]], np.uint16)
     file = tmp_path / f"depth.{kind}"
     if kind == "pgm":
@@ -146,7 +155,10 @@ def test_16_bits_of_grey_become_8_instead_of_white(tmp_path: Path, kind: str):
 def test_a_picture_in_floating_point_is_refused_by_name(tmp_path: Path):
     """Values in [0, 1] would be black."""
     Image.fromarray(np.full((4, 5), 0.5, np.float32)).save(tmp_path / "depth.tiff")
-    with pytest.raises(ValueError, match=r"depth\.tiff: its values are floating-point numbers .*\(save it with 8 or 16 bits\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"depth\.tiff: its values are floating-point numbers .*\(save it with 8 or 16 bits\)",
+    ):
         transforms.check_image(tmp_path / "depth.tiff")
 
 
@@ -159,11 +171,15 @@ def test_a_truncated_png_of_16_bits_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("read", [transforms.open_image, transforms.image_size])
-def test_a_picture_of_too_many_pixels_is_named_with_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable):
+def test_a_picture_of_too_many_pixels_is_named_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable
+):
     """Pillow refuses more than twice its limit: 2 * 8 = 16 pixels, and here are 20."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
     Image.new("L", (5, 4)).save(tmp_path / "map.png")
-    with pytest.raises(ValueError, match=r"map\.png has more than 16 pixels, the most that are read; scale it down"):
+    with pytest.raises(
+        ValueError, match=r"map\.png has more than 16 pixels, the most that are read; scale it down"
+    ):
         read(tmp_path / "map.png")
 
 
@@ -172,7 +188,9 @@ def test_a_picture_of_too_many_pixels_is_named_with_the_limit(tmp_path: Path, mo
 def test_a_picture_is_opened_upright_as_pillow_shows_it(tmp_path: Path, suffix: str, orientation: int):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).save(tmp_path / f"a.{suffix}", exif=exif)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)).save(
+        tmp_path / f"a.{suffix}", exif=exif
+    )
     with Image.open(tmp_path / f"a.{suffix}") as opened:
         expected = ImageOps.exif_transpose(opened).convert("RGB")
     found = transforms.open_image(tmp_path / f"a.{suffix}")
@@ -194,7 +212,8 @@ def test_a_size_is_told_without_reading_the_pixels(tmp_path: Path):
 
 
 def test_a_region_covers_the_cells_whose_sampled_pixel_it_holds():
-    """8x8 -> 4x4, nearest samples pixels 0, 2, 4, 6: the box of rows 2-5 and columns 0-1 holds (2, 0) and (4, 0)."""
+    """8x8 -> 4x4, nearest samples pixels 0, 2, 4, 6: the box of rows 2-5 and columns 0-1 holds (2, 0) and (4,
+    0)."""
     mask = np.zeros((8, 8), bool)
     mask[2:6, 0:2] = True
     assert transforms.grid_cells(mask, grid=4).nonzero().tolist() == [[1, 0], [2, 0]]
@@ -208,7 +227,8 @@ def test_a_region_between_the_samples_gets_the_cell_it_covers_most():
 
 @needs_golden
 def test_region_cells_equal_upstreams():
-    """Upstream's prediction text has as many image slots after each <vp> as the region has cells (its thumbnail is 4 x 4 here)."""
+    """Upstream's prediction text has as many image slots after each <vp> as the region has cells (its
+    thumbnail is 4 x 4 here)."""
     case = json.loads((GOLDEN / "qwen2" / "predict_forward.json").read_text())["vp"]
     slots = [part.split("</vp>")[0].count("<IMG_CONTEXT>") for part in case["input_text"].split("<vp>")[1:]]
     masks = arrays("qwen2/inputs")["pf_mask_prompts"].numpy() > 0.5

@@ -30,14 +30,17 @@ def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Networ
 
 def test_an_expression_is_not_all_there_is_to_say(tiny_model: Network) -> None:
     sample = tiny.sample()
-    one = alignment_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
+    one = alignment_batch(
+        [(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter
+    )
     assert one.whole.tolist() == [False]
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_loss_by_hand(own_model: Network, whole: bool) -> None:
-    """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell. Of a caption, also every word's own
-    binary cross-entropy: all words (padding is none) have the cosine of axis 0 with the region's mean cell."""
+    """Two words along the one axis that cell 0 shares: cosine 1 each, and 0 with every other cell. Of a
+    caption, also every word's own binary cross-entropy: all words (padding is none) have the cosine of axis 0
+    with the region's mean cell."""
     found = batch(own_model)
     width = own_model.internvl.get_input_embeddings().weight.shape[1]
     axes = torch.eye(width)
@@ -49,7 +52,11 @@ def test_the_loss_by_hand(own_model: Network, whole: bool) -> None:
     count = 16
     shares = torch.eye(count)[:1] * 0.5 + 0.5 / count
     one = AlignmentBatch(
-        views=found.views, image=torch.tensor([0]), words=torch.tensor([[5, 6, -1]]), shares=shares, whole=torch.tensor([whole])
+        views=found.views,
+        image=torch.tensor([0]),
+        words=torch.tensor([[5, 6, -1]]),
+        shares=shares,
+        whole=torch.tensor([whole]),
     )
     loss, metrics = Alignment(own_model)(one)
     first = torch.tensor([10.0] + [0.0] * (count - 1)).log_softmax(0)
@@ -61,7 +68,10 @@ def test_the_loss_by_hand(own_model: Network, whole: bool) -> None:
 
 
 def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Network) -> None:
-    table, pad = own_model.internvl.get_input_embeddings().weight.requires_grad_(True), own_model.tokenizer.pad_token_id
+    table, pad = (
+        own_model.internvl.get_input_embeddings().weight.requires_grad_(True),
+        own_model.tokenizer.pad_token_id,
+    )
     with torch.no_grad():
         table[pad] = 0
     Alignment(own_model)(batch(own_model))[0].backward()
@@ -79,7 +89,13 @@ def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Ne
         module(found)[0].backward()
         optimizer.step()
         optimizer.zero_grad()
-    swapped = AlignmentBatch(views=found.views, image=found.image, words=found.words.flip(0), shares=found.shares, whole=found.whole)
+    swapped = AlignmentBatch(
+        views=found.views,
+        image=found.image,
+        words=found.words.flip(0),
+        shares=found.shares,
+        whole=found.whole,
+    )
     assert module(found)[1]["hit"] == 1.0
     assert module(swapped)[1]["hit"] == 0.0
 
@@ -88,8 +104,14 @@ def test_queries_that_start_as_keys_attend_to_their_like(own_model: Network) -> 
     attention = middle_attention(own_model)
     torch.manual_seed(0)
     match_by_content(attention)
-    assert torch.allclose(attention.k_proj.weight @ attention.k_proj.weight.T, torch.eye(len(attention.k_proj.weight)), atol=1e-5)
+    assert torch.allclose(
+        attention.k_proj.weight @ attention.k_proj.weight.T,
+        torch.eye(len(attention.k_proj.weight)),
+        atol=1e-5,
+    )
     tokens = torch.nn.functional.normalize(torch.randn(20, attention.q_proj.in_features), dim=-1)
-    query, key = (f(tokens).unflatten(-1, (-1, attention.head_dim)) for f in (attention.q_proj, attention.k_proj))
+    query, key = (
+        f(tokens).unflatten(-1, (-1, attention.head_dim)) for f in (attention.q_proj, attention.k_proj)
+    )
     scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(attention.num_key_value_groups, dim=1))
     assert (scores.sum(0).argmax(1) == torch.arange(20)).float().mean() > 0.9

@@ -27,7 +27,9 @@ def batch(model: Network, *masks: RLE | None) -> Batch:
     return collate(rows, model.tokenizer, tiny.layout(model))
 
 
-def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_for(tiny_model: Network) -> None:
+def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_for(
+    tiny_model: Network,
+) -> None:
     found = batch(tiny_model, tiny.square(0, 0, 16, 32), None, tiny.square(8, 40, 24, 56))
     rows, places, thing = found.looks.unbind(1)
     assert thing.tolist() == [0, 0, 1, 1, 2, 2]
@@ -42,10 +44,17 @@ def test_what_stands_before_an_answer_and_its_first_token_look_at_what_is_asked_
 def test_a_box_looks_at_its_own_thing(tiny_model: Network) -> None:
     one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
     asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
-    told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
+    told = Turn(
+        question="Describe it.",
+        answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.",
+        targets=(one, other),
+    )
     nothing = Turn(question="Segment b.", answer="There is none.", targets=(rle.empty(64, 64),))
     found = collate([tiny.row(asked, told, nothing)], tiny_model.tokenizer, tiny.layout(tiny_model))
-    before, boxes = found.loss_mask[0].nonzero()[:, 0] - 1, (found.input_ids[0] == tiny_model.tokenizer.convert_tokens_to_ids("<box>"))
+    before, boxes = (
+        found.loss_mask[0].nonzero()[:, 0] - 1,
+        (found.input_ids[0] == tiny_model.tokenizer.convert_tokens_to_ids("<box>")),
+    )
     first = [before[found.branch[0, before] == branch] for branch in (1, 3)]
     assert found.looks[:, 1].tolist() == [first[0][0], *boxes.nonzero()[:, 0], *first[1][:2]]
     assert found.looks[:, 2].tolist() == [0, 0, 1, 2, 3, 3]
@@ -83,7 +92,9 @@ def test_attention_is_what_the_layer_attends_to(tiny_model: Network) -> None:
     language.config._attn_implementation = "eager"
     after = attention.register_forward_hook(lambda m, a, out: seen.update(weights=out[1]))
     try:
-        embeds = tiny_model.embed(found.input_ids, image_tokens(tiny_model, found.views).split(found.views), found.regions)
+        embeds = tiny_model.embed(
+            found.input_ids, image_tokens(tiny_model, found.views).split(found.views), found.regions
+        )
         mask = torch.where(branch_attention(found.branch), 0.0, -torch.inf)[:, None]
         language(inputs_embeds=embeds, attention_mask=mask, position_ids=found.position_ids, use_cache=False)
     finally:
@@ -104,7 +115,8 @@ def test_the_loss_is_the_text_loss_and_the_divergence(tiny_model: Network) -> No
     assert float(loss.detach()) == pytest.approx(
         float(text) + 3 * metrics["attention"] + 2 * metrics["box"] + 5 * metrics["click"], rel=1e-5
     )
-    assert metrics["attention"] >= -math.log(metrics["attention_on_target"]) - 1e-5  # Jensen: all cells are target here
+    # Jensen: all cells are target here
+    assert metrics["attention"] >= -math.log(metrics["attention_on_target"]) - 1e-5
 
 
 def test_without_anything_meant_it_is_the_text_loss(tiny_model: Network) -> None:
@@ -124,18 +136,32 @@ def test_what_is_not_there_takes_no_attention_from_the_text_and_has_no_box(tiny_
     assert float(loss.detach()) == pytest.approx(float(text) + 3 * metrics["attention"], rel=1e-5)
     assert metrics["attention"] >= -math.log(1 - metrics["attention_if_absent"]) - 1e-5  # Jensen
     assert not {"box", "click", "attention_on_target"} & set(metrics)
-    both, alone = batch(tiny_model, rle.empty(64, 64), tiny.square(0, 0, 16, 32)), batch(tiny_model, None, tiny.square(0, 0, 16, 32))
+    both, alone = (
+        batch(tiny_model, rle.empty(64, 64), tiny.square(0, 0, 16, 32)),
+        batch(tiny_model, None, tiny.square(0, 0, 16, 32)),
+    )
     for name in ("box", "click"):  # what is absent counts neither in the sum nor in what it is divided by
-        assert float(module(module.begin_step([both])[0])[1][name]) == pytest.approx(float(module(alone)[1][name]), rel=1e-5)
+        assert float(module(module.begin_step([both])[0])[1][name]) == pytest.approx(
+            float(module(alone)[1][name]), rel=1e-5
+        )
 
 
 def test_micro_batches_add_up_to_the_loss_of_all_rows(tiny_model: Network) -> None:
     one, other = tiny.square(0, 0, 16, 32), tiny.square(8, 40, 24, 56)
     asked = Turn(question="Segment a.", answer="Sure, it is <box>[[0, 0, 250, 500]]</box>.", targets=(one,))
-    told = Turn(question="Describe it.", answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.", targets=(one, other))
+    told = Turn(
+        question="Describe it.",
+        answer="<p> a </p> <box>[[0]]</box> by <p> b </p> <box>[[1]]</box>.",
+        targets=(one, other),
+    )
     nothing = Turn(question="Segment b.", answer="There is none.", targets=(rle.empty(64, 64),))
-    rows, layout = [tiny.row(asked, nothing), tiny.row(told), tiny.row(asked, told, asked)], tiny.layout(tiny_model)
-    whole, first, second = (collate(some, tiny_model.tokenizer, layout) for some in (rows, rows[:1], rows[1:]))
+    rows, layout = (
+        [tiny.row(asked, nothing), tiny.row(told), tiny.row(asked, told, asked)],
+        tiny.layout(tiny_model),
+    )
+    whole, first, second = (
+        collate(some, tiny_model.tokenizer, layout) for some in (rows, rows[:1], rows[1:])
+    )
     module = Finding(tiny_model, attention_weight=3.0, box_weight=2.0, click_weight=5.0)
     losses = [float(module(batch)[0].detach()) for batch in module.begin_step([first, second])]
     assert sum(losses) == pytest.approx(float(module(module.begin_step([whole])[0])[0].detach()), rel=1e-5)

@@ -29,7 +29,11 @@ def test_prompts_lie_inside_the_mask_or_are_its_box():
     for seed in range(60):
         found = batch(seed=seed)
         for n in range(len(found.targets)):
-            mask, labels, points = found.targets[n], found.labels[n].tolist(), found.coordinates[n].long().tolist()
+            mask, labels, points = (
+                found.targets[n],
+                found.labels[n].tolist(),
+                found.coordinates[n].long().tolist(),
+            )
             kinds.add(tuple(labels))
             if labels == [1, -1]:
                 (x, y), _ = points
@@ -41,7 +45,8 @@ def test_prompts_lie_inside_the_mask_or_are_its_box():
 
 
 def test_every_mask_token_learns_from_every_prompt(own_model: Network):
-    """`[SEG]` is answered from the last three: were only the first trained, SFT would start from an untrained head."""
+    """`[SEG]` is answered from the last three: were only the first trained, SFT would start from an untrained
+    head."""
     own_model.sam2.requires_grad_(True)
     Promptable(own_model.sam2)(batch())[0].backward()
     for mlp in own_model.sam2.sam_mask_decoder.output_hypernetworks_mlps:
@@ -54,7 +59,9 @@ def test_all_four_masks_are_those_that_sam2_answers_with(tiny_model: Network):
     features = sam.encode(one.pictures)
     every = sam.decode_every(features, one.image, points)
     single, three = (sam.decode(features, one.image, points=points, multimask=m) for m in (False, True))
-    assert torch.allclose(every.all_logits, torch.cat([single.all_logits, three.all_logits], dim=1), atol=1e-5)
+    assert torch.allclose(
+        every.all_logits, torch.cat([single.all_logits, three.all_logits], dim=1), atol=1e-5
+    )
     assert torch.allclose(every.ious, torch.cat([single.ious, three.ious], dim=1), atol=1e-5)
     assert torch.allclose(every.logits, three.logits, atol=1e-5)
     assert torch.allclose(every.object_score, three.object_score, atol=1e-5)
@@ -72,13 +79,19 @@ def test_an_object_that_leaves_costs_only_its_score(tiny_model: Network):
     """Absent in the only frame that counts: the loss is the cross-entropy of the object score alone."""
     one = batch(objects=1)
     absent = PromptBatch(
-        pictures=one.pictures, image=one.image, coordinates=one.coordinates, labels=one.labels, targets=torch.zeros_like(one.targets)
+        pictures=one.pictures,
+        image=one.image,
+        coordinates=one.coordinates,
+        labels=one.labels,
+        targets=torch.zeros_like(one.targets),
     )
     with torch.no_grad():
         loss, _ = Promptable(tiny_model.sam2)(absent)
         sam = tiny_model.sam2
         decoded = sam.decode(sam.encode(one.pictures), one.image, points=(one.coordinates, one.labels))
-    assert loss.item() == pytest.approx(torch.nn.functional.softplus(decoded.object_score).mean().item(), rel=1e-4)
+    assert loss.item() == pytest.approx(
+        torch.nn.functional.softplus(decoded.object_score).mean().item(), rel=1e-4
+    )
 
 
 def test_objects_in_one_batch_are_segmented_as_one_by_one(tiny_model: Network):
@@ -108,7 +121,9 @@ def test_mean_iou_by_hand():
     assert mean_iou(logits[:0], target[:0]) == 0
 
 
-def test_a_thing_too_small_for_a_pixel_is_not_asked_for_and_a_batch_without_any_costs_nothing(own_model: Network):
+def test_a_thing_too_small_for_a_pixel_is_not_asked_for_and_a_batch_without_any_costs_nothing(
+    own_model: Network,
+):
     """The step must go on, with a gradient of zero."""
     own_model.sam2.sam_mask_decoder.requires_grad_(True)
     nothing = prompt_batch([(shown(1)[0][0], [rle.empty(64, 64)])], size=64, objects=3, rng=random.Random(0))
@@ -131,7 +146,10 @@ def test_a_seg_embedding_equal_to_a_clicks_draws_what_the_click_draws(tiny_model
     sam2, at = tiny_model.sam2.eval(), torch.tensor([[16.0, 20.0], [40.0, 9.0]])
     features, frame = sam2.encode(batch().pictures[:1]), torch.zeros(2, dtype=torch.long)
     padded = torch.stack([at, torch.zeros_like(at)], 1), torch.tensor([[1, -1], [1, -1]])
-    clicked, said = sam2.decode(features, frame, points=padded), sam2.decode(features, frame, sam2.click_embeddings(at))
+    clicked, said = (
+        sam2.decode(features, frame, points=padded),
+        sam2.decode(features, frame, sam2.click_embeddings(at)),
+    )
     assert torch.allclose(clicked.logits, said.logits, atol=1e-4)
     assert not torch.allclose(clicked.logits[0], clicked.logits[1], atol=1e-2)
 
@@ -149,7 +167,9 @@ def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model:
         scores = of.q_proj(places) @ of.k_proj(encoder.forward_with_coords(clicks[None] * 64, (64, 64))[0]).T
         best = scores.argmax(0)
         cell = (clicks * side).floor()
-        return float(((torch.stack([best % side, best // side], 1) - cell).abs().max(1).values <= 1).float().mean())
+        return float(
+            ((torch.stack([best % side, best // side], 1) - cell).abs().max(1).values <= 1).float().mean()
+        )
 
     assert right(attention) < 0.5
     match_by_place(attention)
@@ -161,10 +181,12 @@ def test_a_pixel_of_a_new_model_listens_to_the_click_that_is_near_it(tiny_model:
 
 
 def test_memory_attention_first_looks_at_its_own_place():
-    """Equal biases under rotary positions: of a memory that is the same everywhere, the own place has the largest weight, far ones less."""
+    """Equal biases under rotary positions: of a memory that is the same everywhere, the own place has the
+    largest weight, far ones less."""
     attention = _rope(64, 8, rope_k_repeat=True, kv_in_dim=16)
     match_same_place(attention)
-    attention.v_proj = torch.nn.Identity()  # with values that name their place, the output then is the attention itself
+    # with values that name their place, the output then is the attention itself
+    attention.v_proj = torch.nn.Identity()
     torch.nn.init.eye_(attention.out_proj.weight)
     torch.nn.init.zeros_(attention.out_proj.bias)
     seen = attention.eval()(q=torch.zeros(1, 64, 64), k=torch.zeros(1, 64, 16), v=torch.eye(64)[None])[0]

@@ -11,7 +11,9 @@ from tests import tiny
 
 def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one(tiny_model: Network) -> None:
     sample = tiny.region()
-    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
+    batch = words_batch(
+        [(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter
+    )
     touched = batch.weights[0] > 0
     assert 0 < touched.sum() < 64
     assert batch.weights[0].sum() == pytest.approx(1.0)
@@ -20,7 +22,9 @@ def test_a_regions_weights_are_equal_on_the_patches_it_touches_and_add_up_to_one
 
 def test_the_bag_holds_every_token_of_the_caption_once(tiny_model: Network) -> None:
     sample = tiny.region()
-    batch = words_batch([(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter)
+    batch = words_batch(
+        [(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter
+    )
     tokens = set(tiny_model.tokenizer.encode(" " + sample.text, add_special_tokens=False))
     assert set(batch.words[0].nonzero().flatten().tolist()) == tokens
 

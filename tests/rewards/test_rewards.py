@@ -41,16 +41,28 @@ def test_every_reward_lies_between_zero_and_one_and_tells_answers_apart(name: st
 
 
 def test_confidence_is_the_drawings_own():
-    assert REWARDS["confidence"](MaskPrediction(text="", masks=((box(2, 9),),), confidence=0.75), TRUTHS[1]) == 0.75
+    assert (
+        REWARDS["confidence"](MaskPrediction(text="", masks=((box(2, 9),),), confidence=0.75), TRUTHS[1])
+        == 0.75
+    )
 
 
 def test_cider_is_the_benchmarks_where_the_corpus_is_its_references():
     """pycocoevalcap scores captions together, and weighs words by how many of their references hold them."""
-    references = ["a small red circle at the top", "a large blue square", "a red square at the top left", "two striped triangles"]
+    references = [
+        "a small red circle at the top",
+        "a large blue square",
+        "a red square at the top left",
+        "two striped triangles",
+    ]
     told = ["a red circle at the top", "a large blue square", "a circle", "two striped triangles at the top"]
     reward = corpus_rewards(references, needed={"cider"})["cider"]
-    _, expected = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [t] for i, t in enumerate(told)})
-    _, best = PublicCider().compute_score({i: [r] for i, r in enumerate(references)}, {i: [r] for i, r in enumerate(references)})
+    _, expected = PublicCider().compute_score(
+        {i: [r] for i, r in enumerate(references)}, {i: [t] for i, t in enumerate(told)}
+    )
+    _, best = PublicCider().compute_score(
+        {i: [r] for i, r in enumerate(references)}, {i: [r] for i, r in enumerate(references)}
+    )
     found = [reward(Prediction(text=t), Prediction(text=r)) for t, r in zip(told, references, strict=True)]
     assert found == pytest.approx([e / b for e, b in zip(expected, best, strict=True)])
     assert found[1] == 1.0
@@ -64,7 +76,10 @@ def test_cider_counts_its_corpus_only_where_it_is_rewarded():
 
 def test_a_caption_like_all_others_is_worth_being_said_right():
     reward = corpus_rewards(["a circle"] * 3, needed={"cider"})["cider"]
-    assert [reward(Prediction(text=text), Prediction(text="a circle")) for text in ("a circle", "A circle.", "a square")] == [1.0, 1.0, 0.0]
+    assert [
+        reward(Prediction(text=text), Prediction(text="a circle"))
+        for text in ("a circle", "A circle.", "a square")
+    ] == [1.0, 1.0, 0.0]
 
 
 def test_one_word_captions_reach_one_and_longer_ones_too():
@@ -98,7 +113,10 @@ def test_iou_of_a_clip_pools_its_frames_and_skips_unannotated_ones():
 
 def test_tensor_iou_equals_the_one_on_run_lengths():
     masks, truth = torch.rand(4, 8, 8) > 0.5, torch.rand(4, 8, 8) > 0.5
-    expected = [iou(*(Prediction(text="", masks=((rle.encode(m.numpy()),),)) for m in pair)) for pair in zip(masks, truth, strict=True)]
+    expected = [
+        iou(*(Prediction(text="", masks=((rle.encode(m.numpy()),),)) for m in pair))
+        for pair in zip(masks, truth, strict=True)
+    ]
     assert mask_iou(masks, truth).tolist() == pytest.approx(expected)
     assert torch.allclose(soft_iou(masks.float(), truth), mask_iou(masks, truth))
 
@@ -122,7 +140,8 @@ def test_format_wants_the_right_number_of_masks_and_closed_phrases():
     good = TRUTHS[1]
     assert reward(Prediction(text="Sure, [SEG].", masks=good.masks), good) == 1.0
     assert reward(Prediction(text="Sure, [SEG]."), good) == 0.0
-    region = Prediction(text="a dog", masks=good.masks)  # as in the loops: a mask beside a text that does not ask for one
+    # as in the loops: a mask beside a text that does not ask for one
+    region = Prediction(text="a dog", masks=good.masks)
     assert reward(region, region) == 1.0
     assert reward(Prediction(text="a dog"), region) == 0.0
     assert reward(Prediction(text="[SEG][SEG]", masks=good.masks * 2), good) == 0.0

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from ans_core import prompts
-from ans_core.benchmarks.loops import averages, caption_request, expression_of, loop_scores, loop_scores_of_truth, mask_request, true_mask
+from ans_core.benchmarks.loops import (
+    averages,
+    caption_request,
+    expression_of,
+    loop_scores,
+    loop_scores_of_truth,
+    mask_request,
+    true_mask,
+)
 from ans_core.config import Rl
 from ans_core.data.selection import Expressions, Joined
 from ans_core.dist import own_share
@@ -30,15 +38,24 @@ SETTINGS = Rl().model_copy(update={
     "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within", "mask_grid": 4, "samples_every": 0,
     "ema": 0.99, "ema_warmup": True,
 })  # fmt: skip
-SAMPLES = (tiny.region(0, "a red square"), tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)))
+SAMPLES = (
+    tiny.region(0, "a red square"),
+    tiny.region(1, "a small green square", masks=((tiny.square(24, 24, 60, 60),),)),
+)
 
 
 def loops(model: Network, judging: Judging | None = None, **changes: object) -> DualLoop:
     both = adapters.Policies(
-        model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=True)), seed=0
+        model,
+        adapters.rl_config(
+            rank=4, alpha=8, dropout=0.0, modules=adapters.policy_modules(model, drawing=True)
+        ),
+        seed=0,
     )
     settings = SETTINGS.model_copy(update=changes)
-    return DualLoop(both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging)
+    return DualLoop(
+        both, settings, seed=0, points=100, loss_weights=(2.0, 0.5), rewards=REWARDS, judging=judging
+    )
 
 
 def batch(
@@ -76,10 +93,16 @@ def gradients(module: DualLoop) -> dict[str, Tensor]:
     return {n: p.grad for n, p in module.model.named_parameters() if p.grad is not None and p.grad.any()}
 
 
-@pytest.mark.parametrize(("warmup", "decay"), [(True, 2 / 11), (False, 0.99)])  # (1 + 1) / (10 + 1), the warm-up's first
-def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(own_model: Network, warmup: bool, decay: float):
+# (1 + 1) / (10 + 1), the warm-up's first
+@pytest.mark.parametrize(("warmup", "decay"), [(True, 2 / 11), (False, 0.99)])
+def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(
+    own_model: Network, warmup: bool, decay: float
+):
     module = loops(own_model, ema_warmup=warmup)
-    before, teacher = parts.hashes(own_model), {k: v.clone() for k, v in module.policies.tensors("teacher").items()}
+    before, teacher = (
+        parts.hashes(own_model),
+        {k: v.clone() for k, v in module.policies.tensors("teacher").items()},
+    )
     optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-2)
     torch.manual_seed(0)
     loss, _ = compute(module, batch(own_model))
@@ -101,13 +124,27 @@ def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Network):
     module = loops(own_model)
     torch.manual_seed(0)
     loss, found = compute(module, batch(own_model))
-    shared = ("loss", "policy_loss", "kl", "clip_low", "clip_high", "reward", "reward_std", "zero_spread", "failed")
+    shared = (
+        "loss",
+        "policy_loss",
+        "kl",
+        "clip_low",
+        "clip_high",
+        "reward",
+        "reward_std",
+        "zero_spread",
+        "failed",
+    )
     assert {f"{loop}/{name}" for loop in ("loop1", "loop2") for name in shared} <= found.keys()
-    assert {f"loop1/{name}" for name in ("entropy", "length", "truncated", "distinct", "sampling_gap")} <= found.keys()
+    assert {
+        f"loop1/{name}" for name in ("entropy", "length", "truncated", "distinct", "sampling_gap")
+    } <= found.keys()
     parts_of = ("iou", "iou_std", "meteor", "meteor_std")
     assert {f"{loop}/reward/{part}" for loop in ("loop1", "loop2") for part in parts_of} <= found.keys()
     weights = module.settings.loops
-    assert loss.item() == pytest.approx(weights["caption"] * found["loop1/loss"] + weights["mask"] * found["loop2/loss"], rel=1e-5)
+    assert loss.item() == pytest.approx(
+        weights["caption"] * found["loop1/loss"] + weights["mask"] * found["loop2/loss"], rel=1e-5
+    )
 
 
 def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Network):
@@ -134,7 +171,14 @@ def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl
 
 def test_equal_rewards_leave_only_the_regularisers(own_model: Network):
     """No answer scores: without KL and supervised loss the gradient is exactly zero."""
-    module = loops(own_model, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
+    module = loops(
+        own_model,
+        kl=0.0,
+        kl_words=0.0,
+        mask_weight=0.0,
+        rewards_caption={"iou": 0.0},
+        rewards_mask={"iou": 0.0},
+    )
     torch.manual_seed(0)
     loss, found = compute(module, batch(own_model))
     loss.backward()
@@ -152,13 +196,17 @@ def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Network):
 
 @pytest.mark.slow
 def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Network):
-    module = loops(own_model, kl=1.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0})
+    module = loops(
+        own_model, kl=1.0, mask_weight=0.0, rewards_caption={"iou": 0.0}, rewards_mask={"iou": 0.0}
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in own_model.parameters():
             if p.requires_grad:
                 p.add_(0.03 * torch.randn(p.shape, generator=generator))
-    optimizer = torch.optim.AdamW([p for p in own_model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in own_model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.0
+    )
     kls = []
     for step in range(16):
         torch.manual_seed(step)
@@ -183,7 +231,8 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
 
 
 def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Network):
-    """Packed answers against the prompt as `generate` sees it, with the temperature; and against what sampling noted itself."""
+    """Packed answers against the prompt as `generate` sees it, with the temperature; and against what
+    sampling noted itself."""
     module = loops(own_model, temperature=0.7)
     step = a_round(module)
     requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
@@ -208,7 +257,8 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
 
 @pytest.mark.slow
 def test_a_sampled_image_token_does_not_stop_the_training(own_model: Network):
-    """Its slot would have no picture to be filled with: such tokens are not sampled at all, however likely the model finds them."""
+    """Its slot would have no picture to be filled with: such tokens are not sampled at all, however likely
+    the model finds them."""
     with torch.no_grad():
         own_model.internvl.lm_head.weight.zero_()
     module = loops(own_model, group=8, max_tokens=24)
@@ -219,7 +269,9 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Network):
         assert found["loop1/entropy"] > 0
 
 
-def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_policy_teacher_and_reference_each_do_their_own_part(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     module, read, spoken = loops(own_model), [], []
     hidden, decode = own_model.hidden_states, rollout.decode
 
@@ -237,21 +289,33 @@ def test_policy_teacher_and_reference_each_do_their_own_part(own_model: Network,
     torch.manual_seed(0)
     compute(module, batch(own_model))
     assert spoken == ["policy", "teacher"]  # captions of loop 1, captions of the drawn masks of loop 2
-    assert read == ["teacher", "policy", "reference", "reference", "policy", "policy"]  # both loops act, are referred to, are learned
+    # both loops act, are referred to, are learned
+    assert read == ["teacher", "policy", "reference", "reference", "policy", "policy"]
 
 
-def test_every_token_has_the_advantage_of_its_own_caption(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_every_token_has_the_advantage_of_its_own_caption(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     ids = [(5, 6), (7,), (8, 9, 10), (11,), (12, 13), (14,)]
     said = [rollout.SampledAnswer(ids=i, logps=(0.0,) * len(i), complete=True) for i in ids]
-    module, seen = loops(own_model, loops={"caption": 1.0}, scale_rewards="none", rewards_caption={"iou": 1.0}), []
+    module, seen = (
+        loops(own_model, loops={"caption": 1.0}, scale_rewards="none", rewards_caption={"iou": 1.0}),
+        [],
+    )
     policy_loss = grpo.policy_loss
 
-    def watching(logps: Tensor, behaviour: Tensor, advantage: Tensor, *args: object, **words: object) -> tuple[Tensor, dict[str, float]]:
+    def watching(
+        logps: Tensor, behaviour: Tensor, advantage: Tensor, *args: object, **words: object
+    ) -> tuple[Tensor, dict[str, float]]:
         seen.append(advantage)
         return policy_loss(logps, behaviour, advantage, *args, **words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RolloutStep, "sample_answers", lambda *args: said)
-    monkeypatch.setattr(RolloutStep, "score", lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])})
+    monkeypatch.setattr(
+        RolloutStep,
+        "score",
+        lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])},
+    )
     monkeypatch.setattr(grpo, "policy_loss", watching)
     compute(module, batch(own_model))
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
@@ -280,7 +344,10 @@ def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Netwo
     texts = ["a red square.", "zzz", "zzz", "zzz"]
     masks = [tiny.square(60, 60, 64, 64)] * 2 + [true_mask(SAMPLES[1]), tiny.square(24, 24, 60, 42)]
     sure = [0.9, 0.8, 0.7, 0.6]
-    drawn = [MaskPrediction(text=t, masks=((m,),), confidence=c) for t, m, c in zip(texts, masks, sure, strict=True)]
+    drawn = [
+        MaskPrediction(text=t, masks=((m,),), confidence=c)
+        for t, m, c in zip(texts, masks, sure, strict=True)
+    ]
     parts = step.score(drawn, ("iou", "meteor", "confidence"))
     assert parts["iou"].tolist() == [[0.0, 0.0], [1.0, 0.5]]
     assert parts["meteor"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
@@ -290,7 +357,9 @@ def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Netwo
 
 def test_true_answers_earn_every_reward_in_full(own_model: Network):
     step = a_round(loops(own_model, group=2))
-    truth = [MaskPrediction(text=s.text, masks=((true_mask(s),),)) for s in step.batch.samples for _ in range(2)]
+    truth = [
+        MaskPrediction(text=s.text, masks=((true_mask(s),),)) for s in step.batch.samples for _ in range(2)
+    ]
     assert len(REWARDS) > 5
     assert all(values.eq(1).all() for values in step.score(truth, REWARDS).values())
 
@@ -303,7 +372,9 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
-def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     step = a_round(loops(own_model, group=3))
     decode, drawn = own_model.sam2.decode, list[int]()
 
@@ -317,11 +388,17 @@ def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(own_mo
     assert drawn == [3]
     alone = [step.inverse_masks([text] * 6) for text in (red, green)]
     expected = [alone[0][0], alone[1][1], alone[0][2], *alone[1][3:]]
-    assert [one.text for one in together] == [one.text for one in expected] == [red, green, red, green, green, green]
+    assert (
+        [one.text for one in together]
+        == [one.text for one in expected]
+        == [red, green, red, green, green, green]
+    )
     assert [one.masks for one in together] == [one.masks for one in expected]
     assert together[0].masks != together[3].masks  # of another picture
     for name in ("confidence", "soft_iou"):
-        assert [getattr(one, name) for one in together] == pytest.approx([getattr(one, name) for one in expected])
+        assert [getattr(one, name) for one in together] == pytest.approx(
+            [getattr(one, name) for one in expected]
+        )
 
 
 def test_every_sample_of_an_epoch_comes_once_over_steps_and_processes(monkeypatch: pytest.MonkeyPatch):
@@ -343,7 +420,10 @@ def test_a_sample_that_stands_in_a_step_twice_rolls_out_in_two_ways(own_model: N
     module = loops(own_model)
     made = rl_batch(samples, [s.text for s in samples], own_model, mask_size=32, repeats=repeats_of(samples))
     step = module._rollout_steps(replace(batch(own_model), batches=[made]))["caption"]
-    answers = [said.ids for said in step.sample_answers([caption_request(s, true_mask(s)) for s in samples], "caption")]
+    answers = [
+        said.ids
+        for said in step.sample_answers([caption_request(s, true_mask(s)) for s in samples], "caption")
+    ]
     assert answers[:3] != answers[6:]
     assert step.take([2, 1]).seed("caption", 0, 0) == step.seed("caption", 2, 0)
     alone = a_round(module).sample_answers([caption_request(s, true_mask(s)) for s in SAMPLES], "caption")
@@ -362,11 +442,17 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
     ]
     regions = [tiny.region(0, masks=square), tiny.region(1, masks=other)]
     assert Expressions(regions, Joined([regions, referring]))[:] == [["the left one", "the red one"], []]
-    others = [tiny.clip(1), tiny.clip(2, masks=((None, *tiny.clip().masks[0][1:]),)), tiny.sample(3, masks=((None,),))]
+    others = [
+        tiny.clip(1),
+        tiny.clip(2, masks=((None, *tiny.clip().masks[0][1:]),)),
+        tiny.sample(3, masks=((None,),)),
+    ]
     assert Expressions(regions, Joined([others, referring]))[:] == [["the left one", "the red one"], []]
 
 
-def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, judged = loops(own_model, loops={"mask": 1.0}, rewards_mask={"meteor": 1.0}), []
     module.rewards = {"meteor": lambda answer, truth: judged.append(truth.text) or 0.0}
     captions = [s.text for s in SAMPLES]
@@ -381,7 +467,10 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Network) -> No
     module = loops(own_model, mask_weight=0.0)
 
     def gradient(**weights: float) -> Tensor:
-        module.settings, module.exploration = module.settings.model_copy(update={"loops": weights}), dual_loop.Exploration(width=0.5)
+        module.settings, module.exploration = (
+            module.settings.model_copy(update={"loops": weights}),
+            dual_loop.Exploration(width=0.5),
+        )
         module.zero_grad()
         torch.manual_seed(0)
         compute(module, batch(own_model))[0].backward()
@@ -390,7 +479,8 @@ def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Network) -> No
     caption, mask = gradient(caption=1.0), gradient(mask=1.0)
     assert caption.abs().max() > 1e-6
     assert mask.abs().max() > 1e-6
-    assert torch.allclose(gradient(caption=0.5, mask=3.0), 0.5 * caption + 3.0 * mask, rtol=1e-3, atol=1e-6)  # of some 4e-3
+    # of some 4e-3
+    assert torch.allclose(gradient(caption=0.5, mask=3.0), 0.5 * caption + 3.0 * mask, rtol=1e-3, atol=1e-6)
 
 
 # The loops as measurements
@@ -411,17 +501,22 @@ def test_a_caption_is_asked_for_with_the_definite_article(caption: str, expressi
 
 
 def test_both_loops_are_closed_by_the_inverse_model():
-    """`ask` says the right words and draws the left half of the mask; the inverse draws the left half, and says what it is shown."""
+    """`ask` says the right words and draws the left half of the mask; the inverse draws the left half, and
+    says what it is shown."""
     sample = tiny.region(0, "a red square", masks=((tiny.square(0, 0, 32, 32),),))
     half = tiny.square(0, 0, 16, 32)
 
     def asking(requests: list[Request]) -> list[Prediction]:
-        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
+        return [
+            Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests
+        ]
 
     def inverse(requests: list[Request]) -> list[Prediction]:
         for r in requests:
             assert r.mask_prompts == (half,) or r.text == prompts.REFERRING_EVAL.format(text="the red square")
-        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests]
+        return [
+            Prediction(text="a red square.", masks=() if r.mask_prompts else ((half,),)) for r in requests
+        ]
 
     found = averages(loop_scores([sample], ask=asking, inverse=inverse))
     assert found[0] == ("loop1", "IoU", pytest.approx(0.5))
@@ -430,12 +525,16 @@ def test_both_loops_are_closed_by_the_inverse_model():
 
 
 def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
-    """An inverse that says and draws what it is shown has nothing against the truth; one that halves every mask takes half of loop 1."""
+    """An inverse that says and draws what it is shown has nothing against the truth; one that halves every
+    mask takes half of loop 1."""
     sample = tiny.region(0, "a red square", masks=((tiny.square(0, 0, 32, 32),),))
 
     def halving(requests: list[Request]) -> list[Prediction]:
         assert all(r.mask_prompts == (true_mask(sample),) or "the red square" in r.text for r in requests)
-        return [Prediction(text="a red square.", masks=() if r.mask_prompts else ((tiny.square(0, 0, 16, 32),),)) for r in requests]
+        return [
+            Prediction(text="a red square.", masks=() if r.mask_prompts else ((tiny.square(0, 0, 16, 32),),))
+            for r in requests
+        ]
 
     (_, _, iou), (_, _, meteor) = averages(loop_scores_of_truth([sample], inverse=halving))
     assert iou == pytest.approx(0.5)
@@ -444,7 +543,8 @@ def test_the_truth_is_what_the_inverse_makes_of_true_captions_and_masks():
 
 @pytest.mark.slow
 def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Network):
-    """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone leads back."""
+    """A policy that has come to deny what is asked for: the words' KL is above zero, and its gradient alone
+    leads back."""
     module = loops(own_model, loops={"mask": 1.0}, kl_words=1.0, kl=0.0, mask_weight=0.0)
     torch.manual_seed(0)
     _, before = compute(module, batch(own_model))
@@ -454,7 +554,9 @@ def test_the_words_around_a_mask_are_held_to_the_reference(own_model: Network):
             if ".policy." in name and "lora_B" in name:
                 p.normal_(generator=torch.Generator().manual_seed(1), std=0.3)
     found = []
-    optimizer = torch.optim.Adam([p for n, p in own_model.named_parameters() if ".policy." in n and "lora_" in n], lr=0.02)
+    optimizer = torch.optim.Adam(
+        [p for n, p in own_model.named_parameters() if ".policy." in n and "lora_" in n], lr=0.02
+    )
     for _ in range(8):
         torch.manual_seed(0)
         loss, metrics = compute(module, batch(own_model))
@@ -487,7 +589,8 @@ def test_a_run_without_any_gradient_says_that_all_rewards_were_equal() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 6, 64])
 def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """Four micro-batches of one sample, three answers each, are sampled in one call, or in as many as `answers_at_once` asks for."""
+    """Four micro-batches of one sample, three answers each, are sampled in one call, or in as many as
+    `answers_at_once` asks for."""
     sampled: list[int] = []
     sample = rollout.sample
 
@@ -499,7 +602,10 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     found = []
     for limit in (1, at_once):
         module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit)
-        micros = [replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i) for i in range(4)]
+        micros = [
+            replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i)
+            for i in range(4)
+        ]
         torch.manual_seed(0)
         loss, _ = compute(module, *micros)
         found.append((float(loss.detach()), dict(module.record)))
@@ -510,10 +616,15 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-4, abs=1e-6)
 
 
-def test_processes_with_unlike_shares_group_their_micro_batches_alike(own_model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers each: of shares (2, 2, 1) and (2, 1, 1) both act twice, for they wait for each other in every group."""
+def test_processes_with_unlike_shares_group_their_micro_batches_alike(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three answers each: of shares (2, 2, 1) and (2, 1, 1) both act twice, for they wait for each other in
+    every group."""
     settings = SETTINGS.model_copy(update={"answers_at_once": 12})
     monkeypatch.setattr(dual_loop, "largest", lambda value, device: 2)  # of both processes
     for shares in ((2, 2, 1), (1, 1, 1)):
-        micros = [replace(batch(own_model, samples=SAMPLES[:share]), micro=i) for i, share in enumerate(shares)]
+        micros = [
+            replace(batch(own_model, samples=SAMPLES[:share]), micro=i) for i, share in enumerate(shares)
+        ]
         assert [len(some) for some in dual_loop.grouped(micros, settings, own_model.device)] == [2, 1]

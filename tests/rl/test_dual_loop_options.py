@@ -44,7 +44,9 @@ def trained(module: DualLoop) -> list[torch.nn.Parameter]:
     return [p for p in module.model.parameters() if p.requires_grad]
 
 
-def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int) -> dict[str, float]:
+def one_step(
+    module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inner_steps: int
+) -> dict[str, float]:
     loss, found = compute(module, batch(module.model, step, inner_steps=inner_steps))
     optimizer.zero_grad()
     loss.backward()
@@ -56,22 +58,39 @@ def one_step(module: DualLoop, optimizer: torch.optim.Optimizer, step: int, inne
 
 
 @pytest.mark.slow
-def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_inner_steps_learn_from_the_same_rollouts_against_the_policy_that_acted(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     module, acted = loops(own_model, inner_steps=3), []
     act = LOOPS["mask"].act
-    monkeypatch.setitem(LOOPS, "mask", dataclasses.replace(LOOPS["mask"], act=lambda step: acted.append(step.seeds) or act(step)))
+    monkeypatch.setitem(
+        LOOPS,
+        "mask",
+        dataclasses.replace(LOOPS["mask"], act=lambda step: acted.append(step.seeds) or act(step)),
+    )
     optimizer = torch.optim.AdamW(trained(module), lr=3e-3)
     found = [one_step(module, optimizer, step, 3) for step in range(4)]
     assert [seeds[-1] for seeds in acted] == [0, 1]
     for loop in ("loop1", "loop2"):
-        assert [f[f"{loop}/ratio"] == 1.0 and f[f"{loop}/ratio_max"] == 1.0 for f in found] == [True, False, False, True]
-        assert found[0][f"{loop}/reward"] == found[1][f"{loop}/reward"] == found[2][f"{loop}/reward"] != found[3][f"{loop}/reward"]
+        assert [f[f"{loop}/ratio"] == 1.0 and f[f"{loop}/ratio_max"] == 1.0 for f in found] == [
+            True,
+            False,
+            False,
+            True,
+        ]
+        assert (
+            found[0][f"{loop}/reward"]
+            == found[1][f"{loop}/reward"]
+            == found[2][f"{loop}/reward"]
+            != found[3][f"{loop}/reward"]
+        )
     assert not loops(tiny.build()).waiting
 
 
 @pytest.mark.slow
 def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Network):
-    """State after step 0 of 3 (rollouts still to be learned from), through the bytes of a file that may hold no code."""
+    """State after step 0 of 3 (rollouts still to be learned from), through the bytes of a file that may hold
+    no code."""
 
     def to(module: DualLoop, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
         for step in range(first, last):
@@ -83,7 +102,11 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Ne
     to(whole, optimizer, 0, 1)
     assert whole.waiting
     file = io.BytesIO()
-    state = {"model": whole.policies.tensors("policy"), "extra": whole.get_extra_state(), "optimizer": optimizer.state_dict()}
+    state = {
+        "model": whole.policies.tensors("policy"),
+        "extra": whole.get_extra_state(),
+        "optimizer": optimizer.state_dict(),
+    }
     torch.save(state, file)
     to(whole, optimizer, 1, 5)
 
@@ -103,15 +126,20 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Ne
 
 
 def test_rollouts_that_are_gone_are_an_error(own_model: Network):
-    with pytest.raises(RuntimeError, match="step 1 goes on with rollouts that are gone; start the stage anew"):
+    with pytest.raises(
+        RuntimeError, match="step 1 goes on with rollouts that are gone; start the stage anew"
+    ):
         compute(loops(own_model, inner_steps=2), batch(own_model, 1, inner_steps=2))
 
 
 # Which rollouts are learned from
 
 
-def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Network, monkeypatch: pytest.MonkeyPatch):
-    """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other two alone would teach."""
+def test_of_more_candidates_those_with_a_spread_are_learned_from(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
+    """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other
+    two alone would teach."""
     three = (SAMPLES[0], tiny.region(2, "a red square"), SAMPLES[1])
     score = RolloutStep.score
 
@@ -137,7 +165,8 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(own_model: Netw
 
 
 def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Network):
-    """With 5 tokens hardly any answer ends: left out, nothing is learned in loop 1, but the rewards are there."""
+    """With 5 tokens hardly any answer ends: left out, nothing is learned in loop 1, but the rewards are
+    there."""
     kept = a_round(loops(own_model, loops={"caption": 1.0}, max_tokens=2))
     done = LOOPS["caption"].act(kept)
     assert done.metrics["truncated"] == 1.0
@@ -197,14 +226,17 @@ def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divid
     module = loops(own_model, loops={"caption": 1.0}, adaptive_loops=1.0)
     for micros in (1, 3):
         module.mean_reward = {"caption": 0.9}
-        compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(micros)))  # thrice the same samples
+        # thrice the same samples
+        compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(micros)))
         found.append(module.mean_reward["caption"])
     assert found[0] == pytest.approx(found[1])
     assert found[0] < 0.9
 
 
 @pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
-def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Network, inverse: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_loops_are_closed_by_the_inverse_model_that_is_set(
+    own_model: Network, inverse: str, monkeypatch: pytest.MonkeyPatch
+):
     module, drew = loops(own_model, inverse=inverse), []
     decoded = RolloutStep.decoded
 
@@ -223,7 +255,15 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(own_model: Networ
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MASK_POLICIES)
 def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Network, name: str):
-    module = loops(own_model, loops={"mask": 1.0}, mask_policy=name, kl=0.0, kl_words=0.0, mask_weight=0.0, rewards_mask={"iou": 1.0})
+    module = loops(
+        own_model,
+        loops={"mask": 1.0},
+        mask_policy=name,
+        kl=0.0,
+        kl_words=0.0,
+        mask_weight=0.0,
+        rewards_mask={"iou": 1.0},
+    )
     module.exploration.width = 0.5 if name in ("grid_gaussian", "bernoulli") else 5.0
     for step in range(3):
         loss, found = compute(module, batch(own_model, step))
@@ -231,7 +271,8 @@ def test_every_mask_policy_but_token_has_a_gradient_of_its_own(own_model: Networ
     touched = gradients(module)
     assert bool(touched) == (name != "token")
     assert any("sam_mask_decoder" in n for n in touched) == (name not in ("seg_gaussian", "token"))
-    assert found["loop2/identical"] == float(name == "token") or name in ("multimask", "place")  # of an untrained decoder few masks differ
+    # of an untrained decoder few masks differ
+    assert found["loop2/identical"] == float(name == "token") or name in ("multimask", "place")
 
 
 @pytest.mark.slow
@@ -241,7 +282,10 @@ def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Network
         compute(module, batch(own_model, step))
         module.after_step(step)
     compute(module, batch(own_model, 2))
-    with pytest.raises(RuntimeError, match=r"in 3 updates in a row every group of loop 2 had one mask only.*mask_policy is 'token'"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"in 3 updates in a row every group of loop 2 had one mask only.*mask_policy is 'token'",
+    ):
         module.after_step(2)
 
 
@@ -259,7 +303,9 @@ def test_every_mask_policy_learns_under_autocast(own_model: Network, name: str):
 
 @pytest.mark.slow
 def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Network):
-    module = loops(own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0)
+    module = loops(
+        own_model, loops={"mask": 1.0}, mask_policy="grid_gaussian", mask_sigma=1e-6, stop_identical=0
+    )
     compute(module, *(dataclasses.replace(batch(own_model), micro=micro) for micro in range(3)))
     assert module.exploration.width == 1e-6
     module.after_step(0)
@@ -325,14 +371,19 @@ def test_logits_are_fp32_under_autocast(own_model: Network):
 def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Network):
     module = loops(own_model)
     loss, _ = compute(module, batch(own_model))
-    with module.policies.using("teacher"), pytest.raises(AssertionError, match="backward with the adapter 'teacher' active"):
+    with (
+        module.policies.using("teacher"),
+        pytest.raises(AssertionError, match="backward with the adapter 'teacher' active"),
+    ):
         loss.backward()
 
 
 @pytest.mark.parametrize("loop", ["caption", "mask"])
-def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Network, loop: str, monkeypatch: pytest.MonkeyPatch):
-    """Rollouts keep their KV cache, in training mode too. Learning, every layer runs again in the backward pass, under the policy; so do
-    the logits, which are made for two tokens at a time here."""
+def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(
+    own_model: Network, loop: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Rollouts keep their KV cache, in training mode too. Learning, every layer runs again in the backward
+    pass, under the policy; so do the logits, which are made for two tokens at a time here."""
     module = loops(own_model, loops={loop: 1.0})
 
     texts: list[list[str]] = []
@@ -355,10 +406,13 @@ def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(own_model: Ne
     monkeypatch.setattr(checkpointing, "LOGITS", 2 * own_model.internvl.lm_head.out_features)
     graphs = []
     for layer in own_model.internvl.model.language_model.layers:
-        layer.self_attn.register_forward_hook(lambda module, args, out: graphs.append(torch.is_grad_enabled()))
+        layer.self_attn.register_forward_hook(
+            lambda module, args, out: graphs.append(torch.is_grad_enabled())
+        )
     assert torch.allclose(gradient(), plain, atol=1e-6)
     assert texts[0] == texts[1]
-    assert sum(graphs) == 2 * len(own_model.internvl.model.language_model.layers)  # forward, and again in backward
+    # forward, and again in backward
+    assert sum(graphs) == 2 * len(own_model.internvl.model.language_model.layers)
     assert plain.abs().max() > 0
 
 
@@ -369,17 +423,27 @@ def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_
         loss, _ = compute(module, batch(own_model, step))
         module.zero_grad()
         loss.backward()
-        norms = {k.removeprefix("grad_norm/"): v for k, v in module.after_step(step).items() if k.startswith("grad_norm/")}
+        norms = {
+            k.removeprefix("grad_norm/"): v
+            for k, v in module.after_step(step).items()
+            if k.startswith("grad_norm/")
+        }
         if step:
             assert norms == {}
         else:
             assert set(norms) == {"projector", "language model", "text_hidden_fcs", "SAM2 mask decoder"}
-            square = sum(float(p.grad.pow(2).sum()) for n, p in own_model.named_parameters() if p.grad is not None and "sam2" in n)
+            square = sum(
+                float(p.grad.pow(2).sum())
+                for n, p in own_model.named_parameters()
+                if p.grad is not None and "sam2" in n
+            )
             assert norms["SAM2 mask decoder"] == pytest.approx(square**0.5, rel=1e-5)
     module.monitor.limit = 1e-9
     loss, _ = compute(module, batch(own_model, 2))
     loss.backward()
-    with pytest.raises(RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.stop_grad_norm 1e-09"):
+    with pytest.raises(
+        RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.stop_grad_norm 1e-09"
+    ):
         module.after_step(2)
 
 
@@ -393,20 +457,32 @@ def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own
 
 
 def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(own_model: Network):
-    """Unique bytes of all parameters and buffers <= 1.02 x (model + policy + teacher + the originals that PEFT keeps)."""
+    """Unique bytes of all parameters and buffers <= 1.02 x (model + policy + teacher + the originals that
+    PEFT keeps)."""
     bare = sum(p.numel() * p.element_size() for p in own_model.state_dict().values())
     module = loops(own_model)
-    sets = sum(t.numel() * t.element_size() for a in ("policy", "teacher") for t in module.policies.tensors(a).values())
-    unique = {p.data_ptr(): p.numel() * p.element_size() for p in [*own_model.parameters(), *own_model.buffers()]}
+    sets = sum(
+        t.numel() * t.element_size()
+        for a in ("policy", "teacher")
+        for t in module.policies.tensors(a).values()
+    )
+    unique = {
+        p.data_ptr(): p.numel() * p.element_size() for p in [*own_model.parameters(), *own_model.buffers()]
+    }
     assert sum(unique.values()) <= 1.02 * (bare + sets)
     for loop in range(2):
         compute(module, batch(own_model, loop))
         module.after_step(loop)
-    assert {p.data_ptr() for p in own_model.parameters()} == {p.data_ptr() for p in own_model.parameters()} & set(unique)
+    assert {p.data_ptr() for p in own_model.parameters()} == {
+        p.data_ptr() for p in own_model.parameters()
+    } & set(unique)
 
 
-def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(own_model: Network):
-    """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter its own."""
+def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(
+    own_model: Network,
+):
+    """They are kept from before `conv_s0` and `conv_s1`, which belong to the trained decoder, each adapter
+    its own."""
     module = loops(own_model, loops={"mask": 1.0})
     module.begin_step([batch(own_model)])
     done, steps = module.waiting[0], module.acted[0]
@@ -419,9 +495,14 @@ def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features
     cached = gradients_of(steps["mask"])
     pixels = steps["mask"].batch.pixels
     anew = gradients_of(
-        dataclasses.replace(steps["mask"], encoded=dataclasses.replace(steps["mask"].encoded, frames=own_model.sam2.encode(pixels)))
+        dataclasses.replace(
+            steps["mask"],
+            encoded=dataclasses.replace(steps["mask"].encoded, frames=own_model.sam2.encode(pixels)),
+        )
     )
-    assert {name.split(".policy.")[1] for name in cached} == {f"conv_s{i}.{p}" for i in (0, 1) for p in ("weight", "bias")}
+    assert {name.split(".policy.")[1] for name in cached} == {
+        f"conv_s{i}.{p}" for i in (0, 1) for p in ("weight", "bias")
+    }
     assert all(torch.equal(cached[name], anew[name]) for name in cached)
     with module.policies.using("reference"), torch.no_grad():
         before = own_model.sam2.high_res(steps["mask"].encoded.frames)[0]
@@ -442,7 +523,9 @@ def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Netwo
     module.log = lambda metrics, step: logged.append(metrics)
     _, found = compute(module, batch(own_model))
     found |= module.after_step(0)
-    assert {f"rl/seconds/{part}" for part in ("encode", "generate", "draw", "reward", "reference", "update")} <= set(logged[0])
+    assert {
+        f"rl/seconds/{part}" for part in ("encode", "generate", "draw", "reward", "reference", "update")
+    } <= set(logged[0])
     assert logged[0]["rl/peak_memory_mb"] > 1
     assert "rl/judge/latency_s" in logged[0]
     assert not set(found) & set(logged[0])
@@ -457,7 +540,9 @@ def described() -> Sample:
 
 
 def asked(**words: object) -> Sample:
-    sample = dataclasses.replace(tiny.region(1, "green"), task="conversation", question="What colour is it?", **words)
+    sample = dataclasses.replace(
+        tiny.region(1, "green"), task="conversation", question="What colour is it?", **words
+    )
     return sample
 
 
@@ -470,7 +555,9 @@ def test_replaced_logits_are_counted_on_after_a_resume(own_model: Network):
     assert module.reader.nonfinite == 7
 
 
-@pytest.mark.parametrize(("name", "sample"), [("describe", described()), ("vqa", asked()), ("vqa", asked(masks=()))])
+@pytest.mark.parametrize(
+    ("name", "sample"), [("describe", described()), ("vqa", asked()), ("vqa", asked(masks=()))]
+)
 def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Network, name: str, sample: Sample):
     assert LOOPS[name].takes(sample)
     assert not LOOPS["caption"].takes(sample)
@@ -493,11 +580,20 @@ def test_a_question_after_others_is_learned_from_as_it_was_sampled(own_model: Ne
     assert found["vqa/sampling_gap"] < 1e-5
     experience = module._rollout_steps(batch(own_model, samples=(sample,)))["vqa"]
     read = own_model.tokenizer.decode(LOOPS["vqa"].act(experience).groups[0].prefix)
-    assert read.index("region1") < read.index("sky") < read.index("Grey.") < read.index("Two.") < read.index("What colour is it?")
+    assert (
+        read.index("region1")
+        < read.index("sky")
+        < read.index("Grey.")
+        < read.index("Two.")
+        < read.index("What colour is it?")
+    )
 
 
-def test_what_a_cut_off_answer_draws_is_paid_for_although_nothing_is_learned_from_it(monkeypatch: pytest.MonkeyPatch):
-    """Else something drawn where nothing is meant would count as a denial, and shift the advantages of the group."""
+def test_what_a_cut_off_answer_draws_is_paid_for_although_nothing_is_learned_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Else something drawn where nothing is meant would count as a denial, and shift the advantages of the
+    group."""
     ids = tuple(tiny.build().tokenizer.encode("It is [SEG] and", add_special_tokens=False))
     said = [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=False)] * 4
     monkeypatch.setattr(RolloutStep, "sample_answers", lambda *_: said)
@@ -537,7 +633,9 @@ def test_practice_is_the_samples_that_a_loop_takes_and_none_is_an_error():
 
 def expression(image: int, text: str, *squares: RLE) -> Sample:
     """An expression that means these squares of a picture."""
-    return dataclasses.replace(tiny.region(image, text), task="referring", masks=tuple((square,) for square in squares))
+    return dataclasses.replace(
+        tiny.region(image, text), task="referring", masks=tuple((square,) for square in squares)
+    )
 
 
 def test_referring_pays_for_the_mask_of_all_that_is_meant_and_for_silence_where_nothing_is(
@@ -573,12 +671,18 @@ def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Network):
 
 
 @pytest.mark.parametrize("answer", ["Sure, [SEG].", "Two."])
-def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(own_model: Network, answer: str, monkeypatch: pytest.MonkeyPatch):
+def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(
+    own_model: Network, answer: str, monkeypatch: pytest.MonkeyPatch
+):
     """Loss and gradients are those of loops and rows by themselves, added."""
     said(monkeypatch, own_model, "No.", "It is not.", "No.")
     module = loops(own_model, loops={"caption": 1.0}, rows_weight=2.0)
     supervised = Supervised(own_model, mask_weight=1.0, dice_weight=1.0, points=100)
-    turn = Turn(question="What is it?", answer=answer, masks=((tiny.square(0, 0, 32, 32),),) if "[SEG]" in answer else ())
+    turn = Turn(
+        question="What is it?",
+        answer=answer,
+        masks=((tiny.square(0, 0, 32, 32),),) if "[SEG]" in answer else (),
+    )
     own = collate([tiny.row(turn)], own_model.tokenizer, tiny.layout(own_model))
     alone, _ = compute(module, batch(own_model))
     beside, _ = supervised(*supervised.begin_step([own]))
@@ -601,7 +705,9 @@ def said(monkeypatch: pytest.MonkeyPatch, model: Network, *texts: str) -> None:
     monkeypatch.setattr(RolloutStep, "sample_answers", lambda self, requests, what: sampled * len(requests))
 
 
-def placed(model: Network, samples: tuple[Sample, ...], **changes: object) -> tuple[DualLoop, RolloutStep, Experience]:
+def placed(
+    model: Network, samples: tuple[Sample, ...], **changes: object
+) -> tuple[DualLoop, RolloutStep, Experience]:
     module = loops(model, loops={"refer": 1.0}, **{"place": 1.0, **changes})
     step = module._rollout_steps(batch(model, samples=samples))["refer"]
     with torch.no_grad():
@@ -615,7 +721,9 @@ ONE, BOTH, NONE = (
 )
 
 
-def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG] [SEG]")
     monkeypatch.setattr(refer_loop.Place, "draw", lambda self, logits, sampling: other(logits, sampling))
 
@@ -624,7 +732,9 @@ def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(ow
         masks = torch.zeros(len(logits), 1, *logits.shape[1:], dtype=torch.bool)
         masks[torch.arange(len(masks)), 0, 3 + torch.arange(len(masks)), 3] = True
         choice = torch.arange(len(masks))[:, None]
-        return MaskActions(choice=choice, masks=masks, confidence=torch.zeros(len(masks), 1), scale=1.0, width=sampling.width)
+        return MaskActions(
+            choice=choice, masks=masks, confidence=torch.zeros(len(masks), 1), scale=1.0, width=sampling.width
+        )
 
     _, step, done = placed(own_model, (ONE, BOTH, NONE))
     by_seg = step.drawn(done.groups)
@@ -635,7 +745,9 @@ def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(ow
     assert done.masks[0] == step.rle(done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
 
 
-def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     said(monkeypatch, own_model, "It is [SEG].", "No.", "[SEG]")
     done = placed(own_model, (ONE, NONE), place_width=5.0)[2]
     again, alone = (placed(tiny.build(), samples, place_width=5.0)[2] for samples in ((ONE, NONE), (ONE,)))
@@ -652,16 +764,25 @@ def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(own_m
     assert torch.equal(kept.choice, done.actions.choice[1:])
 
 
-def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     """All answers have the same words, so only the place can learn."""
     said(monkeypatch, own_model, "It is [SEG].", "It is [SEG].", "It is [SEG].")
     module, step, done = placed(own_model, (ONE,), place_width=5.0, kl=0.0, mask_weight=0.0)
     assert done.actions is not None
     left, right = torch.zeros(2, 16, 16, dtype=torch.bool)
     left[:, :8], right[:, 8:] = True, True
-    done.actions = dataclasses.replace(done.actions, choice=torch.tensor([[0, 15, 15]]), masks=torch.stack([left, right, right])[None])
+    done.actions = dataclasses.replace(
+        done.actions, choice=torch.tensor([[0, 15, 15]]), masks=torch.stack([left, right, right])[None]
+    )
     done.advantage = torch.tensor([[2.0, -1.0, -1.0]])
-    step = dataclasses.replace(step, totals=dataclasses.replace(step.totals, samples=1.0, answers=3.0, tokens=float(done.learned_tokens())))
+    step = dataclasses.replace(
+        step,
+        totals=dataclasses.replace(
+            step.totals, samples=1.0, answers=3.0, tokens=float(done.learned_tokens())
+        ),
+    )
     with module.policies.using("reference"), torch.no_grad():
         done.known |= LOOPS["refer"].read_reference(step, done)
     optimizer = torch.optim.SGD(trained(module), lr=1.0)
@@ -683,11 +804,18 @@ def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(own_model:
     assert (shares[1] > shares[0]).all()
 
 
-def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_masks_that_are_chosen_have_the_supervised_loss_too(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     said(monkeypatch, own_model, "No.", "It is [SEG].", "[SEG]")
     module, step, done = placed(own_model, (BOTH, ONE), kl=0.0, mask_weight=3.0)
     done.advantage = torch.zeros(2, 3)
-    step = dataclasses.replace(step, totals=dataclasses.replace(step.totals, samples=2.0, answers=6.0, tokens=float(done.learned_tokens())))
+    step = dataclasses.replace(
+        step,
+        totals=dataclasses.replace(
+            step.totals, samples=2.0, answers=6.0, tokens=float(done.learned_tokens())
+        ),
+    )
     with module.policies.using("reference"), torch.no_grad():
         done.known |= LOOPS["refer"].read_reference(step, done)
     loss, _ = LOOPS["refer"].learn(step, done)
@@ -697,7 +825,9 @@ def test_masks_that_are_chosen_have_the_supervised_loss_too(own_model: Network, 
     assert loss.item() == pytest.approx(0.5 * 3 * expected.item(), rel=1e-4)
 
 
-def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradient(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradient(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     """Processes wait for each other's gradients."""
     said(monkeypatch, own_model, "No.", "It is not.", "No.")
     module = loops(own_model, loops={"refer": 1.0}, place=1.0)
@@ -705,7 +835,8 @@ def test_where_nothing_is_drawn_by_a_click_every_trained_part_still_has_a_gradie
     loss.backward()
     assert found["refer/clicked"] == 0
     lacking = [name for name, p in own_model.named_parameters() if p.requires_grad and p.grad is None]
-    assert [name for name in lacking if not any(part in name for part in adapters.DRAWING)] == []  # what draws is frozen in such a run
+    # what draws is frozen in such a run
+    assert [name for name in lacking if not any(part in name for part in adapters.DRAWING)] == []
 
 
 def test_places_without_the_loop_that_chooses_them_are_refused():
@@ -715,9 +846,13 @@ def test_places_without_the_loop_that_chooses_them_are_refused():
     assert Rl(loops={"refer": 1.0}, rows=4).drawing
 
 
-def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(own_model: Network, monkeypatch: pytest.MonkeyPatch):
+def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+):
     left, right = tiny.square(0, 0, 32, 64), tiny.square(32, 0, 48, 64)
-    sample = dataclasses.replace(described(), text="a red square", masks=((left,), (right,)), phrases=((0, 1), (2, 12)))
+    sample = dataclasses.replace(
+        described(), text="a red square", masks=((left,), (right,)), phrases=((0, 1), (2, 12))
+    )
     module = loops(own_model, loops={"ground": 1.0})
     drawn = [[left, right], [right, left], [left], [], [left, right, left], [left]]
     monkeypatch.setattr(RolloutStep, "drawn", lambda self, groups: drawn)
@@ -728,7 +863,10 @@ def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(own_mode
 
 
 def test_a_share_of_what_is_referred_to_is_absent():
-    there, absent = [expression(0, "x", tiny.square(0, 0, 8, 8))] * 6, [expression(1, "a"), expression(1, "b"), expression(1, "c")]
+    there, absent = (
+        [expression(0, "x", tiny.square(0, 0, 8, 8))] * 6,
+        [expression(1, "a"), expression(1, "b"), expression(1, "c")],
+    )
     found = by_loop([*there, *absent], ("refer",), absent=0.25)
     assert [s.text for s in found.samples[0]] == ["x"] * 6 + ["a", "b"]
     assert len(by_loop([*there, *absent], ("refer",), absent=0.5).samples[0]) == 12
@@ -747,7 +885,10 @@ def test_easy_samples_come_first_and_all_take_part_in_the_end():
     assert curriculum.easiest_first(samples, "area").tolist() == [1, 2, 0]
     assert curriculum.easiest_first(samples, "length").tolist() == [1, 2, 0]
     assert curriculum.easiest_first(samples, "objects").tolist() == [0, 1, 2]
-    phrase, wordless = tiny.sample(7, task="phrase", text="a big dog", masks=()), tiny.sample(8, task="tracking", text="")
+    phrase, wordless = (
+        tiny.sample(7, task="phrase", text="a big dog", masks=()),
+        tiny.sample(8, task="tracking", text=""),
+    )
     absent = [dataclasses.replace(sample, task="referring", masks=()) for sample in samples]
     assert curriculum.easiest_first([*samples, *absent], "area").tolist() == [
         1,
@@ -770,16 +911,33 @@ def test_easy_samples_come_first_and_all_take_part_in_the_end():
 
 def judging(judge: object, **words: object) -> Judging:
     questions = {(s.dataset, s.sample_id): questions_of(s.text, positives=4, negatives=3) for s in SAMPLES}
-    return Judging(judge=judge, questions=questions, **{"meteor_weight": 0.25, "judge_weight": 0.75, "on_failure": "meteor"} | words)  # type: ignore[arg-type]
+    return Judging(
+        judge=judge,
+        questions=questions,
+        **{"meteor_weight": 0.25, "judge_weight": 0.75, "on_failure": "meteor"} | words,
+    )  # type: ignore[arg-type]
 
 
 def test_the_judge_pays_captions_beside_meteor(own_model: Network, monkeypatch: pytest.MonkeyPatch):
-    module = loops(own_model, judging(RuleJudge()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
+    module = loops(
+        own_model,
+        judging(RuleJudge()),
+        loops={"caption": 1.0},
+        use_llm_judge=True,
+        rewards_caption={"meteor": 1.0},
+    )
     act = LOOPS["caption"].act
 
     def saying(step: RolloutStep) -> object:
         done = act(step)
-        done.texts = ["a red square", "a blue square", "", "a small green square", "a large green square", "a green circle"]
+        done.texts = [
+            "a red square",
+            "a blue square",
+            "",
+            "a small green square",
+            "a large green square",
+            "a green circle",
+        ]
         done.rewards = step.score([Prediction(text=text) for text in done.texts], ("meteor",))
         return done
 
@@ -801,10 +959,17 @@ def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model
             future.set_result([None, 1.0, 1.0, 0.5, 0.5, 0.5])
             return future
 
-    module = loops(own_model, judging(Failing()), loops={"caption": 1.0}, use_llm_judge=True, rewards_caption={"meteor": 1.0})
+    module = loops(
+        own_model,
+        judging(Failing()),
+        loops={"caption": 1.0},
+        use_llm_judge=True,
+        rewards_caption={"meteor": 1.0},
+    )
     _, found = compute(module, batch(own_model))
     assert found["loop1/judge/fell_back"] == 0.5
-    assert module.record["loop1/meteor"][0] == [0.0, 0.0, 0.0, 0.375, 0.375, 0.375]  # the tiny model's words earn no METEOR
+    # the tiny model's words earn no METEOR
+    assert module.record["loop1/meteor"][0] == [0.0, 0.0, 0.0, 0.375, 0.375, 0.375]
 
 
 # Pictures
@@ -834,7 +999,8 @@ def test_masks_without_words_are_practised_on_if_no_reward_reads_a_caption():
     assert [(s.masks, s.text) for s in added] == [(((left,),), ""), (((right,),), "")]
     assert len({s.sample_id for s in added}) == 2
     assert all(LOOPS["caption"].takes(s) for s in added)
-    assert by_loop(SAMPLES, ("caption", "mask"), wordless=True).of == {"caption": 0, "mask": 0}  # no such mask: encoded once
+    # no such mask: encoded once
+    assert by_loop(SAMPLES, ("caption", "mask"), wordless=True).of == {"caption": 0, "mask": 0}
 
 
 @pytest.mark.parametrize(
@@ -881,7 +1047,8 @@ def test_captions_without_masks_are_practised_on_if_nothing_reads_a_mask(caplog:
     [
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0}, False),
         ({"rewards_mask": {"cider": 1.0, "confidence": 0.1}, "mask_weight": 0.0}, False),
-        ({"rewards_mask": {"meteor": 1.0, "iou": 0.0}, "mask_weight": 0.0}, True),  # its curve would count no mask as a wrong one
+        # its curve would count no mask as a wrong one
+        ({"rewards_mask": {"meteor": 1.0, "iou": 0.0}, "mask_weight": 0.0}, True),
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.1}, True),
         ({"rewards_mask": {"meteor": 1.0, "soft_iou": 0.1}, "mask_weight": 0.0}, True),
         ({"rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0, "use_llm_judge_loop2": True}, True),
@@ -901,7 +1068,15 @@ def test_a_reward_that_is_said_to_read_no_mask_reads_none():
 
 def test_a_caption_without_a_mask_teaches_masks(own_model: Network, tmp_path: Path):
     phrases = tuple(tiny.sample(i, task="phrase", text="the small square", masks=()) for i in (3, 4))
-    module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, rewards_mask={"meteor": 1.0}, mask_weight=0.0, samples_every=1)
+    module = loops(
+        own_model,
+        loops={"mask": 1.0},
+        kl=0.0,
+        kl_words=0.0,
+        rewards_mask={"meteor": 1.0},
+        mask_weight=0.0,
+        samples_every=1,
+    )
     module.pictures_to = tmp_path
     turns = itertools.cycle((0.0, 1.0))
     module.rewards = module.rewards | {"meteor": lambda answer, truth: next(turns)}

@@ -25,9 +25,13 @@ def objective(form: grpo.Form = "dapo", max_tokens: int = 8) -> grpo.Objective:
     return grpo.Objective(form=form, clip_low=0.2, clip_high=0.28, max_tokens=max_tokens)
 
 
-def clipped(logps: torch.Tensor, behaviour: torch.Tensor, advantage: torch.Tensor) -> tuple[torch.Tensor, dict[str, float]]:
+def clipped(
+    logps: torch.Tensor, behaviour: torch.Tensor, advantage: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, float]]:
     """Every token an answer of its own."""
-    return grpo.policy_loss(logps, behaviour, advantage, torch.arange(len(logps)), objective(), answers=len(logps))
+    return grpo.policy_loss(
+        logps, behaviour, advantage, torch.arange(len(logps)), objective(), answers=len(logps)
+    )
 
 
 # Advantages
@@ -36,7 +40,14 @@ def clipped(logps: torch.Tensor, behaviour: torch.Tensor, advantage: torch.Tenso
 @pytest.mark.parametrize("scale", ["group", "within", "none"])
 def test_equal_rewards_teach_exactly_nothing(scale: grpo.Scale):
     """0.1 * 3 / 3 is not 0.1 in floats: a mean can be off by an ulp, which a small floor would blow up."""
-    for value in (0.1, 1 / 3, 0.7, 1e-8, 123.456, *torch.rand(50, generator=torch.Generator().manual_seed(0)).tolist()):
+    for value in (
+        0.1,
+        1 / 3,
+        0.7,
+        1e-8,
+        123.456,
+        *torch.rand(50, generator=torch.Generator().manual_seed(0)).tolist(),
+    ):
         for group in range(2, 18):
             found = grpo.advantages(torch.full((2, group), value), scale=scale, std_floor=1e-12)
             assert found.count_nonzero() == 0
@@ -50,24 +61,33 @@ def test_advantages_by_hand():
     rewards = torch.tensor([[0.0, 1.0], [0.0, 3.0]])
 
     def found(scale: grpo.Scale) -> list[list[float]]:
-        return [[pytest.approx(v) for v in row] for row in grpo.advantages(rewards, scale=scale, std_floor=0.02).tolist()]
+        return [
+            [pytest.approx(v) for v in row]
+            for row in grpo.advantages(rewards, scale=scale, std_floor=0.02).tolist()
+        ]
 
     half = math.sqrt(0.5)
     assert found("none") == [[-0.5, 0.5], [-1.5, 1.5]]
     assert found("group") == [[-half, half], [-half, half]]
-    assert found("within") == [[-0.5 / math.sqrt(2.5), 0.5 / math.sqrt(2.5)], [-1.5 / math.sqrt(2.5), 1.5 / math.sqrt(2.5)]]
+    assert found("within") == [
+        [-0.5 / math.sqrt(2.5), 0.5 / math.sqrt(2.5)],
+        [-1.5 / math.sqrt(2.5), 1.5 / math.sqrt(2.5)],
+    ]
     assert found("batch") == [[-0.5 * half, 0.5 * half], [-1.5 * half, 1.5 * half]]
 
 
 def test_the_floor_keeps_a_small_difference_small():
     rewards = torch.tensor([[0.500, 0.504]])
     for scale in ("group", "within", "batch"):
-        assert grpo.advantages(rewards, scale=scale, std_floor=0.02).tolist()[0] == pytest.approx([-0.1, 0.1], rel=1e-3)
+        assert grpo.advantages(rewards, scale=scale, std_floor=0.02).tolist()[0] == pytest.approx(
+            [-0.1, 0.1], rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("scale", ["group", "within", "none"])
 def test_a_failed_reward_is_left_out_of_the_baseline(scale: grpo.Scale):
-    """1, NaN, 3: mean 2, variance 2 (of two); the failed one has advantage 0. A group of failures, or of one known, teaches nothing."""
+    """1, NaN, 3: mean 2, variance 2 (of two); the failed one has advantage 0. A group of failures, or of one
+    known, teaches nothing."""
     nan = math.nan
     rewards = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan], [nan, 5.0, nan]])
     found = grpo.advantages(rewards, scale=scale, std_floor=0.02)
@@ -87,7 +107,9 @@ def test_the_advantages_of_two_processes_are_those_of_one(combine: grpo.Combine,
 
     def of(rows: slice, total: grpo.Total) -> torch.Tensor:
         own = {name: values[rows] for name, values in parts.items()}
-        return grpo.advantages_of_parts(own, {"a": 1.0, "b": 0.5}, combine=combine, scale=scale, std_floor=0.02, total=total)
+        return grpo.advantages_of_parts(
+            own, {"a": 1.0, "b": 0.5}, combine=combine, scale=scale, std_floor=0.02, total=total
+        )
 
     def process(rank: int) -> torch.Tensor:
         def total(values: torch.Tensor) -> torch.Tensor:
@@ -138,7 +160,9 @@ def test_the_gradient_on_policy_is_minus_the_advantage_over_the_number_of_action
         (0.9, -1.0, 0.9, 0.9),
     ],
 )
-def test_the_ratio_is_clipped_on_the_side_where_more_would_be_gained(ratio: float, advantage: float, loss: float, gradient: float):
+def test_the_ratio_is_clipped_on_the_side_where_more_would_be_gained(
+    ratio: float, advantage: float, loss: float, gradient: float
+):
     logps = torch.tensor([math.log(ratio)]).requires_grad_()
     found, metrics = clipped(logps, torch.zeros(1), torch.tensor([advantage]))
     found.backward()
@@ -168,10 +192,14 @@ def test_no_actions_cost_nothing():
 # Against TRL
 
 
-def trls(now: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, **settings: object) -> torch.Tensor:
+def trls(
+    now: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, **settings: object
+) -> torch.Tensor:
     """The loss of TRL's own GRPOTrainer on these log-probabilities (B, T)."""
     trl = pytest.importorskip("trl")
-    accelerator = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x, num_processes=1)
+    accelerator = SimpleNamespace(
+        gather=lambda x: x, gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x, num_processes=1
+    )
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=True),
         args=SimpleNamespace(delta=None, steps_per_generation=1),
@@ -210,7 +238,9 @@ def test_every_forms_loss_and_gradient_are_trls(form: grpo.Form, seed: int):
     advantage, kept = torch.tensor([1.0, -0.5, 0.3]), mask.bool()
     ours, theirs = now.clone().requires_grad_(), now.clone().requires_grad_()
     answer = torch.arange(3)[:, None].expand(-1, 5)[kept]
-    loss, _ = grpo.policy_loss(ours[kept], before[kept], advantage[answer], answer, objective(form), answers=3)
+    loss, _ = grpo.policy_loss(
+        ours[kept], before[kept], advantage[answer], answer, objective(form), answers=3
+    )
     loss.backward()
     settings = {
         "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
@@ -227,28 +257,45 @@ def test_every_forms_loss_and_gradient_are_trls(form: grpo.Form, seed: int):
 
 @pytest.mark.parametrize(
     ("form", "loss"),
-    [("dapo", -1.4 / 3), ("bnpo", -1.4 / 3), ("grpo", -0.2), ("dr_grpo", -1.4 / 16), ("gspo", -0.2), ("cispo", 1.2 / 3)],
+    [
+        ("dapo", -1.4 / 3),
+        ("bnpo", -1.4 / 3),
+        ("grpo", -0.2),
+        ("dr_grpo", -1.4 / 16),
+        ("gspo", -0.2),
+        ("cispo", 1.2 / 3),
+    ],
 )
 def test_forms_by_hand(form: grpo.Form, loss: float):
-    """An answer of two tokens with advantage 1 and one of one token with -0.6, on policy: the ratio is 1, so a token's term is minus its
-    advantage: -1, -1, 0.6. Sum -1.4; mean of the answers' means (-1 + 0.6) / 2; dr_grpo: 2 answers x 8 tokens. cispo's terms are minus
-    advantage times log-probability: 1, 2, -1.8."""
+    """An answer of two tokens with advantage 1 and one of one token with -0.6, on policy: the ratio is 1, so
+    a token's term is minus its advantage: -1, -1, 0.6. Sum -1.4; mean of the answers' means (-1 + 0.6) / 2;
+    dr_grpo: 2 answers x 8 tokens. cispo's terms are minus advantage times log-probability: 1, 2, -1.8."""
     logps = torch.tensor([-1.0, -2.0, -3.0])
-    found, _ = grpo.policy_loss(logps, logps, torch.tensor([1.0, 1.0, -0.6]), torch.tensor([0, 0, 1]), objective(form), answers=2)
+    found, _ = grpo.policy_loss(
+        logps, logps, torch.tensor([1.0, 1.0, -0.6]), torch.tensor([0, 0, 1]), objective(form), answers=2
+    )
     assert found.item() == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("form", ["dapo", "grpo", "dr_grpo", "gspo", "cispo"])
 def test_the_losses_of_a_steps_parts_add_up_to_the_whole(form: grpo.Form):
-    """Two answers of 1 and 2 tokens, apart and together; the tokens of a step are 3, not 1.5 for each of two parts."""
+    """Two answers of 1 and 2 tokens, apart and together; the tokens of a step are 3, not 1.5 for each of two
+    parts."""
     logps, advantage = torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([1.0, -0.25, -0.25])
-    whole, _ = grpo.policy_loss(logps, logps - 0.1, advantage, torch.tensor([0, 1, 1]), objective(form), answers=2)
+    whole, _ = grpo.policy_loss(
+        logps, logps - 0.1, advantage, torch.tensor([0, 1, 1]), objective(form), answers=2
+    )
     totals = grpo.Totals(samples=1.0, answers=2.0, tokens=3.0, micro_batches=2.0)
     old, of_step = logps - 0.1, {"answers": 1, "totals": totals}
-    first, of_first = grpo.policy_loss(logps[:1], old[:1], advantage[:1], torch.tensor([0]), objective(form), **of_step)
-    rest, of_rest = grpo.policy_loss(logps[1:], old[1:], advantage[1:], torch.tensor([0, 0]), objective(form), **of_step)
+    first, of_first = grpo.policy_loss(
+        logps[:1], old[:1], advantage[:1], torch.tensor([0]), objective(form), **of_step
+    )
+    rest, of_rest = grpo.policy_loss(
+        logps[1:], old[1:], advantage[1:], torch.tensor([0, 0]), objective(form), **of_step
+    )
     assert (first + rest).item() == pytest.approx(whole.item())
-    curve = (of_first["policy_loss"] + of_rest["policy_loss"]) / 2  # as the loop averages metrics over micro-batches
+    # as the loop averages metrics over micro-batches
+    curve = (of_first["policy_loss"] + of_rest["policy_loss"]) / 2
     assert curve == pytest.approx(whole.item())
 
 
@@ -278,32 +325,55 @@ def test_parts_made_equal_before_they_are_summed_are_trls():
     each = [(v - v.nanmean(1, keepdim=True)) / (nanstd(v, dim=1)[:, None] + 1e-4) for v in parts.values()]
     summed = each[0] + 0.5 * each[1]
     expected = (summed - summed.mean()) / (nanstd(summed.flatten()) + 1e-4)
-    found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 0.5}, combine="normalise_then_sum", scale="group", std_floor=1e-4)
+    found = grpo.advantages_of_parts(
+        parts, {"a": 1.0, "b": 0.5}, combine="normalise_then_sum", scale="group", std_floor=1e-4
+    )
     assert torch.allclose(found, expected, rtol=2e-3, atol=1e-4)
-    plain = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 0.5}, combine="sum_then_normalise", scale="group", std_floor=1e-4)
-    assert (plain - grpo.advantages(parts["b"], scale="group", std_floor=1e-4)).abs().max() < 0.2  # the large part drowns the other
+    plain = grpo.advantages_of_parts(
+        parts, {"a": 1.0, "b": 0.5}, combine="sum_then_normalise", scale="group", std_floor=1e-4
+    )
+    # the large part drowns the other
+    assert (plain - grpo.advantages(parts["b"], scale="group", std_floor=1e-4)).abs().max() < 0.2
     assert (found - plain).abs().max() > 0.5
 
 
 def test_a_group_whose_parts_are_all_equal_teaches_exactly_nothing_in_either_order():
-    parts = {"a": torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3]]), "b": torch.tensor([[0.7, 0.7, 0.7], [0.3, 0.1, 0.7]])}
+    parts = {
+        "a": torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3]]),
+        "b": torch.tensor([[0.7, 0.7, 0.7], [0.3, 0.1, 0.7]]),
+    }
     for combine in ("sum_then_normalise", "normalise_then_sum"):
-        found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 1.0}, combine=combine, scale="group", std_floor=0.02)
+        found = grpo.advantages_of_parts(
+            parts, {"a": 1.0, "b": 1.0}, combine=combine, scale="group", std_floor=0.02
+        )
         assert found[0].count_nonzero() == 0
         assert found[1].count_nonzero() == 3
 
 
 def test_a_rollout_with_a_failed_part_is_left_out():
     parts = {"a": torch.tensor([[0.0, 1.0, 2.0]]), "b": torch.tensor([[0.0, math.nan, 0.0]])}
-    found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 1.0}, combine="sum_then_normalise", scale="none", std_floor=0.02)
+    found = grpo.advantages_of_parts(
+        parts, {"a": 1.0, "b": 1.0}, combine="sum_then_normalise", scale="none", std_floor=0.02
+    )
     assert found.tolist() == [[-1.0, 0.0, 1.0]]
     parts = {"a": torch.tensor([[1.0, 9.0, 2.0]]), "b": torch.tensor([[1.0, math.nan, 2.0]])}
-    found = grpo.advantages_of_parts(parts, {"a": 1.0, "b": 1.0}, combine="normalise_then_sum", scale="group", std_floor=0.02)
+    found = grpo.advantages_of_parts(
+        parts, {"a": 1.0, "b": 1.0}, combine="normalise_then_sum", scale="group", std_floor=0.02
+    )
     assert found.tolist() == [[pytest.approx(-(0.5**0.5)), 0.0, pytest.approx(0.5**0.5)]]
 
 
 def test_groups_with_the_widest_spread_are_learned_from_first():
-    rewards = torch.tensor([[1.0, 1.0, 1.0], [5.0, 5.1, 5.1], [math.nan, 2.0, 2.0], [0.0, 1.0, 0.0], [3.0, math.nan, 0.0], [math.nan] * 3])
+    rewards = torch.tensor(
+        [
+            [1.0, 1.0, 1.0],
+            [5.0, 5.1, 5.1],
+            [math.nan, 2.0, 2.0],
+            [0.0, 1.0, 0.0],
+            [3.0, math.nan, 0.0],
+            [math.nan] * 3,
+        ]
+    )
     assert grpo.zero_spread(rewards) == 0.5
     assert [grpo.most_telling(rewards, count).tolist() for count in (1, 2, 3)] == [[4], [3, 4], [1, 3, 4]]
     assert grpo.most_telling(rewards, 4).tolist() == [0, 1, 3, 4]  # of groups that teach nothing the first
@@ -314,7 +384,8 @@ def test_groups_with_the_widest_spread_are_learned_from_first():
 
 
 def test_the_expected_gradient_of_the_kl_term_is_the_reverse_kls_and_its_value_the_kl():
-    """Exact: the expectation over all 5 outcomes of a categorical, weighted by the policy's own probabilities."""
+    """Exact: the expectation over all 5 outcomes of a categorical, weighted by the policy's own
+    probabilities."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, generator=generator, dtype=torch.float64)
     reference = torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(0)

@@ -20,11 +20,17 @@ from tests import tiny
 from tests.golden import GOLDEN
 
 QWEN = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
-KINDS = pytest.mark.parametrize("kind", ["internvl", *(pytest.param(kind, marks=QWEN) for kind in ("qwen2_5_vl", "qwen3_vl"))])
+KINDS = pytest.mark.parametrize(
+    "kind", ["internvl", *(pytest.param(kind, marks=QWEN) for kind in ("qwen2_5_vl", "qwen3_vl"))]
+)
 
 
 def model_of(kind: str) -> Network:
-    return tiny.build() if kind == "internvl" else Sa2VA.from_pretrained(GOLDEN / kind).requires_grad_(False).eval()
+    return (
+        tiny.build()
+        if kind == "internvl"
+        else Sa2VA.from_pretrained(GOLDEN / kind).requires_grad_(False).eval()
+    )
 
 
 def tokens_of(model: Network, number: int, size: tuple[int, int] = (64, 64)) -> ImageFeatures:
@@ -47,8 +53,15 @@ def said(*ids: int) -> Segment:
     return Segment(ids=ids, trainable=True)
 
 
-def alone(model: Network, prefix: tuple[int, ...], rollout: Rollout, filling: list[ImageFeatures | Tensor], reader: Reader) -> Tensor:
-    """Log-probabilities of one conversation's words. `filling`: what stands in its image slots, sorted by hand."""
+def alone(
+    model: Network,
+    prefix: tuple[int, ...],
+    rollout: Rollout,
+    filling: list[ImageFeatures | Tensor],
+    reader: Reader,
+) -> Tensor:
+    """Log-probabilities of one conversation's words. `filling`: what stands in its image slots, sorted by
+    hand."""
     ids = torch.tensor([[*prefix, *(i for segment in rollout for i in segment.ids)]])
     values = torch.cat([part if isinstance(part, Tensor) else part.values for part in filling])
     embeds = model.embed_text(ids)
@@ -62,7 +75,9 @@ def alone(model: Network, prefix: tuple[int, ...], rollout: Rollout, filling: li
         at = at[length:]
     grids = tuple(grid for part in filling if isinstance(part, ImageFeatures) for grid in part.grids)
     positions = model.backbone.positions(order, slots, [grids], torch.zeros_like(order))
-    states, _ = model.backbone.language_model(embeds, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False)
+    states, _ = model.backbone.language_model(
+        embeds, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False
+    )
     learned = torch.tensor([False] * len(prefix) + [s.trainable for s in rollout for _ in s.ids])
     every = reader(model.logits(states[0, :-1])).log_softmax(1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
     return every[learned[1:]]
@@ -71,8 +86,9 @@ def alone(model: Network, prefix: tuple[int, ...], rollout: Rollout, filling: li
 @KINDS
 @torch.no_grad()
 def test_rollouts_with_unlike_numbers_of_turns_and_pictures_read_packed_as_alone(kind: str) -> None:
-    """Two samples, the second without a region and beside a longer row: no turn, one, two with the same picture twice, and a region named
-    within a branch, whose cells are the first picture's. Image slots of both kinds are mixed in the order of the text."""
+    """Two samples, the second without a region and beside a longer row: no turn, one, two with the same
+    picture twice, and a region named within a branch, whose cells are the first picture's. Image slots of
+    both kinds are mixed in the order of the text."""
     model = model_of(kind)
     reader = Reader(temperature=1.3, forbidden=[model.image_token_id], guard="guard")
     first, second = tokens_of(model, 0), tokens_of(model, 1)
@@ -99,22 +115,41 @@ def test_rollouts_with_unlike_numbers_of_turns_and_pictures_read_packed_as_alone
     groups, expected = [], []
     for image, rollouts in ((first, with_region), (second, plain)):
         tokens = [len(image.values)]
-        prefix = (*prefix_ids(model.tokenizer, template=model.config.template, frame_tokens=tokens, marks=model.backbone.marks), *start)
+        prefix = (
+            *prefix_ids(
+                model.tokenizer,
+                template=model.config.template,
+                frame_tokens=tokens,
+                marks=model.backbone.marks,
+            ),
+            *start,
+        )
         groups.append(Group(prefix=prefix, rollouts=tuple(rollout for rollout, _ in rollouts)))
-        expected += [alone(model, prefix, rollout, [image, *filling], reader) for rollout, filling in rollouts]
-    observed = [[f for _, filling in rollouts for f in filling if isinstance(f, ImageFeatures)] for rollouts in (with_region, plain)]
+        expected += [
+            alone(model, prefix, rollout, [image, *filling], reader) for rollout, filling in rollouts
+        ]
+    observed = [
+        [f for _, filling in rollouts for f in filling if isinstance(f, ImageFeatures)]
+        for rollouts in (with_region, plain)
+    ]
     fields, rollout = pack(groups, pad_id=0)
     packed = Packed(**fields, regions=[[region], []])
     logps, _ = token_logps(model, packed, model.hidden_states(packed, [first, second], observed), reader)
     found = [logps[rollout == number] for number in range(len(expected))]
     assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) < 1e-5
-    swapped = token_logps(model, packed, model.hidden_states(packed, [first, second], [observed[0][::-1], observed[1]]), reader)[0]
+    swapped = token_logps(
+        model, packed, model.hidden_states(packed, [first, second], [observed[0][::-1], observed[1]]), reader
+    )[0]
     assert float((swapped - logps).abs().max()) > 1e-3  # pictures make a difference, and their order does
 
 
 def test_pictures_that_the_text_has_no_place_for_are_refused() -> None:
     model = tiny.build()
     image, marks = tokens_of(model, 0), model.backbone.marks
-    ids = torch.tensor([model.tokenizer.encode(f"{marks.start}{marks.slot * 16}{marks.end}", add_special_tokens=False)])
-    with pytest.raises(ValueError, match="row 0: after its picture the text has 0 regions and 0 pictures, given are 0 and 1"):
+    ids = torch.tensor(
+        [model.tokenizer.encode(f"{marks.start}{marks.slot * 16}{marks.end}", add_special_tokens=False)]
+    )
+    with pytest.raises(
+        ValueError, match="row 0: after its picture the text has 0 regions and 0 pictures, given are 0 and 1"
+    ):
         model.embed(ids, [image], [], [[image]])

@@ -14,8 +14,8 @@ pytestmark = needs_golden
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
 def test_both_loops_learn_from_what_was_sampled_and_leave_the_vision_tower(kind: str):
-    """Log-probabilities of packed answers are those noted while sampling from cached prefixes: region cells, deepstack and rotary positions
-    agree on both ways. The pictures are seen once."""
+    """Log-probabilities of packed answers are those noted while sampling from cached prefixes: region cells,
+    deepstack and rotary positions agree on both ways. The pictures are seen once."""
     model, calls = Sa2VA.from_pretrained(GOLDEN / kind).requires_grad_(False), []
     module = loops(model, temperature=1.5)
     model.backbone.vision_tower.register_forward_hook(lambda m, i, o: calls.append(1))

@@ -13,7 +13,18 @@ from ans_core.inference.generation import generate, stop_ids
 from ans_core.inference.prefill import PrefilledBatch, prompt
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
-from ans_core.rl.rollout import CLIP, Group, Reader, Segment, _Sampling, entropies, gumbel, pack, sample, token_logps
+from ans_core.rl.rollout import (
+    CLIP,
+    Group,
+    Reader,
+    Segment,
+    _Sampling,
+    entropies,
+    gumbel,
+    pack,
+    sample,
+    token_logps,
+)
 from tests import tiny
 
 
@@ -49,7 +60,8 @@ def test_a_logit_that_is_not_finite_is_replaced_and_counted_and_the_others_keep_
 
 
 def test_guarding_leaves_large_logits_alone_and_clipping_does_not():
-    """The numbers of the clamp's docstring: it takes 0.13 from the likeliest token's log-probability and its gradient."""
+    """The numbers of the clamp's docstring: it takes 0.13 from the likeliest token's log-probability and its
+    gradient."""
     raw = torch.tensor([[35.0, 28.0, -40.0]]).requires_grad_()
     assert reader()(raw).log_softmax(1)[0, 0].item() == pytest.approx(-0.0009, abs=1e-4)
     clipped = reader(guard="clip")(raw)
@@ -83,7 +95,8 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 
 
 def test_the_noise_is_gumbels_for_each_seed_token_and_word_alone():
-    """Mean and deviation of a million values, rank correlation with the neighbour's in each direction, and a row alone."""
+    """Mean and deviation of a million values, rank correlation with the neighbour's in each direction, and a
+    row alone."""
     noise = torch.stack(
         [gumbel(torch.arange(100), torch.tensor([count]), torch.arange(100)) for count in range(100)]
     )  # (token, seed, word)
@@ -104,7 +117,9 @@ def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Network):
     alone = dataclasses.replace(second, **own)
     seeds = [11, 12, 13, 21, 22, 23]
     told = sample(own_model, both, group=3, max_tokens=6, reader=reader(), seeds=seeds)
-    assert [a.ids for a in sample(own_model, alone, group=3, max_tokens=6, reader=reader(), seeds=seeds[3:])] == [a.ids for a in told[3:]]
+    assert [
+        a.ids for a in sample(own_model, alone, group=3, max_tokens=6, reader=reader(), seeds=seeds[3:])
+    ] == [a.ids for a in told[3:]]
     other = sample(own_model, both, group=3, max_tokens=6, reader=reader(), seeds=[s + 100 for s in seeds])
     assert [a.ids for a in other] != [a.ids for a in told]
     assert len({a.ids for a in told[:3]}) > 1
@@ -137,7 +152,8 @@ def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model
 
 
 def test_of_several_turns_only_what_the_policy_said_is_learned(own_model: Network):
-    """Question, words, a tool's reply, words: the log-probabilities are those of the words, each after all that stands before it."""
+    """Question, words, a tool's reply, words: the log-probabilities are those of the words, each after all
+    that stands before it."""
     turns = (
         Segment(ids=(5, 6), trainable=False), Segment(ids=(7, 8), trainable=True),
         Segment(ids=(9,), trainable=False), Segment(ids=(10,), trainable=True),
@@ -149,8 +165,14 @@ def test_of_several_turns_only_what_the_policy_said_is_learned(own_model: Networ
     assert rollout.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     packed = Packed(**fields)
     with torch.no_grad():
-        logps, entropy = token_logps(own_model, packed, own_model.hidden_states(packed, [None, None]), reader())
-        for group, words, own in ((groups[0], one, logps[:3]), (groups[0], turns, logps[3:6]), (groups[1], turns, logps[6:9])):
+        logps, entropy = token_logps(
+            own_model, packed, own_model.hidden_states(packed, [None, None]), reader()
+        )
+        for group, words, own in (
+            (groups[0], one, logps[:3]),
+            (groups[0], turns, logps[3:6]),
+            (groups[1], turns, logps[6:9]),
+        ):
             ids = torch.tensor([*group.prefix, *(i for segment in words for i in segment.ids)])
             hidden = own_model.internvl.model.language_model(input_ids=ids[None]).last_hidden_state[0]
             every = own_model.logits(hidden[:-1]).log_softmax(1)[torch.arange(len(ids) - 1), ids[1:]]

@@ -1,4 +1,5 @@
-"""RL on two processes (gloo, CPU), plain and with ZeRO-2, against one: the same rollouts, the same loss, the same policy."""
+"""RL on two processes (gloo, CPU), plain and with ZeRO-2, against one: the same rollouts, the same loss, the
+same policy."""
 
 from __future__ import annotations
 
@@ -89,7 +90,10 @@ def run(folder: Path, *, processes: int, stages: Sequence[int]) -> list[list[dic
     script = folder / "rl.py"
     script.write_text(SCRIPT)
     launch(script, str(folder), ",".join(map(str, stages)), processes=processes)
-    return [[json.loads((folder / f"{stage}/{rank}.json").read_text()) for rank in range(processes)] for stage in stages]
+    return [
+        [json.loads((folder / f"{stage}/{rank}.json").read_text()) for rank in range(processes)]
+        for stage in stages
+    ]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The agent's stages one after the other on a model that knows nothing: what they write, and that a killed run goes on."""
+"""The agent's stages one after the other on a model that knows nothing: what they write, and that a killed
+run goes on."""
 
 from __future__ import annotations
 
@@ -62,12 +63,26 @@ def silent(metrics: dict[str, float], step: int) -> None:
 
 
 def run(  # type: ignore[no-untyped-def]
-    stage, folder: Path, name: str, inputs: tuple[str, ...], *, log: Log = silent, cfg: Config = CONFIG, **words: str
+    stage,
+    folder: Path,
+    name: str,
+    inputs: tuple[str, ...],
+    *,
+    log: Log = silent,
+    cfg: Config = CONFIG,
+    **words: str,
 ) -> Path:
     out = folder / name
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    stage.run(cfg, inputs={k: folder / k for k in inputs}, out=out, scratch=folder / "scratch" / name, log=log, **words)
+    stage.run(
+        cfg,
+        inputs={k: folder / k for k in inputs},
+        out=out,
+        scratch=folder / "scratch" / name,
+        log=log,
+        **words,
+    )
     return out
 
 
@@ -80,13 +95,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in ("tools", "direct"):
         run(agent_sft, folder, f"agent/sft/{row}", SFT, row=row)
     run(rft, folder, "agent/rft", RFT)
-    for row, made in (("direct", "agent/sft/direct"), ("oracle", "agent/cota"), ("sft", "agent/sft/tools"), ("rft", "agent/rft")):
+    for row, made in (
+        ("direct", "agent/sft/direct"),
+        ("oracle", "agent/cota"),
+        ("sft", "agent/sft/tools"),
+        ("rft", "agent/rft"),
+    ):
         run(agent_evaluate, folder, f"agent/evaluate/{row}", ("data", "model", made), row=row)
-    run(agent_report, folder, "agent/report", tuple(f"agent/evaluate/{row}" for row in ("direct", "oracle", "sft", "rft")))
+    run(
+        agent_report,
+        folder,
+        "agent/report",
+        tuple(f"agent/evaluate/{row}" for row in ("direct", "oracle", "sft", "rft")),
+    )
     return folder
 
 
-def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stage_multiplies_in_bf16_where_that_is_emulated(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a base in bf16, as published weights are."""
     monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
     checkpoint.save(tiny.build().to(torch.bfloat16), tmp_path / "model", metadata={})
@@ -107,7 +134,9 @@ def test_traces_are_mixed_and_the_adapter_names_its_base(runs: Path) -> None:
     assert {name.split(".")[-1] for name in tensors} == {"weight", "bias", "*"}
     assert (config["row"], config["lora"]["rank"]) == ("tools", 2)
     moved = json.loads((runs / "agent/sft/tools/moved.json").read_text())
-    assert {part for part, did in moved.items() if did} == {f"{p} (trained)" for p in ("projector", "embeddings", "language model", "head")}
+    assert {part for part, did in moved.items() if did} == {
+        f"{p} (trained)" for p in ("projector", "embeddings", "language model", "head")
+    }
     parts = json.loads((runs / "agent/sft/tools/curriculum.json").read_text())
     assert [(part["part"], part["steps"]) for part in parts] == [("simple", 2), ("medium", 2)]
 
@@ -128,7 +157,9 @@ def test_own_traces_are_learned_in_place_of_those_of_cota(runs: Path, tmp_path: 
     values = CONFIG.model_dump()
     values["agent"]["sft"]["traces"] = str(tmp_path / "mine")
     made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=Config.model_validate(values), row="tools")
-    assert (made / checkpoint.DELTA_WEIGHTS).read_bytes() == (runs / "agent/sft/tools" / checkpoint.DELTA_WEIGHTS).read_bytes()
+    assert (made / checkpoint.DELTA_WEIGHTS).read_bytes() == (
+        runs / "agent/sft/tools" / checkpoint.DELTA_WEIGHTS
+    ).read_bytes()
 
 
 def test_a_fault_of_own_traces_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
@@ -137,18 +168,33 @@ def test_a_fault_of_own_traces_is_named_before_a_model_is_loaded(tmp_path: Path)
     values["agent"]["sft"]["traces"] = str(tmp_path)
     nothing = dict.fromkeys(SFT, tmp_path / "none")
     with pytest.raises(ValueError, match=r"traces\.jsonl: line 1: trace_id: Field required"):
-        agent_sft.run(Config.model_validate(values), row="tools", inputs=nothing, out=tmp_path, scratch=tmp_path, log=silent)
+        agent_sft.run(
+            Config.model_validate(values),
+            row="tools",
+            inputs=nothing,
+            out=tmp_path,
+            scratch=tmp_path,
+            log=silent,
+        )
 
 
-def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_the_same_bits(runs: Path) -> None:
-    """One step of each phase: `base` and `coherence` end at once, by threshold and by steps or by roll-back."""
+def test_rft_trains_the_adapter_alone_keeps_its_boundaries_and_ends_killed_with_the_same_bits(
+    runs: Path,
+) -> None:
+    """One step of each phase: `base` and `coherence` end at once, by threshold and by steps or by
+    roll-back."""
     out = runs / "agent/rft"
     moved = json.loads((out / "moved.json").read_text())
     assert {part for part, did in moved.items() if did and "trained" in part} == {
         f"{p} (trained)" for p in ("projector", "embeddings", "language model", "head")
     }
     assert not any(did for part, did in moved.items() if "frozen" in part)
-    files = ["curves.csv", checkpoint.DELTA_WEIGHTS, "rewards.json", *(f"boundaries/{p.name}" for p in (out / "boundaries").iterdir())]
+    files = [
+        "curves.csv",
+        checkpoint.DELTA_WEIGHTS,
+        "rewards.json",
+        *(f"boundaries/{p.name}" for p in (out / "boundaries").iterdir()),
+    ]
     assert len(files) >= 5
     assert len(list((out / "samples").glob("*.json"))) == 2
     first = {name: (out / name).read_bytes() for name in files}
@@ -164,7 +210,9 @@ def sft_of(**sft: Any) -> Config:
     return Config.model_validate(values)
 
 
-WHOLE = sft_of(whole=True, dtype="bf16", optim={**CONFIG.agent.sft.optim.model_dump(), "muon_lr": 1e-3, "accumulate": 2})
+WHOLE = sft_of(
+    whole=True, dtype="bf16", optim={**CONFIG.agent.sft.optim.model_dump(), "muon_lr": 1e-3, "accumulate": 2}
+)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +228,9 @@ def whole(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path, whole: Path) -> None:
     made = whole / "agent/sft/tools", run(rft, whole, "agent/rft", RFT, cfg=WHOLE)
-    first, second = (checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(runs / "model")) for folder in made)
+    first, second = (
+        checkpoint.load_delta(folder, base_hash=checkpoint.weights_hash(runs / "model")) for folder in made
+    )
     assert first[1]["lora"] is second[1]["lora"] is None
     assert first[0].keys() == second[0].keys()
     matrices = [name for name in first[0] if "language_model.layers" in name and name.endswith("weight")]
@@ -188,9 +238,14 @@ def test_copies_of_layers_are_trained_by_both_stages_in_place_of_lora(runs: Path
     assert not any(torch.equal(first[0][name], second[0][name]) for name in matrices)
 
 
-def test_lora_gets_the_ranks_that_trained_copies_need(runs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lora_gets_the_ranks_that_trained_copies_need(
+    runs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     base = checkpoint.weights_hash(runs / "model")
-    copies, model = checkpoint.load_delta(whole / "agent/sft/tools", base_hash=base)[0], checkpoint.load(runs / "model")
+    copies, model = (
+        checkpoint.load_delta(whole / "agent/sft/tools", base_hash=base)[0],
+        checkpoint.load(runs / "model"),
+    )
     wanted: dict[str, int] = {}
     kinds: dict[str, list[int]] = {}
     for name in (name for name in copies if "language_model.layers" in name and name.endswith("weight")):
@@ -204,10 +259,22 @@ def test_lora_gets_the_ranks_that_trained_copies_need(runs: Path, whole: Path, t
         (tmp_path / name).symlink_to(runs / name)
     logged: dict[str, float] = {}
     cfg = sft_of(lora_ranks_from=str(whole / "agent/sft/tools"))
-    made = run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools", log=lambda values, _: logged.update(values))
+    made = run(
+        agent_sft,
+        tmp_path,
+        "agent/sft/tools",
+        SFT,
+        cfg=cfg,
+        row="tools",
+        log=lambda values, _: logged.update(values),
+    )
     assert checkpoint.load_delta(made, base_hash=base)[1]["lora"]["rank_pattern"] == wanted
     policy = policies.load_policy(runs / "model", made, operations=OPERATIONS)
-    trained = {n.partition(".lora_A")[0]: len(p) for n, p in policy.adapters.parameters(policies.AGENT).items() if "lora_A" in n}
+    trained = {
+        n.partition(".lora_A")[0]: len(p)
+        for n, p in policy.adapters.parameters(policies.AGENT).items()
+        if "lora_A" in n
+    }
     assert trained == wanted
     downs = kinds["down_proj"]
     assert logged["lora_rank/down_proj"] == sum(downs) / 2
@@ -225,7 +292,10 @@ def test_ranks_are_taken_from_no_lora_and_from_no_agent_of_another_base(
         cfg = sft_of(lora_ranks_from=str(folder))
         agent_sft.run(cfg, row="tools", inputs=inputs, out=tmp_path, scratch=tmp_path / "scratch", log=silent)
 
-    with pytest.raises(ValueError, match=r"agent\.sft\.lora_ranks_from: .*tools was trained with LoRA, .* agent\.sft\.whole=true"):
+    with pytest.raises(
+        ValueError,
+        match=r"agent\.sft\.lora_ranks_from: .*tools was trained with LoRA, .* agent\.sft\.whole=true",
+    ):
         refused(runs / "agent/sft/tools")
     with torch.no_grad():
         other = tiny.build()
@@ -246,8 +316,9 @@ if __name__ == "__main__":  # the process for operations imports this file
 
 
 def run_shared(runs: Path, folder: Path) -> None:
-    """Run what several processes share, so that two have unlike shares: an odd number of questions, one process alone has `easy` of the
-    traces, and one alone has `text` of the controls; notes how much this process does."""
+    """Run what several processes share, so that two have unlike shares: an odd number of questions, one
+    process alone has `easy` of the traces, and one alone has `text` of the controls; notes how much this
+    process does."""
     values = CONFIG.model_dump()
     values["agent"]["cota"]["more"] = {"easy": 1, "text": 14}
     values["agent"]["episode"]["batch"] = 2
@@ -264,7 +335,8 @@ def run_shared(runs: Path, folder: Path) -> None:
         with suppress(FileExistsError):
             (folder / name).symlink_to(runs / name)
     with dist.process_group():
-        dist.process_group = counting(nullcontext, done, "groups")  # a second one would look for the first one's addresses
+        # a second one would look for the first one's addresses
+        dist.process_group = counting(nullcontext, done, "groups")
         for stage, name, needed, row in (
             (cota, "cota", ("model",), {}),
             (agent_evaluate, "evaluate/sft", ("data", "model", "agent/sft/tools"), {"row": "sft"}),
@@ -272,7 +344,14 @@ def run_shared(runs: Path, folder: Path) -> None:
         ):
             out = folder / "made" / name
             out.mkdir(parents=True, exist_ok=True)
-            stage.run(cfg, inputs={k: folder / k for k in needed}, out=out, scratch=folder / "scratch", log=silent, **row)  # type: ignore[attr-defined]
+            stage.run(
+                cfg,
+                inputs={k: folder / k for k in needed},
+                out=out,
+                scratch=folder / "scratch",
+                log=silent,
+                **row,
+            )  # type: ignore[attr-defined]
     (folder / f"done-{dist.rank()}.json").write_text(json.dumps(done))
 
 
@@ -290,16 +369,34 @@ def test_two_processes_make_traces_and_evaluate_agents_to_the_bits_of_one(runs: 
     for processes in (1, 2):
         launch(script, str(runs), str(tmp_path / str(processes)), processes=processes)
     one, two = (
-        {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         for folder in (tmp_path / "1/made", tmp_path / "2/made")
     )
-    named = {"cota/train/traces.jsonl", "evaluate/sft/metrics.json", "evaluate/sft/episodes/episodes.json", "evaluate/oracle/metrics.json"}
+    named = {
+        "cota/train/traces.jsonl",
+        "evaluate/sft/metrics.json",
+        "evaluate/sft/episodes/episodes.json",
+        "evaluate/oracle/metrics.json",
+    }
     assert named <= one.keys()
     assert one.keys() == two.keys()
     assert [file for file in one if one[file] != two[file]] == []
-    alone, *shares = (json.loads((tmp_path / name).read_text()) for name in ("1/done-0.json", "2/done-0.json", "2/done-1.json"))
+    alone, *shares = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("1/done-0.json", "2/done-0.json", "2/done-1.json")
+    )
     assert alone == {"groups": 3, "traces": 25 + 30, "batches": 5 + 4 * 2 + 3, "plans": 9, "referring": 2 * 3}
-    assert shares[0] == {"groups": 3, "traces": 13 + 15, "batches": 3 + 4 * 1 + 3, "plans": 5, "referring": 2 * 2}
+    assert shares[0] == {
+        "groups": 3,
+        "traces": 13 + 15,
+        "batches": 3 + 4 * 1 + 3,
+        "plans": 5,
+        "referring": 2 * 2,
+    }
     assert shares[1] == {"groups": 3, "traces": 12 + 15, "batches": 2 + 4 * 1, "plans": 4, "referring": 2 * 1}
 
 
@@ -313,8 +410,8 @@ if __name__ == "__main__":  # the process for operations imports this file
 
 
 def run_training(runs: Path, folder: Path) -> None:
-    """Train with tools and by episodes, so that two processes have unlike shares: three traces, three questions, one referring row. A step
-    for each of two parts, so that no difference is carried far."""
+    """Train with tools and by episodes, so that two processes have unlike shares: three traces, three
+    questions, one referring row. A step for each of two parts, so that no difference is carried far."""
     values = CONFIG.model_dump()
     values["agent"]["sft"] |= {"referring": 0.25, "checked": 3}
     values["agent"]["sft"]["optim"] |= {"steps": 2, "warmup": 0.0}
@@ -322,7 +419,10 @@ def run_training(runs: Path, folder: Path) -> None:
     values["agent"]["rft"]["optim"] |= {"steps": 1, "batch": 3, "warmup": 0.0}
     cfg = Config.model_validate(values)
     asked: list[str] = []
-    play, agent_sft.play = agent_sft.play, lambda *given, **words: asked.extend(r.text for r in given[2]) or play(*given, **words)  # type: ignore[assignment,func-returns-value]
+    play, agent_sft.play = (
+        agent_sft.play,
+        lambda *given, **words: asked.extend(r.text for r in given[2]) or play(*given, **words),
+    )  # type: ignore[assignment,func-returns-value]
     for stage, name, needed, row in (
         (agent_sft, "agent/sft/tools", ("data", "model", "agent/cota"), {"row": "tools"}),
         (rft, "agent/rft", ("model", "agent/sft/tools"), {}),
@@ -342,15 +442,23 @@ def test_two_processes_train_agents_as_one_does(runs: Path, tmp_path: Path) -> N
         launch(script, str(runs), str(folder), processes=processes)
     base = checkpoint.weights_hash(runs / "model")
     for stage in ("agent/sft/tools", "agent/rft"):
-        found = [sorted(p.relative_to(folder / stage).as_posix() for p in (folder / stage).rglob("*")) for folder in folders]
+        found = [
+            sorted(p.relative_to(folder / stage).as_posix() for p in (folder / stage).rglob("*"))
+            for folder in folders
+        ]
         assert found[0] == found[1]
         one, two = (checkpoint.load_delta(folder / stage, base_hash=base)[0] for folder in folders)
         assert one.keys() == two.keys()
         for name in one:
-            torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}")
+            torch.testing.assert_close(
+                one[name], two[name], rtol=0, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+            )
     parts = [(folder / "agent/sft/tools/curriculum.json").read_text() for folder in folders]
     assert parts[0] == parts[1]
-    asked = [json.loads(path.read_text()) for path in (tmp_path / "1/asked-0.json", *sorted(tmp_path.glob("2/asked-*.json")))]
+    asked = [
+        json.loads(path.read_text())
+        for path in (tmp_path / "1/asked-0.json", *sorted(tmp_path.glob("2/asked-*.json")))
+    ]
     assert sorted(asked[0]) == sorted(asked[1])  # one batch: the first process plays it, and both know
     assert asked[2] == []
 
@@ -360,7 +468,10 @@ def test_an_agents_step_that_has_not_a_row_for_every_process_is_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     inputs = {name: runs / name for name in (*SFT, *RFT)}
-    with pytest.raises(ValueError, match=r"agent\.sft\.optim\.batch: 2 traces a step are less than one .* on each of 4 processes"):
+    with pytest.raises(
+        ValueError,
+        match=r"agent\.sft\.optim\.batch: 2 traces a step are less than one .* on each of 4 processes",
+    ):
         agent_sft.run(CONFIG, row="tools", inputs=inputs, out=tmp_path, scratch=tmp_path, log=silent)
     with pytest.raises(ValueError, match=r"agent\.rft\.optim\.batch: 2 questions a step"):
         rft.run(CONFIG, inputs=inputs, out=tmp_path, scratch=tmp_path, log=silent)
@@ -382,7 +493,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_process_that_fails_ends_the_others_and_no_traces_have_their_name(runs: Path, tmp_path: Path) -> None:
+def test_a_process_that_fails_ends_the_others_and_no_traces_have_their_name(
+    runs: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "broken.py"
     script.write_text(BROKEN)
     with pytest.raises(AssertionError, match="this process is broken"):
@@ -392,7 +505,10 @@ def test_a_process_that_fails_ends_the_others_and_no_traces_have_their_name(runs
 
 def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path) -> None:
     traces = read_traces(runs / "agent/cota/train")
-    hard = [trace.model_copy(update={"difficulty": "hard"}) if trace.family == "text" else trace for trace in traces]
+    hard = [
+        trace.model_copy(update={"difficulty": "hard"}) if trace.family == "text" else trace
+        for trace in traces
+    ]
     simple = [trace for trace in traces if trace.family != "text"]
 
     def parts(some: list[Trace], *shares: float) -> list[tuple[str, int, int]]:
@@ -404,7 +520,10 @@ def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path)
     assert parts(hard, 0.3, 0.2, 0.5) == [("simple", 3, len(simple)), ("hard", 7, len(traces))]
     assert parts(hard, 0.0, 0.0, 1.0) == [("hard", 10, len(traces))]
     assert parts(simple, 0.3, 0.2, 0.5) == parts(simple, 0.0, 0.0, 1.0) == [("simple", 10, len(simple))]
-    assert [part.before for part in agent_sft.curriculum(traces, (0.3, 0.2, 0.5), 10)] == [(), ("easy", "pattern")]
+    assert [part.before for part in agent_sft.curriculum(traces, (0.3, 0.2, 0.5), 10)] == [
+        (),
+        ("easy", "pattern"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -414,22 +533,35 @@ def test_the_curriculum_has_a_part_for_each_difficulty_that_is_there(runs: Path)
         ([True] * 20, [True] * 19 + [False], False),  # exactly what is allowed
         ([True, False] * 10, [False, True] * 10, False),  # others are right
         ([True] * 12 + [False] * 8, [True] * 6 + [False] * 8 + [True] * 6, False),  # as many
-        ([True] * 12 + [False] * 8, [False] * 4 + [True] * 9 + [False] * 7, False),  # .15 less, by chance one in five times
+        # .15 less, by chance one in five times
+        ([True] * 12 + [False] * 8, [False] * 4 + [True] * 9 + [False] * 7, False),
         ([True] * 20, [True] * 15 + [False] * 5, False),  # five of five: one in 32
         ([True] * 20, [True] * 14 + [False] * 6, True),
         ([], [], False),
     ],
 )
-def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(before: list[bool], after: list[bool], costly: bool) -> None:
+def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(
+    before: list[bool], after: list[bool], costly: bool
+) -> None:
     assert costs(before, after, 0.05) is costly
 
 
 def test_rft_asks_what_no_trace_has_answered(runs: Path) -> None:
     asked = rft.Questions(CONFIG, tile=32)
     found = [asked.number(number).question_id for number in range(8)]
-    turns = [("text", 13), ("easy", 10), ("pattern", 10), ("text", 14)], [("text", 15), ("easy", 11), ("pattern", 11), ("text", 16)]
+    turns = (
+        [("text", 13), ("easy", 10), ("pattern", 10), ("text", 14)],
+        [("text", 15), ("easy", 11), ("pattern", 11), ("text", 16)],
+    )
     assert found == [f"{family}/train/{index}" for turn in turns for family, index in turn]
-    assert max(int(t.trace_id.rpartition("/")[2]) for t in read_traces(runs / "agent/cota/train") if t.family == "text") == 12
+    assert (
+        max(
+            int(t.trace_id.rpartition("/")[2])
+            for t in read_traces(runs / "agent/cota/train")
+            if t.family == "text"
+        )
+        == 12
+    )
 
 
 def test_micro_batches_hold_a_step_s_traces_once_and_those_of_like_length_together(runs: Path) -> None:
@@ -451,9 +583,17 @@ def test_figures_controls_and_episodes_reach_the_page(runs: Path) -> None:
     assert figures["sft"]["plan/pattern/RaPR"] == 1.0
     assert figures["sft"]["referring/gIoU_all_base"] >= 0
     page = (runs / "agent/report/episodes.html").read_text()
-    sections = [page.index(f'<section id="{name}">') for name in ("short", "rft", "sft", "direct", "controls", "figures")]
+    sections = [
+        page.index(f'<section id="{name}">')
+        for name in ("short", "rft", "sft", "direct", "controls", "figures")
+    ]
     assert sections == sorted(sections)
-    assert page.index(">needed/accuracy<") < page.index(">easy/accuracy<") < page.index(">needed/RaPR<") < page.index("<article")
+    assert (
+        page.index(">needed/accuracy<")
+        < page.index(">easy/accuracy<")
+        < page.index(">needed/RaPR<")
+        < page.index("<article")
+    )
     assert page.count("<article") == 9  # one of every family, of direct, sft and rft
     assert page.count("<dt>task</dt>") == 9
     assert 'src="data:image/webp;base64,' in page
@@ -478,20 +618,34 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
     monkeypatch.setattr(agent_sft, "load_base", refuse)
     monkeypatch.setattr(ocr, "find_spec", lambda name: object())  # nothing is read
     inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools", "agent/rft")}
-    given: dict[str, Any] = {"inputs": inputs, "out": tmp_path, "scratch": tmp_path / "scratch", "log": silent}
+    given: dict[str, Any] = {
+        "inputs": inputs,
+        "out": tmp_path,
+        "scratch": tmp_path / "scratch",
+        "log": silent,
+    }
     for stage, words, told in (
         (agent_sft, {"row": "tools"}, "the traces in .* were made"),
         (rft, {}, "the agent in .*tools was trained"),
         (agent_evaluate, {"row": "rft"}, "the agent in .*rft was trained"),
         (online, {}, "the agent in .*rft was trained"),
     ):
-        with pytest.warns(match=f"{told} with what READ_TEXT read by {here}; now it reads by rapidocr"), pytest.raises(_LoadsError):
+        with (
+            pytest.warns(match=f"{told} with what READ_TEXT read by {here}; now it reads by rapidocr"),
+            pytest.raises(_LoadsError),
+        ):
             stage.run(other, **given, **words)
 
 
 @pytest.mark.parametrize(
     ("stage", "words"),
-    [(agent_sft, {"row": "tools"}), (rft, {}), (agent_evaluate, {"row": "oracle"}), (agent_evaluate, {"row": "rft"}), (online, {})],
+    [
+        (agent_sft, {"row": "tools"}),
+        (rft, {}),
+        (agent_evaluate, {"row": "oracle"}),
+        (agent_evaluate, {"row": "rft"}),
+        (online, {}),
+    ],
 )
 def test_a_stage_begins_with_a_look_for_its_reader(
     stage: Any, words: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -499,5 +653,8 @@ def test_a_stage_begins_with_a_look_for_its_reader(
     """There are no inputs: whatever came before would raise something else."""
     monkeypatch.setattr(ocr, "find_spec", lambda name: None)
     cfg = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"reader": "rapidocr"})})
-    with pytest.raises(ValueError, match=r"agent\.reader: READ_TEXT reads by rapidocr; to be installed: rapidocr, onnxruntime"):
+    with pytest.raises(
+        ValueError,
+        match=r"agent\.reader: READ_TEXT reads by rapidocr; to be installed: rapidocr, onnxruntime",
+    ):
         stage.run(cfg, inputs={}, out=tmp_path, scratch=tmp_path / "scratch", log=silent, **words)

@@ -73,15 +73,29 @@ def test_a_killed_evaluation_does_not_ask_again_what_was_answered(tmp_path: Path
     assert resumed(requests) == whole
     assert third.asked == []
     more = Request(frames=requests[0].frames, text="more")
-    assert [p.text for p in resumed([*requests[:3], more, more])] == [*(r.text for r in requests[:3]), "more", "more"]
+    assert [p.text for p in resumed([*requests[:3], more, more])] == [
+        *(r.text for r in requests[:3]),
+        "more",
+        "more",
+    ]
     assert third.asked == ["more"]  # what was asked before, and twice, is asked once
 
 
 def test_batches_are_formed_by_picture_and_length_among_a_window():
     texts = ["long text", "a", "a longer text", "bb", "c", "ddd"]
-    items = [Item(name=str(n), request=Request(frames=(tiny.picture(n % 2),), text=text)) for n, text in enumerate(texts)]
-    assert [[item.name for item in batch] for batch in by_length(items, 2, 4)] == [["0", "2"], ["1", "3"], ["4", "5"]]
-    assert [[item.name for item in batch] for batch in by_length(items, 4, 6)] == [["4", "0", "2", "1"], ["3", "5"]]
+    items = [
+        Item(name=str(n), request=Request(frames=(tiny.picture(n % 2),), text=text))
+        for n, text in enumerate(texts)
+    ]
+    assert [[item.name for item in batch] for batch in by_length(items, 2, 4)] == [
+        ["0", "2"],
+        ["1", "3"],
+        ["4", "5"],
+    ]
+    assert [[item.name for item in batch] for batch in by_length(items, 4, 6)] == [
+        ["4", "0", "2", "1"],
+        ["3", "5"],
+    ]
 
 
 def test_kept_predictions_are_equal_to_those_that_were_made(tmp_path: Path):
@@ -137,7 +151,10 @@ def test_overlays_show_right_and_wrong_answers_with_what_is_said_of_them(tmp_pat
 
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Drawn expressions and clips, and a data set of the user's with tasks of every kind."""
-    mine = [tiny.sample(n, text="red") for n in range(3)] + [tiny.region(4), tiny.region(5, masks=((tiny.square(0, 0, 9, 9),),) * 2)]
+    mine = [tiny.sample(n, text="red") for n in range(3)] + [
+        tiny.region(4),
+        tiny.region(5, masks=((tiny.square(0, 0, 9, 9),),) * 2),
+    ]
     mine += [tiny.clip(6), tiny.sample(7, task="conversation", question="Why?", text="So.")]
     sources = [
         Source(name="one", kind="referring", samples=SAMPLES),
@@ -151,10 +168,14 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(*benchmarks: str, **changes: object) -> Config:
-    return Config.model_validate({"profile": "tiny", "evaluate": {"benchmarks": benchmarks, "split": "test"} | changes})
+    return Config.model_validate(
+        {"profile": "tiny", "evaluate": {"benchmarks": benchmarks, "split": "test"} | changes}
+    )
 
 
-def test_every_benchmark_and_the_loops_ask_about_every_data_set_that_has_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_benchmark_and_the_loops_ask_about_every_data_set_that_has_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     cfg = config("loops", "referring", "region_caption", "video")
     sets = evaluated_sets(cfg, prepared(tmp_path, monkeypatch))
     assert [(asked.name(asked.benchmark), len(asked.samples)) for asked in sets] == [
@@ -167,7 +188,10 @@ def test_a_data_set_without_the_split_is_evaluated_on_its_val_split_and_says_so(
     def entry(name: str, split: str) -> DatasetEntry:
         return DatasetEntry(name=name, format="plain", path=str(tmp_path), split=split, kind="extra")
 
-    write_entries(tmp_path, [entry("mine", "train"), entry("mine", "val"), entry("whole", "test"), entry("all", "train")])
+    write_entries(
+        tmp_path,
+        [entry("mine", "train"), entry("mine", "val"), entry("whole", "test"), entry("all", "train")],
+    )
     assert other_splits(tmp_path, "test") == {
         "mine": "it has no split 'test'; its split 'val' is evaluated",
         "all": "it has no split 'test'; nothing of it is evaluated: give it a split 'val' or 'test'",
@@ -193,13 +217,17 @@ def test_texts_are_swapped_only_between_two_images_at_least():
 
 
 def test_loops_keep_the_score_of_every_sample(tmp_path: Path):
-    """The caption is right and the mask, an 8 x 8 corner of nothing, is wrong: loop 1 redraws it wrong, loop 2 retells it right."""
+    """The caption is right and the mask, an 8 x 8 corner of nothing, is wrong: loop 1 redraws it wrong, loop
+    2 retells it right."""
     regions = [tiny.region(n, text="a red square") for n in range(2)]
     asked = evaluate.Asked(benchmark="loops", dataset=None, split="test", samples=regions)
 
     def ask(requests: list[Request]) -> list[Prediction]:
         corner = ((tiny.square(0, 0, 8, 8),),)
-        return [Prediction(text="a red square") if r.mask_prompts else Prediction(text="[SEG]", masks=corner) for r in requests]
+        return [
+            Prediction(text="a red square") if r.mask_prompts else Prediction(text="[SEG]", masks=corner)
+            for r in requests
+        ]
 
     closed = evaluate.close_loops(ask, ask, asked, truth=True)
     metrics = evaluate.loop_metrics(asked, closed)
@@ -208,18 +236,33 @@ def test_loops_keep_the_score_of_every_sample(tmp_path: Path):
     with (tmp_path / "lines").open("w") as lines:
         evaluate.write_loop_scores(lines, asked, closed)
         evaluate.write_predictions(
-            lines, "referring/test", SAMPLES[:1], [Prediction(text="x")], REFERRING.of_samples(SAMPLES[:1], [Prediction(text="x")])
+            lines,
+            "referring/test",
+            SAMPLES[:1],
+            [Prediction(text="x")],
+            REFERRING.of_samples(SAMPLES[:1], [Prediction(text="x")]),
         )
     told = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert [(t["benchmark"], t["sample_id"], t["score"]) for t in told[:2]] == [("loop1/test", "s0", 0.0), ("loop1/test", "s1", 0.0)]
-    assert [t["score_self"] for t in told[2:4]] == [t["score_of_truth"] for t in told[2:4]] == [round(1 - 0.5 / 27, 4)] * 2
+    assert [(t["benchmark"], t["sample_id"], t["score"]) for t in told[:2]] == [
+        ("loop1/test", "s0", 0.0),
+        ("loop1/test", "s1", 0.0),
+    ]
+    assert (
+        [t["score_self"] for t in told[2:4]]
+        == [t["score_of_truth"] for t in told[2:4]]
+        == [round(1 - 0.5 / 27, 4)] * 2
+    )
     assert (told[4]["image_id"], told[4]["n_targets"], told[4]["text"]) == ("i0", 1, "x")
 
 
 def test_garbage_is_no_denial():
     """Nothing is meant: without a mask both answers have IoU 1, and one of them says why."""
     samples = [tiny.sample(0, masks=()), tiny.sample(1, masks=()), tiny.sample(2)]
-    told = [Prediction(text="square square"), Prediction(text="There is no such object."), Prediction(text="[SEG]", masks=samples[2].masks)]
+    told = [
+        Prediction(text="square square"),
+        Prediction(text="There is no such object."),
+        Prediction(text="[SEG]", masks=samples[2].masks),
+    ]
     score = REFERRING.of_samples(samples, told)
     assert [facts["score"] for facts in score.samples] == [1, 1, 1]
     assert [is_right(*one) for one in zip(samples, told, score.samples, strict=True)] == [False, True, True]
@@ -228,7 +271,9 @@ def test_garbage_is_no_denial():
 def test_a_caption_counts_as_right_word_for_word():
     samples = [tiny.region(0, "a red square"), tiny.region(1, "a red square")]
     told = [Prediction(text="A red square."), Prediction(text="a blue square")]
-    assert [is_right(sample, answer, {"score": 0.9}) for sample, answer in zip(samples, told, strict=True)] == [True, False]
+    assert [
+        is_right(sample, answer, {"score": 0.9}) for sample, answer in zip(samples, told, strict=True)
+    ] == [True, False]
 
 
 def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Network):
@@ -236,22 +281,42 @@ def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Pat
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     write_entries(tmp_path, [])
     public = [
-        {"name": "refcoco", "path": str(tmp_path / "drawn/refcoco"), "split": "val", "limit": 4, "max_tokens": 2},
+        {
+            "name": "refcoco",
+            "path": str(tmp_path / "drawn/refcoco"),
+            "split": "val",
+            "limit": 4,
+            "max_tokens": 2,
+        },
         {"name": "mevis", "path": str(tmp_path / "nowhere")},
     ]
-    cfg = Config.model_validate({"profile": "x", "evaluate": {"benchmarks": [], "public": public}, "launch": {"device": "cpu"}})
+    cfg = Config.model_validate(
+        {"profile": "x", "evaluate": {"benchmarks": [], "public": public}, "launch": {"device": "cpu"}}
+    )
     out, logged = tmp_path / "out", dict[str, float]()
     for folder in (out, tmp_path / "scratch"):
         folder.mkdir()
     inputs = {"data": tmp_path, "model": tmp_path / "model"}
     metrics = evaluate.run(
-        cfg, row="rl", inputs=inputs, out=out, scratch=tmp_path / "scratch", log=lambda found, step: logged.update(found)
+        cfg,
+        row="rl",
+        inputs=inputs,
+        out=out,
+        scratch=tmp_path / "scratch",
+        log=lambda found, step: logged.update(found),
     )
     assert metrics["refcoco/val/expressions"] == 4
     assert {"eval/refcoco/val/gIoU", "eval/refcoco/val/cIoU"} <= set(logged)
-    assert json.loads((out / "public/refcoco-val/metrics.json").read_text())["metrics"]["gIoU"] == metrics["refcoco/val/gIoU"]
-    assert json.loads((out / "skipped.json").read_text())["mevis/valid_u"].endswith("put the benchmark's files there, or give --data")
+    assert (
+        json.loads((out / "public/refcoco-val/metrics.json").read_text())["metrics"]["gIoU"]
+        == metrics["refcoco/val/gIoU"]
+    )
+    assert json.loads((out / "skipped.json").read_text())["mevis/valid_u"].endswith(
+        "put the benchmark's files there, or give --data"
+    )
     answers = read_answers(out)
     assert len(answers["refcoco/val"]) == 4
-    (change,) = changes({"before": metrics, "after": metrics}, {"before": answers, "after": answers}, "before", "after")
+    (change,) = changes(
+        {"before": metrics, "after": metrics}, {"before": answers, "after": answers}, "before", "after"
+    )
     assert (change.title, change.difference, change.interval) == ("refcoco/val", 0.0, (0.0, 0.0))

@@ -1,4 +1,5 @@
-"""How many layers a stage computes again: as few as the GPU's memory asks for, and as many on every process."""
+"""How many layers a stage computes again: as few as the GPU's memory asks for, and as many on every
+process."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_a_large_gpu_computes_nothing_again_and_a_small_one_most(
 
     def chosen(free: int) -> int | None:
         gpu_with(monkeypatch, free=free, cached=GB)
-        return gpu_memory.checkpointed_layers(cfg, model, stage, machine=GPU, log=lambda metrics, step: logged.update(metrics))
+        return gpu_memory.checkpointed_layers(
+            cfg, model, stage, machine=GPU, log=lambda metrics, step: logged.update(metrics)
+        )
 
     assert chosen(140 * GB) == 0
     assert "checkpointing: 0 of 24 layers are computed again: up to " in capsys.readouterr().out
@@ -114,23 +117,43 @@ def test_a_loaded_batch_is_as_large_as_the_formula_says(kind: str) -> None:
     vision = {"image_size": 64, "patch_size": 8, "hidden": 32, "layers": 1, "heads": 2, "mlp": 64}
     language = {"hidden": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 64}
     made = tiny_config(
-        kind=kind, vision=vision, language=language, grounding=tiny.GROUNDING, tokenizer=words, template="qwen_chat", video_frames=2
+        kind=kind,
+        vision=vision,
+        language=language,
+        grounding=tiny.GROUNDING,
+        tokenizer=words,
+        template="qwen_chat",
+        video_frames=2,
     )
     model, box = build_tiny(made, words, seed=0), (tiny.square(8, 8, 24, 24),)
-    turns = (Turn(question="Please segment the red square in this image.", answer="It is [SEG] left of [SEG].", masks=(box, box)),)
+    turns = (
+        Turn(
+            question="Please segment the red square in this image.",
+            answer="It is [SEG] left of [SEG].",
+            masks=(box, box),
+        ),
+    )
     batch = collate([tiny.row(*turns)], words, tiny.layout(model))
     (views,) = batch.views
     size = sum(x.nbytes for x in (views.pixels, batch.sam_frames, batch.targets))
-    assert loaded_bytes(model, MicroBatch(rows=1, tokens=9, learned=9, grids=views.grids, masks=2), mask_size=32) == size
+    assert (
+        loaded_bytes(model, MicroBatch(rows=1, tokens=9, learned=9, grids=views.grids, masks=2), mask_size=32)
+        == size
+    )
 
 
-def test_too_little_shared_memory_for_the_loaders_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_too_little_shared_memory_for_the_loaders_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """64 MB, as in a container that was not asked for more."""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
     launch.check_shared_memory(2, 8_000_000, processes=4, folder=tmp_path)
     launch.check_shared_memory(0, 10**9, processes=8, folder=tmp_path)
     launch.check_shared_memory(8, 10**9, processes=8, folder=tmp_path / "none")
-    with pytest.raises(RuntimeError, match=r"has 64 MB free, and 8 x 8 .* up to 96 MB .*--shm-size=13g.* or set launch\.workers=0"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"has 64 MB free, and 8 x 8 .* up to 96 MB .*--shm-size=13g.* or set launch\.workers=0",
+    ):
         launch.check_shared_memory(8, 96_000_000, processes=8, folder=tmp_path)
 
 
@@ -138,5 +161,7 @@ def test_too_little_shared_memory_for_the_loaders_is_refused_with_the_remedy(mon
 def test_determinism_is_for_who_asks(setting: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(launch, "deterministic", calls.append)
-    launch.machine_of(config("launch.device=cpu", f"launch.deterministic={setting}", "launch.deepspeed_stage=0").launch)
+    launch.machine_of(
+        config("launch.device=cpu", f"launch.deterministic={setting}", "launch.deepspeed_stage=0").launch
+    )
     assert calls == [asked]

@@ -23,7 +23,15 @@ STILLS = {"benchmarks": ["region_caption"]}
 
 
 def config(**judge: object) -> Config:
-    return Config.model_validate({"profile": "tiny", "evaluate": STILLS, "prepare": WORLD, "rl": {"use_llm_judge": True}, "judge": judge})
+    return Config.model_validate(
+        {
+            "profile": "tiny",
+            "evaluate": STILLS,
+            "prepare": WORLD,
+            "rl": {"use_llm_judge": True},
+            "judge": judge,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +47,24 @@ def regions(prepared: Path) -> list[Sample]:
 
 def run(cfg: Config, prepared: Path, out: Path) -> dict[str, float]:
     out.mkdir(exist_ok=True)
-    return judge_questions.run(cfg, inputs={"data": prepared}, out=out, scratch=out / "scratch", log=lambda metrics, step: None)
+    return judge_questions.run(
+        cfg, inputs={"data": prepared}, out=out, scratch=out / "scratch", log=lambda metrics, step: None
+    )
 
 
 @pytest.mark.parametrize("rl", [{"use_llm_judge": False}, {"loops": {"refer": 1.0}}], ids=str)
-def test_nothing_is_asked_where_rl_judges_nothing(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object]):
+def test_nothing_is_asked_where_rl_judges_nothing(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rl: dict[str, object]
+):
     """An endpoint may cost money for every caption."""
     monkeypatch.setattr(RuleJudge, "write", lambda *_, **__: pytest.fail("the judge was asked"))
     assert run(config().model_copy(update={"rl": Rl(**rl)}), prepared, tmp_path)["captions"] == 0
     assert read_questions(tmp_path / "questions.jsonl") == {}
 
 
-def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_earns_one(prepared: Path, tmp_path: Path):
+def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_earns_one(
+    prepared: Path, tmp_path: Path
+):
     metrics = run(config(positives=3, negatives=2), prepared, tmp_path)
     questions = read_questions(tmp_path / "questions.jsonl")
     samples = regions(prepared)
@@ -81,26 +95,48 @@ def test_region_captions_of_another_data_set_are_asked_about_too(prepared: Path,
     others.mkdir()
     prepare.run(cfg, inputs={}, out=others, scratch=others, log=lambda metrics, step: None)
     run(cfg, others, tmp_path)
-    assert list(read_questions(tmp_path / "questions.jsonl")) == [("mine", sample.sample_id) for sample in regions(prepared)]
+    assert list(read_questions(tmp_path / "questions.jsonl")) == [
+        ("mine", sample.sample_id) for sample in regions(prepared)
+    ]
 
 
 def drafts_and_answers(handler: Handler) -> None:
-    """One question of each kind; the true caption is recognised by its words, and the negative one is always answered with `claimed`."""
+    """One question of each kind; the true caption is recognised by its words, and the negative one is always
+    answered with `claimed`."""
     asked = handler.seen.asked
     if "Write " in asked:
-        positive = {"question": "Colour?", "right": "as stated", "partial": "partly", "absent": "not said", "wrong": "another"}
-        negative = {"question": "A tail?", "not_said": "none", "said": "claimed", "no_subject": "nothing there"}
-        return says(json.dumps({"subject": "a thing", "positives": [positive], "negatives": [negative]}))(handler)
+        positive = {
+            "question": "Colour?",
+            "right": "as stated",
+            "partial": "partly",
+            "absent": "not said",
+            "wrong": "another",
+        }
+        negative = {
+            "question": "A tail?",
+            "not_said": "none",
+            "said": "claimed",
+            "no_subject": "nothing there",
+        }
+        return says(json.dumps({"subject": "a thing", "positives": [positive], "negatives": [negative]}))(
+            handler
+        )
     truth = asked.startswith('Description: "a')
     wanted = {"Yes" if truth else "No", "as stated" if truth else "not said", "claimed"}
     blocks = [block.splitlines()[1:] for block in asked.split("\n\n")[1:]]
-    return says(json.dumps([next(option[0] for option in options if option[3:] in wanted) for options in blocks]))(handler)
+    return says(
+        json.dumps([next(option[0] for option in options if option[3:] in wanted) for options in blocks])
+    )(handler)
 
 
 @pytest.mark.slow
-def test_a_model_writes_the_questions_and_loses_those_that_the_truth_does_not_answer(prepared: Path, tmp_path: Path):
+def test_a_model_writes_the_questions_and_loses_those_that_the_truth_does_not_answer(
+    prepared: Path, tmp_path: Path
+):
     with serving(drafts_and_answers) as server:
-        cfg = config(model="m", base_url=server.url, cache=str(tmp_path / "judge.sqlite"), api_key_env="NO_KEY")
+        cfg = config(
+            model="m", base_url=server.url, cache=str(tmp_path / "judge.sqlite"), api_key_env="NO_KEY"
+        )
         metrics = run(cfg, prepared, tmp_path)
         calls = len(server.seen)
         assert calls == metrics["captions"] * 2 + 1  # saying nothing is asked about alike
@@ -113,9 +149,18 @@ def test_a_model_writes_the_questions_and_loses_those_that_the_truth_does_not_an
 
 
 @pytest.mark.slow
-def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again(prepared: Path, tmp_path: Path):
+def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again(
+    prepared: Path, tmp_path: Path
+):
     with serving(drafts_and_answers, fails(401), fails(401), drafts_and_answers) as server:
-        cfg = config(model="m", base_url=server.url, cache=str(tmp_path / "judge.sqlite"), api_key_env="NO_KEY", concurrency=1, retries=0)
+        cfg = config(
+            model="m",
+            base_url=server.url,
+            cache=str(tmp_path / "judge.sqlite"),
+            api_key_env="NO_KEY",
+            concurrency=1,
+            retries=0,
+        )
         with pytest.raises(RuntimeError, match=r"gave no answer [23] times"):
             run(cfg, prepared, tmp_path)
         assert not (tmp_path / "questions.jsonl").exists()
@@ -128,7 +173,9 @@ def test_a_failing_endpoint_stops_the_stage_and_what_was_done_is_not_asked_again
 def test_the_settings_name_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert isinstance(judge_of(config()), RuleJudge)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    judge = judge_of(config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2))
+    judge = judge_of(
+        config(model="m", base_url="http://127.0.0.1:1/v1", cache=str(tmp_path / "c.sqlite"), concurrency=2)
+    )
     assert isinstance(judge, EndpointJudge)
     judge.close()
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -1,4 +1,5 @@
-"""The stage `memory` on a model far too small to learn anything: what it trains, writes, hands on and refuses."""
+"""The stage `memory` on a model far too small to learn anything: what it trains, writes, hands on and
+refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +36,16 @@ TRAIN = {
     "limit_val_batches": 1, "trainable_modules": ["memory_attention", "memory_encoder", "sam_mask_decoder"],
     "prompts": {"kinds": {"box": 1.0}, "clicks": 1}, "clips_shown": 1, "image_share": 0.5,
 }  # fmt: skip
-CLIPS = {"scenes": 4, "val_scenes": 1, "test_scenes": 0, "clips": 4, "val_clips": 2, "test_clips": 0, "clip_frames": 4, "image_size": 64}
+CLIPS = {
+    "scenes": 4,
+    "val_scenes": 1,
+    "test_scenes": 0,
+    "clips": 4,
+    "val_clips": 2,
+    "test_clips": 0,
+    "clip_frames": 4,
+    "image_size": 64,
+}
 
 
 def config(**changes: object) -> Config:
@@ -66,16 +76,22 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(inputs: Path, tmp_path: Path, monkeypatch, dtype: str):  # type: ignore[no-untyped-def]
+def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(
+    inputs: Path, tmp_path: Path, monkeypatch, dtype: str
+):  # type: ignore[no-untyped-def]
     cfg = config(dtype=dtype)
     metrics = run(tmp_path, "whole", cfg, inputs / "base")
     rows = list(csv.DictReader((tmp_path / "whole/curves.csv").open()))
     scores = [float(row["value"]) for row in rows if row["name"] == "memory/val_J&F"]
     assert len(scores) == 2  # two epochs of two steps
     assert metrics["J&F/best"] == pytest.approx(max(metrics["J&F/before"], *scores), abs=1e-6)
-    assert {"memory/loss_mask", "memory/loss_object", "memory/iou_at_0", "memory/iou_at_2", "memory/val_J_at_1"} <= {
-        r["name"] for r in rows
-    }
+    assert {
+        "memory/loss_mask",
+        "memory/loss_object",
+        "memory/iou_at_0",
+        "memory/iou_at_2",
+        "memory/val_J_at_1",
+    } <= {r["name"] for r in rows}
     assert len(list((tmp_path / "whole/clips").glob("*.gif"))) == 1
     saved = []
 
@@ -86,7 +102,9 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
 
     add = memory.Kept.add
     (tmp_path / "again").mkdir()
-    monkeypatch.setattr(memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch)))
+    monkeypatch.setattr(
+        memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch))
+    )
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "again", "cut", cfg, inputs / "base")
     monkeypatch.setattr(memory.Kept, "add", add)
@@ -94,7 +112,8 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(i
     assert saved == [0, 1, 2]
     for name in ("delta.safetensors", "curves.csv"):
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    ended = run(tmp_path / "again", "ended", cfg, inputs / "base")  # killed after the last step: no gradient is seen any more
+    # killed after the last step: no gradient is seen any more
+    ended = run(tmp_path / "again", "ended", cfg, inputs / "base")
     assert ended == metrics
 
 
@@ -109,7 +128,11 @@ def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     shutil.copytree(inputs, tmp_path / "mine")
-    [clips] = [source.samples for source in data.sources(tmp_path / "mine/data", "train") if source.name == "scenes_clips"]
+    [clips] = [
+        source.samples
+        for source in data.sources(tmp_path / "mine/data", "train")
+        if source.name == "scenes_clips"
+    ]
     broken = Clips([clips])[1]
     cut_short(broken)
     run(tmp_path, "out", config(image_share=0.0), tmp_path / "mine/base")
@@ -117,7 +140,10 @@ def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_
     assert {line["row"] for line in told} == {broken.name}
     assert all("cannot read the image" in line["reason"] for line in told)
     rows = list(csv.DictReader((tmp_path / "out/curves.csv").open()))
-    assert sum(float(row["value"]) for row in rows if row["name"] == "memory/skipped_samples") == len(told) >= 2  # two epochs
+    # two epochs
+    assert (
+        sum(float(row["value"]) for row in rows if row["name"] == "memory/skipped_samples") == len(told) >= 2
+    )
     add = memory.Kept.add
 
     def killed(self: memory.Kept, epoch: int, *rest: Any) -> None:
@@ -140,7 +166,9 @@ def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_
 
 
 @pytest.mark.slow
-def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Epochs of two steps; the losses at the ends of both are not finite."""
     forward, calls = memory.Tracking.forward, itertools.count()
 
@@ -154,7 +182,9 @@ def test_epochs_whose_last_step_is_skipped_are_judged_after_the_next_one(inputs:
 
 
 @pytest.mark.slow
-def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(inputs: Path, tmp_path: Path, monkeypatch):  # type: ignore[no-untyped-def]
+def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(
+    inputs: Path, tmp_path: Path, monkeypatch
+):  # type: ignore[no-untyped-def]
     """Four epochs, of which the first is the best; the others have tensors of their own."""
     trained: dict[int, dict[str, torch.Tensor]] = {}
     add = memory.Kept.add
@@ -173,46 +203,72 @@ def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(
         loaded = handed_on.load_into(model, tmp_path / folder, base=inputs / "base/base")
         own = dict(model.named_parameters())
         assert loaded.keys() == trained[epoch].keys()
-        assert all(torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor) for name, tensor in trained[epoch].items())
+        assert all(
+            torch.equal(loaded[name], tensor) and torch.equal(own[name], tensor)
+            for name, tensor in trained[epoch].items()
+        )
     assert any(not torch.equal(trained[3][name], trained[4][name]) for name in trained[3])
-    [drawn_clips] = [source.samples for source in data.sources(inputs / "data", "val") if source.name == "scenes_clips"]
-    sam2, best = sam2_files.load(inputs / "base/base"), {name.removeprefix("sam2."): tensor for name, tensor in trained[1].items()}
+    [drawn_clips] = [
+        source.samples for source in data.sources(inputs / "data", "val") if source.name == "scenes_clips"
+    ]
+    sam2, best = (
+        sam2_files.load(inputs / "base/base"),
+        {name.removeprefix("sam2."): tensor for name, tensor in trained[1].items()},
+    )
     for state, tensors in (("before", {}), ("best", best)):
         sam2.load_state_dict(tensors, strict=False)
-        alone = validate(sam2, Clips([drawn_clips])[:1], prompt="mask", memory=False)  # limit_val_batches: one clip
+        # limit_val_batches: one clip
+        alone = validate(sam2, Clips([drawn_clips])[:1], prompt="mask", memory=False)
         assert metrics[f"J&F/{state}_without_memory"] == alone["J&F"], state
     assert metrics["J&F/before_without_memory"] != metrics["J&F/best_without_memory"]
 
 
 def add_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the data set `mine`: two clips and two stills, of each one with an object beside a mask of several, and one without."""
+    """Add the data set `mine`: two clips and two stills, of each one with an object beside a mask of several,
+    and one without."""
     several, sources = tiny.square(0, 0, 64, 8), data.sources
     clips = [tiny.clip(0), tiny.clip(1, masks=((several,) * 4,), meta={"joined": [0]})]
     clips[0] = replace(clips[0], masks=((several,) * 4, *clips[0].masks), meta={"joined": [0]})
-    stills = [tiny.sample(n, masks=((several,), *tiny.sample(n).masks)[: 4 - n], meta={"joined": [0]}) for n in (2, 3)]
+    stills = [
+        tiny.sample(n, masks=((several,), *tiny.sample(n).masks)[: 4 - n], meta={"joined": [0]})
+        for n in (2, 3)
+    ]
     samples = [replace(sample, dataset="mine") for sample in (*clips, *stills)]
     mine = Source(name="mine", kind="extra", samples=samples, repeats=1)
-    monkeypatch.setattr(data, "sources", lambda prepared, of: [*sources(prepared, of), *([mine] if of == "train" else [])])
+    monkeypatch.setattr(
+        data, "sources", lambda prepared, of: [*sources(prepared, of), *([mine] if of == "train" else [])]
+    )
 
 
 @pytest.mark.slow
-def test_masks_of_several_objects_are_not_trained_on_and_counted(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_masks_of_several_objects_are_not_trained_on_and_counted(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     add_joined(monkeypatch)
     metrics = run(tmp_path, "out", config(data=["mine", "scenes_clips"]), inputs / "base")
     *told, clip, still = (tmp_path / "out/left_out.txt").read_text().splitlines()
-    assert told == ["mine: 4 masks stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"]
+    assert told == [
+        "mine: 4 masks stand for several objects each (crowds, or categories without instance_id or track_id) and are left out"
+    ]
     assert [line.partition(":")[0] for line in (clip, still)] == ["mine/i1", "mine/i3"]
     assert metrics["left_out_clips"] == 2
 
 
-def test_a_set_without_identities_alone_is_refused(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_set_without_identities_alone_is_refused(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     add_joined(monkeypatch)
     chosen = config(data=["mine"], frames=5, image_share=0.0)
-    with pytest.raises(ValueError, match=r"all 2 clips are left out, the first is mine/i0: 4 frames, .*give the objects identities"):
+    with pytest.raises(
+        ValueError,
+        match=r"all 2 clips are left out, the first is mine/i0: 4 frames, .*give the objects identities",
+    ):
         run(tmp_path, "out", chosen, inputs / "base")
 
 
-def test_without_held_out_videos_and_pictures_both_ways_out_are_named(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_held_out_videos_and_pictures_both_ways_out_are_named(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     add_joined(monkeypatch)
     told = (
         r"no data set of memory.data \['mine'\] has a split 'val' with videos in which an object can be followed, or with pictures with"
@@ -226,7 +282,8 @@ def test_without_held_out_videos_and_pictures_both_ways_out_are_named(inputs: Pa
 def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Boxes alone never read `mask_downsample`. A second start, with no step left to do, refuses it as well."""
+    """Boxes alone never read `mask_downsample`. A second start, with no step left to do, refuses it as
+    well."""
     forward, calls = memory.Tracking.forward, itertools.count()
 
     def broken(self: torch.nn.Module, batch: object) -> tuple[torch.Tensor, dict[str, float]]:
@@ -234,22 +291,35 @@ def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
         return (loss * math.nan if next(calls) == 1 else loss), metrics
 
     monkeypatch.setattr(memory.Tracking, "forward", broken)
-    changed = {"trainable_modules": ["memory_encoder", "mask_downsample"], "optim": TRAIN["optim"] | {"steps": 2, "batch": 1}}
+    changed = {
+        "trainable_modules": ["memory_encoder", "mask_downsample"],
+        "optim": TRAIN["optim"] | {"steps": 2, "batch": 1},
+    }
     for name in ("first", "again"):
-        with pytest.raises(RuntimeError, match=r"after 2 steps no gradient has reached mask_downsample \(1\)"):
+        with pytest.raises(
+            RuntimeError, match=r"after 2 steps no gradient has reached mask_downsample \(1\)"
+        ):
             run(tmp_path, name, config(**changed), inputs / "base")
     assert next(calls) == 2
 
 
-def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(inputs: Path, tmp_path: Path, own_model: Network):
+def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(
+    inputs: Path, tmp_path: Path, own_model: Network
+):
     model = checkpoint.load(inputs / "base/base")
     tensors = {
         "sam2.memory_encoder.out_proj.weight": torch.ones_like(model.sam2.memory_encoder.out_proj.weight),
         "sam2.sam_mask_decoder.conv_s0.weight": torch.ones_like(model.sam2.sam_mask_decoder.conv_s0.weight),
     }
-    checkpoint.save_delta(tensors, tmp_path / "memory", base_hash=checkpoint.weights_hash(inputs / "base/base"), config={})
+    checkpoint.save_delta(
+        tensors, tmp_path / "memory", base_hash=checkpoint.weights_hash(inputs / "base/base"), config={}
+    )
     handed_on.load_into(model, tmp_path / "memory", base=inputs / "base/base")
-    for part in (model.sam2.memory_encoder.out_proj, model.sam2.sam_mask_decoder.conv_s0, model.sam2.original_mask_decoder.conv_s0):
+    for part in (
+        model.sam2.memory_encoder.out_proj,
+        model.sam2.sam_mask_decoder.conv_s0,
+        model.sam2.original_mask_decoder.conv_s0,
+    ):
         assert (part.weight == 1).all()
     assert handed_on.taken(handed_on.beside(tensors, {"x": torch.ones(1)})) == (tensors, {"x": torch.ones(1)})
     checkpoint.save(own_model, tmp_path / "other", metadata={})
@@ -267,7 +337,9 @@ def test_a_stage_that_does_not_train_passes_the_base_through(inputs: Path, tmp_p
 
 @pytest.mark.slow
 def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path, tmp_path: Path):
-    found = run(tmp_path, "memory", config(train=False, validate_only=True, val_prompt="point"), inputs / "base")
+    found = run(
+        tmp_path, "memory", config(train=False, validate_only=True, val_prompt="point"), inputs / "base"
+    )
     assert found["J&F"] == pytest.approx((found["J"] + found["F"]) / 2)
     trained = run(tmp_path, "trained", config(val_prompt="point"), inputs / "base")
     assert trained["J&F/before"] == found["J&F"]
@@ -278,7 +350,10 @@ def test_validation_alone_gives_the_score_that_training_starts_from(inputs: Path
 
 @pytest.mark.slow
 def test_a_sam2_alone_gives_files_for_the_stock_package_and_transformers(inputs: Path, tmp_path: Path):
-    changed = {"image_share": 1.0, "trainable_modules": ["memory_attention", "memory_encoder", "obj_ptr_tpos_proj"]}
+    changed = {
+        "image_share": 1.0,
+        "trainable_modules": ["memory_attention", "memory_encoder", "obj_ptr_tpos_proj"],
+    }
     metrics = run(tmp_path, "memory", config(**changed), inputs / "alone")
     assert metrics["trained"] == 1
     again = sam2_files.load(tmp_path / "memory/sam2")
@@ -289,12 +364,20 @@ def test_a_sam2_alone_gives_files_for_the_stock_package_and_transformers(inputs:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"data": ["clips"]}, r"memory.data: no data set \['clips'\] with a split 'train' or 'val'; there are \['scenes_clips'"),
-        ({"frames": 5, "image_share": 0.0}, "all 4 clips are left out, the first is .*: 4 frames, fewer than memory.frames = 5; lower"),
+        (
+            {"data": ["clips"]},
+            r"memory.data: no data set \['clips'\] with a split 'train' or 'val'; there are \['scenes_clips'",
+        ),
+        (
+            {"frames": 5, "image_share": 0.0},
+            "all 4 clips are left out, the first is .*: 4 frames, fewer than memory.frames = 5; lower",
+        ),
         ({"trainable_modules": ["memory"]}, r"SAM2 has no \['memory'\]; it has .*'memory_attention'"),
     ],
 )
-def test_settings_that_fit_no_data_are_refused_before_anything_is_trained(inputs: Path, tmp_path: Path, changes, told):  # type: ignore[no-untyped-def]
+def test_settings_that_fit_no_data_are_refused_before_anything_is_trained(
+    inputs: Path, tmp_path: Path, changes, told
+):  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=told):
         run(tmp_path, "memory", config(**changes), inputs / "base")
 
@@ -303,7 +386,8 @@ def test_settings_that_fit_no_data_are_refused_before_anything_is_trained(inputs
 def test_pictures_in_cocos_format_alone_train_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """The stages of the profile sam2-memory one after the other. Each epoch is judged on the same clips, made of the pictures of `val`."""
+    """The stages of the profile sam2-memory one after the other. Each epoch is judged on the same clips, made
+    of the pictures of `val`."""
     for split, seed in (("train", 0), ("val", 1)):
         picture_sets.coco(tmp_path / split, picture_sets.draw(3, image_size=64, seed=seed))
     made, mine = tmp_path / "val/coco", tmp_path / "train/coco"
@@ -328,14 +412,24 @@ def test_pictures_in_cocos_format_alone_train_the_memory(
     for stage, name in ((prepare, "data"), (base, "base"), (memory, "memory")):
         folders[name] = tmp_path / "run" / name
         folders[name].mkdir(parents=True)
-        metrics = stage.run(cfg, inputs=folders, out=folders[name], scratch=tmp_path / "scratch", log=lambda metrics, step: None)
+        metrics = stage.run(
+            cfg,
+            inputs=folders,
+            out=folders[name],
+            scratch=tmp_path / "scratch",
+            log=lambda metrics, step: None,
+        )
     assert metrics["trained"] == 1
     assert 0 <= metrics["J&F/best"] <= 1
     assert metrics["pseudo_clips"] == 3
     assert json.loads((folders["memory"] / "metrics.json").read_text()) == metrics
     assert len(judged) >= 3  # before, and after two epochs
     assert all(clips == judged[0] for clips in judged)
-    assert [(name, len(frames)) for name, frames, _ in judged[0]] == [("mine/0", 3), ("mine/1", 3), ("mine/2", 3)]
+    assert [(name, len(frames)) for name, frames, _ in judged[0]] == [
+        ("mine/0", 3),
+        ("mine/1", 3),
+        ("mine/2", 3),
+    ]
     assert capsys.readouterr().out.count("J&F is that of pseudo-clips, one of each of 3 of its pictures") == 1
     assert len(list((folders["memory"] / "clips").glob("*.gif"))) == 1
 
@@ -384,8 +478,9 @@ if dist.rank() == 0:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_two_processes_with_unlike_clips_train_as_one_process_does(tmp_path: Path):
-    """One process has two clips prompted by a mask and a click, the other a box and a frame without ground truth: parameters of the prompt
-    encoder that one of them does not use, and unequal numbers of predictions."""
+    """One process has two clips prompted by a mask and a click, the other a box and a frame without ground
+    truth: parameters of the prompt encoder that one of them does not use, and unequal numbers of
+    predictions."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     found = []

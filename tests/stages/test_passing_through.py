@@ -27,14 +27,21 @@ def nothing(metrics: dict[str, float], step: int) -> None:
 
 
 def config(**changes: Any) -> Config:
-    return Config.model_validate({"profile": "p", "base": RELEASE, "sft": {"optim": {"steps": 0, "batch": 2, "lr": 1e-3}}} | changes)
+    return Config.model_validate(
+        {"profile": "p", "base": RELEASE, "sft": {"optim": {"steps": 0, "batch": 2, "lr": 1e-3}}} | changes
+    )
 
 
 def run(stage: Any, folder: Path, name: str, inputs: tuple[str, ...], **words: str) -> dict[str, float]:
     out = folder / name
     out.mkdir(parents=True)
     ran: dict[str, float] = stage.run(
-        config(), inputs={key: folder / key for key in inputs}, out=out, scratch=folder / "scratch", log=nothing, **words
+        config(),
+        inputs={key: folder / key for key in inputs},
+        out=out,
+        scratch=folder / "scratch",
+        log=nothing,
+        **words,
     )
     return ran
 
@@ -42,13 +49,17 @@ def run(stage: Any, folder: Path, name: str, inputs: tuple[str, ...], **words: s
 @pytest.fixture
 def passed(tmp_path: Path, tiny_model: Network) -> Path:
     """A run's folder up to `sft`. No data: none are read."""
-    checkpoint.save(tiny_model, tmp_path / "base/base", metadata={"stage": "base", "source": ["owner/a-release", ""]})
+    checkpoint.save(
+        tiny_model, tmp_path / "base/base", metadata={"stage": "base", "source": ["owner/a-release", ""]}
+    )
     run(memory, tmp_path, "memory", ("data", "base"))
     assert run(sft, tmp_path, "sft", ("data", "base", "memory")) == {"trained": 0.0}
     return tmp_path
 
 
-def test_a_base_that_passes_through_is_the_model_that_rl_starts_from(passed: Path, tiny_model: Network) -> None:
+def test_a_base_that_passes_through_is_the_model_that_rl_starts_from(
+    passed: Path, tiny_model: Network
+) -> None:
     assert is_passed_through(passed / "sft")
     found = sft_model(passed / "base/base", passed / "sft").state_dict()
     assert found.keys() == tiny_model.state_dict().keys()
@@ -59,7 +70,9 @@ def test_the_base_is_not_evaluated_twice_and_has_no_curves(passed: Path) -> None
     assert run(evaluate, passed, "evaluate/base", ("data", "base", "sft"), row="base") == {}
     assert json.loads((passed / "evaluate/base/metrics.json").read_text()) == {}
     assert "it is the row sft" in json.loads((passed / "evaluate/base/skipped.json").read_text())["base"]
-    assert _learned(("base", "sft", "rl"), {name: passed / name for name in ("memory", "sft", "rl")}) == ["rl"]
+    assert _learned(("base", "sft", "rl"), {name: passed / name for name in ("memory", "sft", "rl")}) == [
+        "rl"
+    ]
     assert _learned(("base", "sft", "rl"), {}) == ["sft", "rl"]
 
 
@@ -71,12 +84,17 @@ def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_mod
     assert arguments.function(arguments) == 0
     assert checkpoint.weights_hash(passed / "again") == checkpoint.weights_hash(passed / "base/base")
     checkpoint.save_delta({}, passed / "agent/rft", base_hash="", config={"stage": "rft"})
-    with pytest.raises(ValueError, match="is of the stage 'rft', whose output is no model; those of memory, sft and rl are"):
+    with pytest.raises(
+        ValueError, match="is of the stage 'rft', whose output is no model; those of memory, sft and rl are"
+    ):
         checkpoint.load(passed / "agent/rft")
     with pytest.raises(ValueError, match="of which layers are not loaded one by one: make a model of it"):
         checkpoint.load(passed / "sft", divide=lambda layer: None)
     (passed / "base").rename(passed / "gone")
-    with pytest.raises(ValueError, match=r"sft is what the stage sft changed, and .*base/base, on which it was trained, is not there"):
+    with pytest.raises(
+        ValueError,
+        match=r"sft is what the stage sft changed, and .*base/base, on which it was trained, is not there",
+    ):
         checkpoint.load(passed / "sft")
 
 
@@ -88,23 +106,32 @@ def test_no_adapter_is_made_of_nothing(passed: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "what"),
     [
-        ({"stage": "base", "source": ["OpenGVLab/InternVL2_5-1B", "facebook/sam2-hiera-large"]}, "whose text_hidden_fcs are random"),
+        (
+            {"stage": "base", "source": ["OpenGVLab/InternVL2_5-1B", "facebook/sam2-hiera-large"]},
+            "whose text_hidden_fcs are random",
+        ),
         ({"stage": "base", "seed": 0}, "pre-trained from random weights"),
         ({"stage": "untrained", "seed": 0}, "pre-trained from random weights"),
     ],
 )
-def test_a_base_that_has_not_learned_seg_is_refused(tmp_path: Path, tiny_model: Network, metadata: dict[str, Any], what: str) -> None:
+def test_a_base_that_has_not_learned_seg_is_refused(
+    tmp_path: Path, tiny_model: Network, metadata: dict[str, Any], what: str
+) -> None:
     checkpoint.save(tiny_model, tmp_path / "base/base", metadata=metadata)
     run(memory, tmp_path, "memory", ("data", "base"))
     with pytest.raises(ValueError, match=what):
         run(sft, tmp_path, "sft", ("data", "base", "memory"))
-    for name, taught in {"finetune": {"stage": "base", "source": "runs/a/model"}, "convert": {"stage": "convert", "seed": 0}}.items():
+    for name, taught in {
+        "finetune": {"stage": "base", "source": "runs/a/model"},
+        "convert": {"stage": "convert", "seed": 0},
+    }.items():
         checkpoint.save(tiny_model, tmp_path / name, metadata=taught)
         refuse_untaught(tmp_path / name)
 
 
 def test_epochs_become_steps_and_the_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     optim = config(rl={"optim": {"steps": 0, "epochs": 1.5, "batch": 4, "lr": 1e-3}}).rl.optim
-    assert lasting(optim, "rl", samples=11, inner_steps=2).steps == 10  # 16.5 samples, 4 a rollout: 5 rollouts, each learned from twice
+    # 16.5 samples, 4 a rollout: 5 rollouts, each learned from twice
+    assert lasting(optim, "rl", samples=11, inner_steps=2).steps == 10
     assert capsys.readouterr().out == "rl.optim.epochs 1.5: 11 samples, 4 a step: 10 steps\n"
     assert lasting(config().sft.optim, "sft", samples=11).steps == 0

@@ -28,10 +28,15 @@ def test_every_stage_runs_on_qwen_vl_and_trains_its_own_parts(tmp_path: Path, ki
     run(sft, runs, "sft", {k: runs / k for k in ("data", "base", "memory")}, cfg)
     run(rl, runs, "rl", {k: runs / k for k in ("data", "base", "sft")}, cfg)
     run(convert, runs, "model", {k: runs / k for k in ("data", "base", "sft", "rl")}, cfg)
-    scores = run(evaluate, runs, "eval", {k: runs / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")
+    scores = run(
+        evaluate, runs, "eval", {k: runs / k for k in ("data", "base", "sft", "model")}, cfg, row="rl"
+    )
     assert scores
     moved = {stage: json.loads((runs / stage / "moved.json").read_text()) for stage in ("base", "sft", "rl")}
-    trained = {phase: {k.removesuffix(" (trained)") for k, did in found.items() if did} for phase, found in moved["base"].items()}
+    trained = {
+        phase: {k.removesuffix(" (trained)") for k, did in found.items() if did}
+        for phase, found in moved["base"].items()
+    }
     assert trained["vision_words"] == {"vision tower"}
     assert trained["alignment"] == {"vision tower", "embeddings"}  # of the tower, its merger
     assert trained["language"] == {"vision tower", "embeddings", "language model", "head", "text_hidden_fcs"}
@@ -39,6 +44,12 @@ def test_every_stage_runs_on_qwen_vl_and_trains_its_own_parts(tmp_path: Path, ki
         assert moved[stage]["vision tower (frozen)"] is False
         assert "vision tower (trained)" not in moved[stage]
         assert moved[stage]["language model (trained)"]
-    merged, written = handed_on.rl_model(runs / "base/base", runs / "sft", runs / "rl"), Sa2VA.from_pretrained(runs / "model")
+    merged, written = (
+        handed_on.rl_model(runs / "base/base", runs / "sft", runs / "rl"),
+        Sa2VA.from_pretrained(runs / "model"),
+    )
     assert written.config.kind == kind
-    assert all(torch.equal(a, b) for a, b in zip(merged.state_dict().values(), written.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(merged.state_dict().values(), written.state_dict().values(), strict=True)
+    )

@@ -22,7 +22,12 @@ from ans_core.report.metrics import MAIN, ROWS
 from ans_core.stages.report import run
 from ans_core.types import Sample
 
-BENCHMARKS = {"referring": "gIoU_all", "region_caption": "METEOR", "grounded_caption": "mIoU_all_objects", "video": "J&F"}
+BENCHMARKS = {
+    "referring": "gIoU_all",
+    "region_caption": "METEOR",
+    "grounded_caption": "mIoU_all_objects",
+    "video": "J&F",
+}
 SETS = {"referring": "photos", "region_caption": "regions", "grounded_caption": "gone", "video": "clips"}
 SAMPLES = 40
 H, W, FRAMES = 12, 16, 4
@@ -37,7 +42,8 @@ def box(left: int) -> dict[str, object]:
 
 
 def write_data(root: Path) -> Path:
-    """Three data sets of a user's, with SAMPLES samples each; the fourth one, which has predictions, is gone."""
+    """Three data sets of a user's, with SAMPLES samples each; the fourth one, which has predictions, is
+    gone."""
     entries = []
     for name, form in (("photos", "annotations"), ("regions", "annotations"), ("clips", "videos")):
         folder = root / name
@@ -48,19 +54,32 @@ def write_data(root: Path) -> Path:
             Image.fromarray(pixels).save(folder / f"{place}.png")
         task = "region_caption" if name == "regions" else "referring"
         records = [
-            {"image": "0.png", "text": f"the <red> circle {i}", "masks": [box(0)], "task": task, "split": "val"} for i in range(SAMPLES)
+            {
+                "image": "0.png",
+                "text": f"the <red> circle {i}",
+                "masks": [box(0)],
+                "task": task,
+                "split": "val",
+            }
+            for i in range(SAMPLES)
         ]
         if name == "regions":
             records = [record | {"masks": [box(i % 8)]} for i, record in enumerate(records)]
         if form == "annotations":
             (folder / "annotations.json").write_text(json.dumps(records))
         else:
-            clip = {"frames": [{"file": f"{place}.png"} for place in range(FRAMES)], "masks_file": "masks.json"}
+            clip = {
+                "frames": [{"file": f"{place}.png"} for place in range(FRAMES)],
+                "masks_file": "masks.json",
+            }
             clips = [
-                clip | {"video_id": f"clip{i}", "objects": [{"obj_id": 1, "name": record["text"]}]} for i, record in enumerate(records)
+                clip | {"video_id": f"clip{i}", "objects": [{"obj_id": 1, "name": record["text"]}]}
+                for i, record in enumerate(records)
             ]
             (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in clips))
-            (folder / "masks.json").write_text(json.dumps({"masks": {"1": [box(place) for place in range(FRAMES)]}}))
+            (folder / "masks.json").write_text(
+                json.dumps({"masks": {"1": [box(place) for place in range(FRAMES)]}})
+            )
         entries.append({"name": name, "format": form, "path": str(folder), "split": "val", "kind": "extra"})
     (root / "data").mkdir()
     (root / "data/datasets.json").write_text(json.dumps(entries))
@@ -71,19 +90,34 @@ def write_evaluation(folder: Path, level: int) -> None:
     rng = np.random.default_rng(level)
     names = [f"{task}/val/{metric}" for task, metrics in MAIN.items() for metric in metrics]
     grades = {name: round(min(0.99, 0.1 + 0.22 * level + 0.05 * (i % 5)), 4) for i, name in enumerate(names)}
-    grades |= {"referring/val/gIoU_shuffled_text": 0.2, "referring/val/samples": 530, "referring/val/gIoU/relation": 0.2 * level}
+    grades |= {
+        "referring/val/gIoU_shuffled_text": 0.2,
+        "referring/val/samples": 530,
+        "referring/val/gIoU/relation": 0.2 * level,
+    }
     folder.mkdir(parents=True)
     lines = []
     for benchmark, metric in BENCHMARKS.items():
         # sample 0 and 2 are right in every row, sample 1 in none; sample 3 from SFT on; video does not move
         start = np.random.default_rng(7).uniform(0.05, 0.3, SAMPLES)
-        scores = np.clip(start + (0.2 * level if benchmark != "video" else 0) + rng.uniform(-0.02, 0.02, SAMPLES), 0, 1).round(4)
+        scores = np.clip(
+            start + (0.2 * level if benchmark != "video" else 0) + rng.uniform(-0.02, 0.02, SAMPLES), 0, 1
+        ).round(4)
         scores[:4] = 0.91, 0.07, 0.91, 0.91 if level >= 2 else 0.07
         grades[f"{benchmark}/val/{metric}"] = float(scores.mean())
         for i, score in enumerate(scores):
             sample_id = f"clip{i}_1" if benchmark == "video" else str(i)
-            record = {"benchmark": f"{benchmark}/val", "dataset": SETS[benchmark], "sample_id": sample_id, "asked": f"the <red> circle {i}"}
-            masks = [[box(place + 1) for place in range(FRAMES if benchmark == "video" else 1)]] if benchmark != "region_caption" else []
+            record = {
+                "benchmark": f"{benchmark}/val",
+                "dataset": SETS[benchmark],
+                "sample_id": sample_id,
+                "asked": f"the <red> circle {i}",
+            }
+            masks = (
+                [[box(place + 1) for place in range(FRAMES if benchmark == "video" else 1)]]
+                if benchmark != "region_caption"
+                else []
+            )
             lines.append(record | {"n_targets": 1, "score": score, "text": "Sure, [SEG].", "masks": masks})
     (folder / "metrics.json").write_text(json.dumps(grades))
     (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -92,7 +126,11 @@ def write_evaluation(folder: Path, level: int) -> None:
 def write_training(folder: Path, names: tuple[str, ...], steps: int) -> None:
     rng = np.random.default_rng(steps)
     folder.mkdir(parents=True)
-    rows = [f"{step},{name},{(k + 1) * np.exp(-step / 200) + 0.05 * rng.random()}" for k, name in enumerate(names) for step in range(steps)]
+    rows = [
+        f"{step},{name},{(k + 1) * np.exp(-step / 200) + 0.05 * rng.random()}"
+        for k, name in enumerate(names)
+        for step in range(steps)
+    ]
     (folder / "curves.csv").write_text("\n".join(["step,name,value", *rows]) + "\n")
 
 
@@ -126,7 +164,9 @@ frame.onload = () => {
 
 
 def example(root: Path) -> dict[str, Path]:
-    inputs = {f"evaluate/{row}": root / "evaluate" / row for row in ROWS} | {name: root / name for name in ("base", "sft", "rl")}
+    inputs = {f"evaluate/{row}": root / "evaluate" / row for row in ROWS} | {
+        name: root / name for name in ("base", "sft", "rl")
+    }
     for level, row in enumerate(ROWS):
         write_evaluation(inputs[f"evaluate/{row}"], level)
     inputs["data"] = write_data(root)
@@ -176,7 +216,9 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.sources += [value or "" for name, value in attributes if name in {"src", "href", "xlink:href"} and tag != "a"]
+        self.sources += [
+            value or "" for name, value in attributes if name in {"src", "href", "xlink:href"} and tag != "a"
+        ]
         self.tags[tag].append({name: value or "" for name, value in attributes})
 
     def handle_data(self, data: str) -> None:
@@ -252,7 +294,13 @@ def test_missing_pieces_are_named_and_nothing_is_invented(inputs: dict[str, Path
     page, metrics = report({"evaluate/sft": evaluated}, tmp_path)
     words = " ".join(page.words)
     assert "mevis/valid_u: skipped: /data is not there" in words
-    for absent in ("metrics of untrained, base, rl", "sft/curves.csv", "rl/rewards.json", "pictures of rl", "times of the stages"):
+    for absent in (
+        "metrics of untrained, base, rl",
+        "sft/curves.csv",
+        "rl/rewards.json",
+        "pictures of rl",
+        "times of the stages",
+    ):
         assert f"Not there: {absent}" in words
     assert {name.partition("/")[0] for name in metrics} == {"sft"}
     assert list(json.loads((tmp_path / "summary.json").read_text())) == ["sft"]
@@ -267,7 +315,9 @@ def test_pictures_of_rollouts_are_the_first_the_last_and_some_between_of_each_lo
 
 
 @pytest.mark.slow
-def test_two_reports_of_the_same_inputs_are_the_same_bytes(inputs: dict[str, Path], written: Written, tmp_path: Path):
+def test_two_reports_of_the_same_inputs_are_the_same_bytes(
+    inputs: dict[str, Path], written: Written, tmp_path: Path
+):
     report(inputs, tmp_path)
     assert (tmp_path / "report.html").read_bytes() == (written[2] / "report.html").read_bytes()
 
@@ -284,7 +334,9 @@ def test_a_broken_file_is_named(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_trained_memory_has_curves_and_clips_before_sfts_and_one_passed_through_has_none(inputs: dict[str, Path], tmp_path: Path):
+def test_a_trained_memory_has_curves_and_clips_before_sfts_and_one_passed_through_has_none(
+    inputs: dict[str, Path], tmp_path: Path
+):
     memory = tmp_path / "memory"
     write_training(memory, ("memory/loss",), 3)
     (memory / "clips").mkdir()
@@ -329,7 +381,10 @@ def test_the_verdict_comes_first_and_says_what_got_better_and_what_did_not_move(
     page, _, out = written
     assert [tag["id"] for tag in page.tags["section"]][:3] == ["verdict", "metrics", "gallery"]
     text = (out / "report.html").read_text()
-    lines = {verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</div>', text, re.DOTALL)[0] for verdict in ("better", "unclear")}
+    lines = {
+        verdict: re.findall(rf'data-verdict="{verdict}">(.*?)</div>', text, re.DOTALL)[0]
+        for verdict in ("better", "unclear")
+    }
     moved = (
         ("Referring segmentation · val", "gIoU_all"),
         ("Region captions · val", "METEOR"),
@@ -337,7 +392,9 @@ def test_the_verdict_comes_first_and_says_what_got_better_and_what_did_not_move(
     )
     assert all(f'{title} <span class="soft">{metric}</span>' in lines["better"] for title, metric in moved)
     assert 'Video segmentation · val <span class="soft">J&amp;F</span>' in lines["unclear"]
-    assert "3 figures improved , nothing got worse beyond chance , 1 did not clearly change" in " ".join(filter(None, page.words))
+    assert "3 figures improved , nothing got worse beyond chance , 1 did not clearly change" in " ".join(
+        filter(None, page.words)
+    )
 
 
 def test_pictures_carry_what_the_filters_ask_for_and_the_filters_offer_it(written: Written):
@@ -345,13 +402,22 @@ def test_pictures_carry_what_the_filters_ask_for_and_the_filters_offer_it(writte
     page = written[0]
     pictures = [tag for tag in page.tags["figure"] if "data-verdict" in tag]
     assert {picture["data-verdict"] for picture in pictures} == {"right", "wrong"}
-    flipped = Counter((picture["data-row"], picture["data-benchmark"]) for picture in pictures if picture["data-changed"])
+    flipped = Counter(
+        (picture["data-row"], picture["data-benchmark"]) for picture in pictures if picture["data-changed"]
+    )
     assert flipped["sft", "Video segmentation · val"] == 1
     assert not any(benchmark.startswith("Video") for row, benchmark in flipped if row != "sft")
     assert {picture["data-changed"] for picture in pictures} == {"", "better"}
     assert {picture["data-benchmark"] for picture in pictures} <= set(page.words)  # as options
     assert [tag["name"] for tag in page.tags["select"]] == ["row", "benchmark"]
-    assert [tag["value"] for tag in page.tags["input"]] == ["", "right", "wrong", "changed", "better", "worse"]
+    assert [tag["value"] for tag in page.tags["input"]] == [
+        "",
+        "right",
+        "wrong",
+        "changed",
+        "better",
+        "worse",
+    ]
     assert all(tag.get("alt") for tag in page.tags["img"])
     assert all(tag["aria-label"] for tag in page.tags["svg"])
 
@@ -363,7 +429,8 @@ def test_samples_are_chosen_of_every_benchmark_the_most_changed_and_right_and_wr
 
     before, after = of([0.9, 0.1, 0.5, 0.9, 0.2, 0.2, 0.9, 0.8]), of([0.9, 0.1, 0.4, 0.6, 0.2, 0.2, 0.9, 0.8])
     chosen = gallery.choose(before, after, 8)
-    assert [key[1] for benchmark, key in chosen if benchmark == "referring/val"] == ["2", "3", "0", "4"]  # 2 flips, 3 changes more
+    # 2 flips, 3 changes more
+    assert [key[1] for benchmark, key in chosen if benchmark == "referring/val"] == ["2", "3", "0", "4"]
     assert Counter(benchmark for benchmark, _ in chosen) == {"referring/val": 4, "video/val": 4}
     assert len(gallery.choose({}, of([0.9, 0.9, 0.9]), 8)) == 6  # all there are
 
@@ -371,7 +438,11 @@ def test_samples_are_chosen_of_every_benchmark_the_most_changed_and_right_and_wr
 def test_a_caption_that_became_right_word_for_word_is_among_the_first_that_are_shown():
     def of(*texts: str) -> Answers:
         scores = {"dog": 0.5, "cat": 0.0}  # METEOR of a single word
-        return {"region_caption/val": {("d", str(i), 0): Answer(score=scores[t], asked="dog", text=t) for i, t in enumerate(texts)}}
+        return {
+            "region_caption/val": {
+                ("d", str(i), 0): Answer(score=scores[t], asked="dog", text=t) for i, t in enumerate(texts)
+            }
+        }
 
     chosen = gallery.choose(of("cat", "dog", "dog", "cat"), of("cat", "dog", "cat", "dog"), 4)
     assert {key[1] for _, key in chosen[:2]} == {"2", "3"}
@@ -380,12 +451,22 @@ def test_a_caption_that_became_right_word_for_word_is_among_the_first_that_are_s
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict"), [("There is no such object.", "right"), ("the the the", "unchecked"), ("Sure, [SEG].", "unchecked")]
+    ("answer", "verdict"),
+    [("There is no such object.", "right"), ("the the the", "unchecked"), ("Sure, [SEG].", "unchecked")],
 )
-def test_other_words_than_a_denial_are_not_called_right_where_nothing_is_meant(tmp_path: Path, answer: str, verdict: str):
+def test_other_words_than_a_denial_are_not_called_right_where_nothing_is_meant(
+    tmp_path: Path, answer: str, verdict: str
+):
     Image.new("RGB", (W, H)).save(tmp_path / "a.png")
     asked = Sample(
-        sample_id="1", dataset="d", image_id="a", frames=(tmp_path / "a.png",), height=H, width=W, task="referring", text="a cow"
+        sample_id="1",
+        dataset="d",
+        image_id="a",
+        frames=(tmp_path / "a.png",),
+        height=H,
+        width=W,
+        task="referring",
+        text="a cow",
     )
     shown = gallery.picture("referring/val", asked, {"rl": {"score": 1.0, "text": answer, "masks": []}})
     assert (shown["verdict"], shown["note"] == gallery.UNCHECKED) == (verdict, verdict == "unchecked")
@@ -393,13 +474,27 @@ def test_other_words_than_a_denial_are_not_called_right_where_nothing_is_meant(t
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
-    [("A dog.", "a cat", ("wrong", "worse")), ("a cat", "a dog", ("right", "better")), ("a dog", "A dog.", ("right", ""))],
+    [
+        ("A dog.", "a cat", ("wrong", "worse")),
+        ("a cat", "a dog", ("right", "better")),
+        ("a dog", "A dog.", ("right", "")),
+    ],
 )
-def test_a_regions_caption_is_right_word_for_word_whatever_its_score(tmp_path: Path, before: str, after: str, told: tuple[str, str]):
+def test_a_regions_caption_is_right_word_for_word_whatever_its_score(
+    tmp_path: Path, before: str, after: str, told: tuple[str, str]
+):
     Image.new("RGB", (W, H)).save(tmp_path / "a.png")
-    region = {"frames": (tmp_path / "a.png",), "height": H, "width": W, "task": "region_caption", "masks": ((rle.empty(H, W),),)}
+    region = {
+        "frames": (tmp_path / "a.png",),
+        "height": H,
+        "width": W,
+        "task": "region_caption",
+        "masks": ((rle.empty(H, W),),),
+    }
     asked = Sample(sample_id="1", dataset="d", image_id="a", text="a dog", **region)
-    records = {name: {"score": 0.6, "text": text, "masks": []} for name, text in (("sft", before), ("rl", after))}
+    records = {
+        name: {"score": 0.6, "text": text, "masks": []} for name, text in (("sft", before), ("rl", after))
+    }
     shown = gallery.picture("region_caption/val", asked, records)
     assert (shown["verdict"], shown["flipped"]) == told
 
@@ -407,10 +502,18 @@ def test_a_regions_caption_is_right_word_for_word_whatever_its_score(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium")
 def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(written: Written, tmp_path: Path):
-    """In a frame of 400 pixels: nothing reaches beyond it but what scrolls by itself; of each choice, the pictures shown."""
+    """In a frame of 400 pixels: nothing reaches beyond it but what scrolls by itself; of each choice, the
+    pictures shown."""
     shutil.copy(written[2] / "report.html", tmp_path)
     (tmp_path / "frame.html").write_text(PROBE)
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+    ]
     done = subprocess.run(
         [*command, "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}", f"file://{tmp_path / 'frame.html'}"],
         capture_output=True, text=True, timeout=120, check=True,
@@ -431,7 +534,9 @@ def test_a_page_of_400_pixels_clips_nothing_and_its_filters_hide_pictures(writte
 @pytest.fixture
 def tab():
     """A tab of Chromium."""
-    driver = pytest.importorskip("playwright.sync_api", reason="the browser's driver is missing: pip install playwright")
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="the browser's driver is missing: pip install playwright"
+    )
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no chromium on this machine")
@@ -458,5 +563,8 @@ def test_the_page_is_never_wider_than_its_window(written: Written, tmp_path: Pat
 @pytest.mark.slow
 def test_a_pdf_has_the_pictures_of_the_whole_page_which_nobody_scrolled(written: Written, tab):
     tab.goto((written[2] / "report.html").as_uri())
-    shown = tab.evaluate("new Set([...document.images].filter((one) => one.offsetParent).map((one) => one.src)).size")
-    assert len(re.findall(rb"/Subtype /Image", tab.pdf())) >= shown == 10  # a mask of transparency is an image, too
+    shown = tab.evaluate(
+        "new Set([...document.images].filter((one) => one.offsetParent).map((one) => one.src)).size"
+    )
+    # a mask of transparency is an image, too
+    assert len(re.findall(rb"/Subtype /Image", tab.pdf())) >= shown == 10

@@ -1,4 +1,5 @@
-"""All stages one after the other on a model and a world far too small to learn anything: what they write, and what they refuse."""
+"""All stages one after the other on a model and a world far too small to learn anything: what they write, and
+what they refuse."""
 
 from __future__ import annotations
 
@@ -89,21 +90,32 @@ pytestmark = pytest.mark.slow
 
 def test_the_base_stage_trains_its_phases_each_on_its_own_parts(runs: Path):
     moved = json.loads((runs / "base" / "moved.json").read_text())
-    trained = {phase: {k.removesuffix(" (trained)") for k, did in found.items() if did} for phase, found in moved.items()}
+    trained = {
+        phase: {k.removesuffix(" (trained)") for k, did in found.items() if did}
+        for phase, found in moved.items()
+    }
     assert trained == {
         "vision_words": {"vision tower"},
         "alignment": {"projector", "embeddings"},
         "sam_images": {"SAM2 image encoder", "SAM2 prompt encoder", "SAM2 mask decoder"},
         "language": {"projector", "embeddings", "language model", "head", "text_hidden_fcs"},
     }
-    untrained, trained_model = checkpoint.load(runs / "base" / "untrained"), checkpoint.load(runs / "base" / "base")
+    untrained, trained_model = (
+        checkpoint.load(runs / "base" / "untrained"),
+        checkpoint.load(runs / "base" / "base"),
+    )
     assert not torch.equal(untrained.internvl.lm_head.weight, trained_model.internvl.lm_head.weight)
     box = trained_model.tokenizer.convert_tokens_to_ids("<box>")
-    for table in (trained_model.internvl.get_input_embeddings().weight, trained_model.internvl.lm_head.weight):
+    for table in (
+        trained_model.internvl.get_input_embeddings().weight,
+        trained_model.internvl.lm_head.weight,
+    ):
         assert torch.equal(table[trained_model.seg_token_id], table[box])
 
 
-def test_the_base_stage_is_one_process_whatever_deepspeed_does_for_the_stages_after_it(runs: Path, tmp_path: Path):
+def test_the_base_stage_is_one_process_whatever_deepspeed_does_for_the_stages_after_it(
+    runs: Path, tmp_path: Path
+):
     launched = CONFIG.launch.model_copy(update={"processes": 2, "deepspeed_stage": 2})
     run(base, tmp_path, "base", {"data": runs / "data"}, CONFIG.model_copy(update={"launch": launched}))
     assert (tmp_path / "base/curves.csv").read_bytes() == (runs / "base/curves.csv").read_bytes()
@@ -122,8 +134,12 @@ for name, changes in json.loads(sys.argv[3]).items():
 
 def follow(runs: Path, folder: Path, changes: dict[str, Any]) -> None:
     """Run the stage memory with other settings, and write its metrics."""
-    cfg = Config.model_validate(CONFIG.model_dump() | {k: getattr(CONFIG, k).model_dump() | v for k, v in changes.items()})
-    (folder / "metrics.json").write_text(json.dumps(run(memory, folder, "memory", {k: runs / k for k in ("data", "base")}, cfg)))
+    cfg = Config.model_validate(
+        CONFIG.model_dump() | {k: getattr(CONFIG, k).model_dump() | v for k, v in changes.items()}
+    )
+    (folder / "metrics.json").write_text(
+        json.dumps(run(memory, folder, "memory", {k: runs / k for k in ("data", "base")}, cfg))
+    )
 
 
 def test_two_processes_pass_memory_through_measure_it_and_train_it(runs: Path, tmp_path: Path) -> None:
@@ -140,11 +156,15 @@ def test_two_processes_pass_memory_through_measure_it_and_train_it(runs: Path, t
         follow(runs, tmp_path / "one" / name, changes)
     shutil.copytree(tmp_path / "one" / "trained", tmp_path / "one" / "deepspeed", dirs_exist_ok=True)
     for name in both:
-        alone, together = (json.loads((tmp_path / folder / name / "metrics.json").read_text()) for folder in ("one", "two"))
+        alone, together = (
+            json.loads((tmp_path / folder / name / "metrics.json").read_text()) for folder in ("one", "two")
+        )
         compared = {k for k in alone if "J" in k or k == "train/loss"}
         assert bool(compared) == (name != "passed")
         assert {k: together[k] for k in compared} == pytest.approx({k: alone[k] for k in compared}, rel=1e-3)
-        of_one, of_two = (load_file(tmp_path / folder / name / "memory" / "delta.safetensors") for folder in ("one", "two"))
+        of_one, of_two = (
+            load_file(tmp_path / folder / name / "memory" / "delta.safetensors") for folder in ("one", "two")
+        )
         assert of_one.keys() == of_two.keys()
 
 
@@ -160,7 +180,9 @@ def test_sft_and_rl_hold_trained_tensors_alone_and_the_hash_of_their_base(runs: 
 
 
 def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Path):
-    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 0})})
+    changed = CONFIG.model_copy(
+        update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 0})}
+    )
     run(rl, tmp_path, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
     moved = json.loads((tmp_path / "rl" / "moved.json").read_text())
     assert moved["text_hidden_fcs (frozen)"] is moved["SAM2 mask decoder (frozen)"] is False
@@ -171,7 +193,9 @@ def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Pat
 
 def test_rl_learns_from_rows_of_sft_beside_its_loops(runs: Path, tmp_path: Path):
     """A loop of captions gives what draws no gradient: the rows do."""
-    changed = CONFIG.model_copy(update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 2})})
+    changed = CONFIG.model_copy(
+        update={"rl": CONFIG.rl.model_copy(update={"loops": {"caption": 1.0}, "rows": 2})}
+    )
     metrics = run(rl, tmp_path, "rl", {k: runs / k for k in ("data", "base", "sft")}, changed)
     assert metrics["train/rows/text"] > 0
     assert metrics["train/rows/dice"] > 0
@@ -191,7 +215,12 @@ def test_fewer_rows_than_micro_batches_are_refused():
 @pytest.mark.parametrize(
     ("share", "settings", "name", "holds"),
     [
-        ("caption_share", {"loops": {"caption": 1.0}, "rewards_caption": {"iou": 1.0}}, "train/loop1/length", lambda words: words > 0),
+        (
+            "caption_share",
+            {"loops": {"caption": 1.0}, "rewards_caption": {"iou": 1.0}},
+            "train/loop1/length",
+            lambda words: words > 0,
+        ),
         (
             "mask_share",
             {"loops": {"mask": 1.0}, "rewards_mask": {"meteor": 1.0}, "mask_weight": 0.0},
@@ -229,7 +258,8 @@ def test_the_converted_model_is_the_merged_policy(runs: Path):
     assert merged.keys() == converted.keys()
     assert all(torch.equal(merged[k], converted[k]) for k in merged)
     score = "sam2.sam_mask_decoder.pred_obj_score_head.layers.2.bias"
-    assert not torch.equal(converted[score], checkpoint.load(runs / "base" / "base").state_dict()[score])  # sft.object_weight
+    # sft.object_weight
+    assert not torch.equal(converted[score], checkpoint.load(runs / "base" / "base").state_dict()[score])
     assert Sa2VA.from_pretrained(runs / "model").config.seg_object_score
     parity = json.loads((runs / "model" / "parity.json").read_text())
     assert (parity["texts"], parity["probes"]) == (0, 16)
@@ -237,8 +267,13 @@ def test_the_converted_model_is_the_merged_policy(runs: Path):
 
 
 def test_what_the_memory_stage_trained_is_in_every_later_model(runs: Path):
-    tensors, _ = checkpoint.load_delta(runs / "memory", base_hash=checkpoint.weights_hash(runs / "base" / "base"))
-    final, before = Sa2VA.from_pretrained(runs / "model").state_dict(), checkpoint.load(runs / "base" / "base").state_dict()
+    tensors, _ = checkpoint.load_delta(
+        runs / "memory", base_hash=checkpoint.weights_hash(runs / "base" / "base")
+    )
+    final, before = (
+        Sa2VA.from_pretrained(runs / "model").state_dict(),
+        checkpoint.load(runs / "base" / "base").state_dict(),
+    )
     memories = ("sam2.memory_attention.", "sam2.memory_encoder.")
     assert {name for name in before if name.startswith(memories)} >= set(tensors) > set()
     assert all(torch.equal(final[name], tensors[name]) for name in tensors)
@@ -252,7 +287,9 @@ def test_stages_started_again_write_the_same_bits(runs: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("stage", [sft, rl])
-def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage):  # type: ignore[no-untyped-def]
+def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage
+):  # type: ignore[no-untyped-def]
     """RL: with the teacher, the width of the exploration and the rewards so far."""
     name, collate = stage.__name__.rsplit(".", 1)[1], "rl_batch" if stage is rl else "collate_readable"
     each = 2 if stage is rl else 1  # of a step: regions, and expressions
@@ -303,8 +340,11 @@ def run_named(name: str, runs: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "moment"), [("base", 10), ("sft", 2), ("rl", 2), ("evaluate", 3)])
-def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_path: Path, name: str, moment: int) -> None:
-    """SIGKILL before the `moment`-th file or folder is moved to its place. Base: the language side's first state, after all of SAM2's."""
+def test_a_killed_stage_started_again_ends_with_the_same_bits(
+    runs: Path, tmp_path: Path, name: str, moment: int
+) -> None:
+    """SIGKILL before the `moment`-th file or folder is moved to its place. Base: the language side's first
+    state, after all of SAM2's."""
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     (done,) = forks.run(script, str(runs), str(tmp_path), name, str(moment))
@@ -315,8 +355,12 @@ def test_a_killed_stage_started_again_ends_with_the_same_bits(runs: Path, tmp_pa
         whole = tmp_path / "whole" / name
         run_named(name, runs, tmp_path / "whole")
     files = {path.relative_to(whole) for path in whole.rglob("*") if path.is_file()}
-    assert files == {path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()}
-    different = [file for file in files if (whole / file).read_bytes() != (tmp_path / name / file).read_bytes()]
+    assert files == {
+        path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()
+    }
+    different = [
+        file for file in files if (whole / file).read_bytes() != (tmp_path / name / file).read_bytes()
+    ]
     assert different == []
 
 
@@ -339,16 +383,29 @@ stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "me
 """
 
 
-def test_sft_on_two_processes_one_of_which_is_killed_ends_with_the_same_bits_when_started_again(runs: Path, tmp_path: Path) -> None:
-    """SIGKILL of the process that writes, before the second state is moved to its place; the launcher ends the other."""
+def test_sft_on_two_processes_one_of_which_is_killed_ends_with_the_same_bits_when_started_again(
+    runs: Path, tmp_path: Path
+) -> None:
+    """SIGKILL of the process that writes, before the second state is moved to its place; the launcher ends
+    the other."""
     script = tmp_path / "two.py"
     script.write_text(ONE_OF_TWO_KILLED)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words = [str(script), str(runs), str(tmp_path / "cut"), "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True, check=False, timeout=workspace.LIMIT_S)
+    killed = subprocess.run(
+        [*launcher, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=workspace.LIMIT_S,
+    )
     assert "SIGKILL" in killed.stderr, killed.stderr[-3000:]
-    assert sorted(path.name for path in (tmp_path / "cut/scratch/sft/sft").iterdir()) == ["step-0000001", "step-0000002.partial"]
+    assert sorted(path.name for path in (tmp_path / "cut/scratch/sft/sft").iterdir()) == [
+        "step-0000001",
+        "step-0000002.partial",
+    ]
     for folder in ("cut", "whole"):
         workspace.launch(script, str(runs), str(tmp_path / folder), "0")
     for file in ("delta.safetensors", "curves.csv"):
@@ -392,7 +449,11 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
         assert list((folder / "features").rglob("*"))
         assert json.loads((folder / "sft/moved.json").read_text())["SAM2 image encoder (frozen)"] is False
     one, two = curves
-    assert one.keys() == two.keys() >= {("1", "sft/val/loss"), ("1", "sft/val/mask_iou"), ("3", "sft/loss"), ("0", "sft/grad_norm")}
+    assert (
+        one.keys()
+        == two.keys()
+        >= {("1", "sft/val/loss"), ("1", "sft/val/mask_iou"), ("3", "sft/loss"), ("0", "sft/grad_norm")}
+    )
     for key in one:
         if key[1] in {"sft/loss", "sft/grad_norm", "sft/val/loss", "sft/val/text", "sft/val/mask_iou"}:
             assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-6), key
@@ -406,7 +467,12 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
     ],
 )
 def test_a_converted_model_that_is_not_the_trained_one_is_refused(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: float, error: type[Exception], message: str
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    harm: float,
+    error: type[Exception],
+    message: str,
 ):
     real = convert.rl_model
 
@@ -417,7 +483,9 @@ def test_a_converted_model_that_is_not_the_trained_one_is_refused(
         return model
 
     monkeypatch.setattr(convert, "rl_model", other)
-    monkeypatch.setattr(convert, "generate", lambda model, prompted, max_tokens: [[model.seg_token_id]] * len(prompted.images))
+    monkeypatch.setattr(
+        convert, "generate", lambda model, prompted, max_tokens: [[model.seg_token_id]] * len(prompted.images)
+    )
     with pytest.raises(error, match=message):
         run(convert, tmp_path, "model", {k: runs / k for k in ("data", "base", "sft", "rl")})
 
@@ -427,8 +495,14 @@ def test_answers_that_differ_are_counted_and_masks_compared_where_answers_are_al
     texts = [[1], [2], [5]]
     harmed = [masks[0], masks[1] * 1.5, masks[2]]
     assert convert.compare((texts, masks), (texts, harmed)) == {"texts": 0.0, "masks": 0.5, "probes": 3.0}
-    assert convert.compare((texts, masks), ([[1], [3], [5]], harmed)) == {"texts": 1.0, "masks": 0.0, "probes": 3.0}
-    assert math.isnan(convert.compare((texts, masks), (texts, [masks[0], masks[1] * math.nan, masks[2]]))["masks"])
+    assert convert.compare((texts, masks), ([[1], [3], [5]], harmed)) == {
+        "texts": 1.0,
+        "masks": 0.0,
+        "probes": 3.0,
+    }
+    assert math.isnan(
+        convert.compare((texts, masks), (texts, [masks[0], masks[1] * math.nan, masks[2]]))["masks"]
+    )
 
 
 @pytest.mark.parametrize(("format", "tagged"), [("regions", True), ("videos", True), ("refcoco", False)])
@@ -446,11 +520,21 @@ def test_the_model_card_depends_on_no_setting_that_the_weights_do_not_depend_on(
 
     def card(section: str, **changes: object) -> str:
         changed = getattr(CONFIG, section).model_copy(update=changes)
-        return convert.model_card(CONFIG.model_copy(update={section: changed}), tmp_path, {"probes": 4.0, "masks": 0.0})
+        return convert.model_card(
+            CONFIG.model_copy(update={section: changed}), tmp_path, {"probes": 4.0, "masks": 0.0}
+        )
 
     plain = card("rl")
-    assert card("launch", workers=7) == card("evaluate", limit=3) == card("judge", base_url="http://elsewhere") == plain
-    assert all(other != plain for other in (card("rl", kl=0.5), card("sft", frames=9), card("judge", judge_weight=0.25)))
+    assert (
+        card("launch", workers=7)
+        == card("evaluate", limit=3)
+        == card("judge", base_url="http://elsewhere")
+        == plain
+    )
+    assert all(
+        other != plain
+        for other in (card("rl", kl=0.5), card("sft", frames=9), card("judge", judge_weight=0.25))
+    )
 
 
 @pytest.mark.parametrize("row", ["untrained", "sft", "rl"])
@@ -479,7 +563,8 @@ stages.run_evaluation(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 def run_evaluation(runs: Path, folder: Path) -> None:
-    """Row `rl`, whose loops have an inverse model, in batches that don't come out even; notes how many requests this process answers."""
+    """Row `rl`, whose loops have an inverse model, in batches that don't come out even; notes how many
+    requests this process answers."""
     asked = []
 
     def counting(model: Network, requests: list[Request], **words: object) -> list[Prediction]:
@@ -488,9 +573,22 @@ def run_evaluation(runs: Path, folder: Path) -> None:
 
     answering.predict = counting  # type: ignore[assignment]
     values = CONFIG.model_dump()
-    public = {"name": "refcoco", "path": str(runs / "data/scenes/refcoco"), "split": "val", "limit": 5, "max_tokens": 2}
+    public = {
+        "name": "refcoco",
+        "path": str(runs / "data/scenes/refcoco"),
+        "split": "val",
+        "limit": 5,
+        "max_tokens": 2,
+    }
     values["evaluate"] |= {"limit": 0, "batch": 3, "public": [public]}
-    run(evaluate, folder, "rl", {k: runs / k for k in ("data", "base", "sft", "model")}, Config.model_validate(values), row="rl")
+    run(
+        evaluate,
+        folder,
+        "rl",
+        {k: runs / k for k in ("data", "base", "sft", "model")},
+        Config.model_validate(values),
+        row="rl",
+    )
     (folder / f"asked-{dist.rank()}").write_text(str(sum(asked)))
 
 
@@ -503,7 +601,11 @@ def test_two_processes_evaluate_to_the_bits_of_one(runs: Path, tmp_path: Path) -
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "1/rl", tmp_path / "2/rl")
     )
-    assert {Path("metrics.json"), Path("predictions.jsonl"), Path("public/refcoco-val/metrics.json")} <= one.keys()
+    assert {
+        Path("metrics.json"),
+        Path("predictions.jsonl"),
+        Path("public/refcoco-val/metrics.json"),
+    } <= one.keys()
     assert one.keys() == two.keys()
     assert [file for file in one if one[file] != two[file]] == []
     shares = [int((tmp_path / f"2/asked-{rank}").read_text()) for rank in (0, 1)]
@@ -511,7 +613,9 @@ def test_two_processes_evaluate_to_the_bits_of_one(runs: Path, tmp_path: Path) -
     assert min(shares) > 0.3 * sum(shares)
 
 
-def test_a_data_set_of_the_users_gets_every_metric_that_the_same_drawn_samples_get(runs: Path, tmp_path: Path):
+def test_a_data_set_of_the_users_gets_every_metric_that_the_same_drawn_samples_get(
+    runs: Path, tmp_path: Path
+):
     scenes = runs / "data" / "scenes"
     values = CONFIG.model_dump()
     values["evaluate"]["benchmarks"] = ["referring", "region_caption", "loops"]
@@ -520,7 +624,14 @@ def test_a_data_set_of_the_users_gets_every_metric_that_the_same_drawn_samples_g
         {"name": "told", "format": "region_arrow", "path": str(scenes / "region_captions"), "split": "val"},
     ]
     values["evaluate"]["limit"] = 0
-    found = run(evaluate, tmp_path, "sft", {k: runs / k for k in ("data", "base", "sft")}, Config.model_validate(values), row="sft")
+    found = run(
+        evaluate,
+        tmp_path,
+        "sft",
+        {k: runs / k for k in ("data", "base", "sft")},
+        Config.model_validate(values),
+        row="sft",
+    )
     assert "mine/referring/gIoU_shuffled_text" in found
     for loop in ("loop1/{}/IoU", "loop2/{}/METEOR"):
         for suffix in ("", "_self", "_of_truth"):
@@ -535,15 +646,27 @@ def test_sft_goes_on_without_pictures_that_break_after_they_were_checked(runs: P
         picture.write_bytes(picture.read_bytes()[:100])
     values = CONFIG.model_dump()
     values["sft"]["optim"] |= {"steps": 4}
-    run(sft, tmp_path, "sft", {"data": tmp_path / "data", "base": runs / "base", "memory": runs / "memory"}, Config.model_validate(values))
+    run(
+        sft,
+        tmp_path,
+        "sft",
+        {"data": tmp_path / "data", "base": runs / "base", "memory": runs / "memory"},
+        Config.model_validate(values),
+    )
     with (tmp_path / "sft/curves.csv").open() as file:
-        counted = sum(float(row["value"]) for row in csv.DictReader(file) if row["name"] == "sft/skipped_samples")
-    named = [json.loads(line) for line in (tmp_path / "scratch/sft/left_out-0.jsonl").read_text().splitlines()]
+        counted = sum(
+            float(row["value"]) for row in csv.DictReader(file) if row["name"] == "sft/skipped_samples"
+        )
+    named = [
+        json.loads(line) for line in (tmp_path / "scratch/sft/left_out-0.jsonl").read_text().splitlines()
+    ]
     assert counted == sum(line["samples"] for line in named) > 0
     assert all("cannot read the image" in line["reason"] for line in named)
 
 
-def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_were_checked(runs: Path, tmp_path: Path):
+def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_were_checked(
+    runs: Path, tmp_path: Path
+):
     """Beside it SFT's rows go on without them."""
     shutil.copytree(runs / "data", tmp_path / "data")
     pictures = sorted((tmp_path / "data/scenes/images").glob("train_*.png"))
@@ -554,28 +677,44 @@ def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_
     inputs = {k: runs / k for k in ("base", "memory", "sft")} | {"data": tmp_path / "data"}
     run(rl, tmp_path, "rl", inputs, Config.model_validate(values))
     with (tmp_path / "rl/curves.csv").open() as file:
-        counted = sum(float(row["value"]) for row in csv.DictReader(file) if row["name"] == "rl/skipped_samples")
+        counted = sum(
+            float(row["value"]) for row in csv.DictReader(file) if row["name"] == "rl/skipped_samples"
+        )
     named = [json.loads(line) for line in (tmp_path / "scratch/rl/left_out-0.jsonl").read_text().splitlines()]
     assert counted == sum(line["samples"] for line in named)
     assert all("cannot read the image" in line["reason"] for line in named)
     assert {line["row"].split("/")[0] for line in named} > {"scenes_single"}
-    assert {line["samples"] > 1 for line in named} == {False, True}  # samples of RL, and rows of several questions
+    # samples of RL, and rows of several questions
+    assert {line["samples"] > 1 for line in named} == {False, True}
     for picture in pictures:
         picture.write_bytes(picture.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"rl: .* can't be read, nor can 10 others in its place: cannot read the image"):
+    with pytest.raises(
+        ValueError, match=r"rl: .* can't be read, nor can 10 others in its place: cannot read the image"
+    ):
         run(rl, tmp_path, "again", inputs, Config.model_validate(values))
 
 
-def test_what_a_stage_trained_becomes_an_adapter_by_one_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_a_stage_trained_becomes_an_adapter_by_one_command(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     for stage in ("sft", "rl"):
         assert ans("convert", str(runs / stage), str(tmp_path / stage), "--to", "adapter") == 0
         assert "PeftModel.from_pretrained" in capsys.readouterr().out
-        merged = PeftModel.from_pretrained(checkpoint.load(runs / "base" / "base"), tmp_path / stage).merge_and_unload()
-        expected = handed_on.sft_model(runs / "base" / "base", runs / "sft") if stage == "sft" else checkpoint.load(runs / "model")
-        assert all(
-            torch.allclose(a, b, atol=1e-5) for a, b in zip(merged.state_dict().values(), expected.state_dict().values(), strict=True)
+        merged = PeftModel.from_pretrained(
+            checkpoint.load(runs / "base" / "base"), tmp_path / stage
+        ).merge_and_unload()
+        expected = (
+            handed_on.sft_model(runs / "base" / "base", runs / "sft")
+            if stage == "sft"
+            else checkpoint.load(runs / "model")
         )
-    with pytest.raises(ValueError, match=r"holds no delta\.json: an adapter is made of what SFT or RL trained"):
+        assert all(
+            torch.allclose(a, b, atol=1e-5)
+            for a, b in zip(merged.state_dict().values(), expected.state_dict().values(), strict=True)
+        )
+    with pytest.raises(
+        ValueError, match=r"holds no delta\.json: an adapter is made of what SFT or RL trained"
+    ):
         ans("convert", str(runs / "base"), str(tmp_path / "none"), "--to", "adapter")
 
 
@@ -594,7 +733,9 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
     model = checkpoint.load(runs / "base" / "base", dtype=torch.bfloat16)
     checkpoint.save(model, tmp_path / "base" / "base", metadata={})
     changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16", "place": 1.0, "rows": 2}}
-    cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()})
+    cfg = CONFIG.model_copy(
+        update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()}
+    )
     (tmp_path / "data").symlink_to(runs / "data")
     run(memory, tmp_path, "memory", {k: tmp_path / k for k in ("data", "base")}, cfg)
     run(sft, tmp_path, "sft", {k: tmp_path / k for k in ("data", "base", "memory")}, cfg)
@@ -602,17 +743,32 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
     tensors, _ = checkpoint.load_delta(tmp_path / "rl", base_hash=checkpoint.weights_hash(tmp_path / "sft"))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     run(convert, tmp_path, "model", {k: tmp_path / k for k in ("data", "base", "sft", "rl")}, cfg)
-    found = run(evaluate, tmp_path, "row", {k: tmp_path / k for k in ("data", "base", "sft", "model")}, cfg, row="rl")
+    found = run(
+        evaluate, tmp_path, "row", {k: tmp_path / k for k in ("data", "base", "sft", "model")}, cfg, row="rl"
+    )
     assert math.isfinite(found["referring/val/gIoU"])
 
 
-def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """From a base in bf16, as published weights are, with Muon. Where bf16 is asked for, the counter sees it."""
+def test_no_stage_multiplies_in_bf16_where_that_is_emulated(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """From a base in bf16, as published weights are, with Muon. Where bf16 is asked for, the counter sees
+    it."""
     monkeypatch.setattr(precision, "cpu_times", lambda: {"fp32": 1.0, "bf16": 9.0})
-    phases = dict.fromkeys(("vision_words", "alignment", "sam_images", "language_text"), Optim.model_validate(OPTIM | {"muon_lr": 1e-3}))
+    phases = dict.fromkeys(
+        ("vision_words", "alignment", "sam_images", "language_text"),
+        Optim.model_validate(OPTIM | {"muon_lr": 1e-3}),
+    )
     muon = DataOptim.model_validate(OPTIM | {"muon_lr": 1e-3})
-    changed = {"base": phases, "memory": {"optim": muon}, "sft": {"optim": muon}, "rl": {"optim": muon, "dtype": "auto"}}
-    cfg = CONFIG.model_copy(update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changed.items()})
+    changed = {
+        "base": phases,
+        "memory": {"optim": muon},
+        "sft": {"optim": muon},
+        "rl": {"optim": muon, "dtype": "auto"},
+    }
+    cfg = CONFIG.model_copy(
+        update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changed.items()}
+    )
     folder = tmp_path
     (folder / "data").symlink_to(runs / "data")
 
@@ -621,7 +777,11 @@ def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path
 
     with HalfProducts() as seen:
         work(base, "base", "data")
-        checkpoint.save(checkpoint.load(folder / "base" / "base", dtype=torch.bfloat16), folder / "base" / "base", metadata={})
+        checkpoint.save(
+            checkpoint.load(folder / "base" / "base", dtype=torch.bfloat16),
+            folder / "base" / "base",
+            metadata={},
+        )
         work(memory, "memory", "data", "base")
         work(sft, "sft", "data", "base", "memory")
         work(rl, "rl", "data", "base", "sft")
@@ -630,7 +790,14 @@ def test_no_stage_multiplies_in_bf16_where_that_is_emulated(runs: Path, tmp_path
             work(evaluate, f"row-{row}", "data", "base", "sft", "model", row=row)
     assert seen.counts == {}
     with HalfProducts() as seen:
-        work(sft, "half", "data", "base", "memory", cfg=cfg.model_copy(update={"sft": cfg.sft.model_copy(update={"dtype": "bf16"})}))
+        work(
+            sft,
+            "half",
+            "data",
+            "base",
+            "memory",
+            cfg=cfg.model_copy(update={"sft": cfg.sft.model_copy(update={"dtype": "bf16"})}),
+        )
     assert seen.counts["convolution"] > 0
     assert seen.counts["mm"] > 0
 
@@ -650,9 +817,13 @@ def test_the_last_means_are_over_the_last_fifty_steps():
 
 
 def test_rl_with_a_judge_wants_its_questions_before_anything_is_loaded(runs: Path, tmp_path: Path):
-    cfg = Config.model_validate(CONFIG.model_dump() | {"rl": CONFIG.rl.model_dump() | {"use_llm_judge": True}})
+    cfg = Config.model_validate(
+        CONFIG.model_dump() | {"rl": CONFIG.rl.model_dump() | {"use_llm_judge": True}}
+    )
     inputs = dict.fromkeys(("data", "base", "sft", "questions"), tmp_path / "nothing")
-    with pytest.raises(ValueError, match=r"questions\.jsonl does not exist; run the stage `judge_questions` first"):
+    with pytest.raises(
+        ValueError, match=r"questions\.jsonl does not exist; run the stage `judge_questions` first"
+    ):
         run(rl, tmp_path, "rl", inputs, cfg)
 
 
@@ -679,11 +850,14 @@ def test_of_two_processes_the_first_writes_and_the_other_waits(runs: Path, tmp_p
     script = tmp_path / "two.py"
     script.write_text(TWO)
     workspace.launch(script, str(runs), str(tmp_path), processes=2)
-    assert sorted(p.name for p in (tmp_path / "sft").iterdir()) == sorted(p.name for p in (runs / "sft").iterdir())
+    assert sorted(p.name for p in (tmp_path / "sft").iterdir()) == sorted(
+        p.name for p in (runs / "sft").iterdir()
+    )
 
 
 def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_path: Path):
-    """All loops that the drawn world has samples for, a judge by rules, a curriculum, candidates, inner steps, another objective."""
+    """All loops that the drawn world has samples for, a judge by rules, a curriculum, candidates, inner
+    steps, another objective."""
     values = CONFIG.model_dump()
     values["rl"] |= {
         "loops": {"caption": 1.0, "mask": 1.0, "refer": 1.0, "ground": 0.5, "describe": 0.5}, "absent": 0.5,
@@ -709,12 +883,18 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         assert f"train/{name}" in found
     assert any(name.startswith("train/grad_norm/") for name in found)
     names = {path.name for path in (tmp_path / "rl" / "samples").iterdir()}
-    assert {f"000000-{loop}.{kind}" for loop in ("loop1", "loop2", "refer", "ground", "describe") for kind in ("png", "json")} <= names
+    assert {
+        f"000000-{loop}.{kind}"
+        for loop in ("loop1", "loop2", "refer", "ground", "describe")
+        for kind in ("png", "json")
+    } <= names
 
 
 def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):
     """The policy is the converted model; the teacher lies between it and SFT."""
-    converted, policy, teacher, before = (checkpoint.load(runs / name).state_dict() for name in ("model", "rl", "rl/teacher", "sft"))
+    converted, policy, teacher, before = (
+        checkpoint.load(runs / name).state_dict() for name in ("model", "rl", "rl/teacher", "sft")
+    )
     assert all(torch.equal(policy[name], tensor) for name, tensor in converted.items())
     moved = [name for name, tensor in converted.items() if not torch.equal(before[name], tensor)]
     assert moved

@@ -87,9 +87,19 @@ def test_a_place_in_a_block_is_code() -> None:
     assert tokens(inside) != tokens(after)
 
 
-def test_an_edit_is_seen_in_what_imports_it_alone_also_with_what_was_kept_of_the_last_look(tmp_path: Path) -> None:
+def test_an_edit_is_seen_in_what_imports_it_alone_also_with_what_was_kept_of_the_last_look(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".ans").mkdir()
-    root = package(tmp_path, {"core/a.py": "from core import b\nx = 1", "core/b.py": "y = 1", "core/c.py": "z = 1", "core/__init__.py": ""})
+    root = package(
+        tmp_path,
+        {
+            "core/a.py": "from core import b\nx = 1",
+            "core/b.py": "y = 1",
+            "core/c.py": "z = 1",
+            "core/__init__.py": "",
+        },
+    )
 
     def hashes() -> list[str]:
         return [CodeHashes(root, package="core").hash_of([f"core.{name}"]) for name in "abc"]
@@ -107,7 +117,9 @@ def test_an_edit_is_seen_in_what_imports_it_alone_also_with_what_was_kept_of_the
 
 
 def test_data_that_a_module_names_are_its_code(tmp_path: Path) -> None:
-    root = package(tmp_path, {"core/__init__.py": "", "core/a.py": "open('words.txt')", "core/words.txt": "w"})
+    root = package(
+        tmp_path, {"core/__init__.py": "", "core/a.py": "open('words.txt')", "core/words.txt": "w"}
+    )
     before = CodeHashes(root, package="core").hash_of(["core.a"])
     (root / "core/words.txt").write_text("v")
     assert CodeHashes(root, package="core").hash_of(["core.a"]) != before
@@ -120,13 +132,19 @@ def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     assert before == code_yaml(Path())
     loop = tmp_path / "ans_core/train/loop.py"
     loop.write_text(loop.read_text() + "\nMORE = 1\n")
-    changed = {a.partition(":")[0] for a, b in zip(before.splitlines(), code_yaml(tmp_path).splitlines(), strict=True) if a != b}
+    changed = {
+        a.partition(":")[0]
+        for a, b in zip(before.splitlines(), code_yaml(tmp_path).splitlines(), strict=True)
+        if a != b
+    }
     assert {"sft", "rl", "memory"} <= changed
     assert not changed & {"prepare", "judge_questions"}
 
 
 def test_how_questions_are_answered_is_code_of_what_asks_them_and_not_of_training() -> None:
-    files = {task: Code().files(f"ans_core.stages.{task}") for task in ("base", "sft", "rl", "evaluate", "convert")}
+    files = {
+        task: Code().files(f"ans_core.stages.{task}") for task in ("base", "sft", "rl", "evaluate", "convert")
+    }
     inference = Path("ans_core/inference")
     assert not any(file.is_relative_to(inference) for task in ("base", "sft") for file in files[task])
     assert {inference / "predict.py", inference / "video.py"} <= set(files["evaluate"])

@@ -1,4 +1,5 @@
-"""The exact commands of the launchers, and one that really waits for its job. tests/flows/test_pipeline.py starts stages by them."""
+"""The exact commands of the launchers, and one that really waits for its job. tests/flows/test_pipeline.py
+starts stages by them."""
 
 import base64
 import json
@@ -28,7 +29,8 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("memory", {"processes": 2}, {}, [*TORCHRUN, *HERE, "-m", "tasks.memory"]),
         ("rl", {"deepspeed_stage": 2}, {}, [*TORCHRUN, "--standalone", "--nproc-per-node=1", "-m", "tasks.rl"]),
         ("evaluate@rl", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
-        ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),  # of this node
+        # of this node
+        ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
         ("evaluate@rl", {"processes": 2, "launcher": "slurm"}, {"SLURM_NNODES": "2", "ANS_JOB": "1"}, None),
         ("evaluate@rl", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
         ("cota", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.cota"]),
@@ -45,7 +47,9 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("sft", {"processes": 2, "launcher": "slurm"}, {"ANS_JOB": "1"}, [*TORCHRUN, *HERE, "-m", "tasks.sft"]),
     ],
 )  # fmt: skip
-def test_ranks_start_by_this_command(stage: str, launch: dict[str, object], environment: dict[str, str], command: list[str] | None) -> None:
+def test_ranks_start_by_this_command(
+    stage: str, launch: dict[str, object], environment: dict[str, str], command: list[str] | None
+) -> None:
     assert ranks_command(stage_named(stage), Launch.model_validate(launch), environment, port=1) == command
 
 
@@ -65,24 +69,40 @@ def test_processes_that_the_nodes_cannot_share_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("stage", "train_memory"), [("rl", False), ("memory", True)])
-def test_stages_that_read_whole_weights_are_refused_under_zero_3_and_no_others(stage: str, train_memory: bool) -> None:
+def test_stages_that_read_whole_weights_are_refused_under_zero_3_and_no_others(
+    stage: str, train_memory: bool
+) -> None:
     divided = Config(profile="own", memory=Memory(train=train_memory), launch=Launch(deepspeed_stage=3))
-    with pytest.raises(ConfigError, match=rf"deepspeed_stage is 3, .* the stage {stage} needs them whole: .* set 2 \(or 0\)"):
+    with pytest.raises(
+        ConfigError, match=rf"deepspeed_stage is 3, .* the stage {stage} needs them whole: .* set 2 \(or 0\)"
+    ):
         check_sharding(stage_named(stage), divided)
     whole = divided.model_copy(update={"launch": Launch(deepspeed_stage=2)})
     for other, config in (("sft", divided), ("prepare", divided), (stage, whole)):
         check_sharding(stage_named(other), config)
-    check_sharding(stage_named("memory"), Config(profile="own", launch=Launch(deepspeed_stage=3)))  # which trains nothing
+    # which trains nothing
+    check_sharding(stage_named("memory"), Config(profile="own", launch=Launch(deepspeed_stage=3)))
 
 
 def test_an_agents_step_without_a_row_for_every_process_is_refused_before_anything_runs() -> None:
     """32 rows, 6 of them (a fifth) with expressions: 26 traces."""
-    config = Config.model_validate({"profile": "own", "agent": {"sft": {"optim": {"steps": 1, "batch": 32, "lr": 1e-3, "accumulate": 13}}}})
-    for processes, refused in ((2, []), (3, ["agent_sft@tools", "agent_sft@direct"]), (9, ["agent_sft@tools", "agent_sft@direct", "rft"])):
+    config = Config.model_validate(
+        {
+            "profile": "own",
+            "agent": {"sft": {"optim": {"steps": 1, "batch": 32, "lr": 1e-3, "accumulate": 13}}},
+        }
+    )
+    for processes, refused in (
+        (2, []),
+        (3, ["agent_sft@tools", "agent_sft@direct"]),
+        (9, ["agent_sft@tools", "agent_sft@direct", "rft"]),
+    ):
         of = config.model_copy(update={"launch": Launch(processes=processes)})
         for name in ("sft", "rl", "cota", "agent_sft@tools", "agent_sft@direct", "rft", "agent_evaluate@rft"):
             with (
-                pytest.raises(ValueError, match=rf"a step are less than one .* {processes} processes") if name in refused else nullcontext()
+                pytest.raises(ValueError, match=rf"a step are less than one .* {processes} processes")
+                if name in refused
+                else nullcontext()
             ):
                 check_shares(stage_named(name), of)
 
@@ -107,15 +127,21 @@ def test_a_ray_job_is_followed_and_gets_no_keys() -> None:
         ("sft", "torchrun", {}, False),
     ],
 )
-def test_gpu_stages_alone_are_submitted_and_once(stage: str, launcher: str, environment: dict[str, str], submitted: bool) -> None:
+def test_gpu_stages_alone_are_submitted_and_once(
+    stage: str, launcher: str, environment: dict[str, str], submitted: bool
+) -> None:
     assert is_job(stage_named(stage), Launch.model_validate({"launcher": launcher}), environment) == submitted
 
 
-def test_the_status_of_a_ray_job_is_the_stages_and_a_missing_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_of_a_ray_job_is_the_stages_and_a_missing_program_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("ANS_NOTE", str(tmp_path / "note.json"))
     for launcher, program in (("ray", "ray"), ("slurm", "squeue")):
-        with pytest.raises(ConfigError, match=rf"launch\.launcher is {launcher}, and there is no `{program}`"):
+        with pytest.raises(
+            ConfigError, match=rf"launch\.launcher is {launcher}, and there is no `{program}`"
+        ):
             run_job(EVALUATE, Launch.model_validate({"launcher": launcher}), tmp_path, key="k")
     ray = tmp_path / "ray"
     ray.write_text('#!/bin/sh\ntest -z "$ANS_NOTE" && test "$2" = submit && exit 2\n')

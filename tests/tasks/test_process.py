@@ -60,7 +60,8 @@ class Answer(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(
-    ("host", "excepted"), [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org", "ALL_PROXY": "socks5://127.0.0.1:9"})]
+    ("host", "excepted"),
+    [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org", "ALL_PROXY": "socks5://127.0.0.1:9"})],
 )
 def test_this_machines_servers_are_reached_past_a_proxy(host: str, excepted: dict[str, str]) -> None:
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Answer) for _ in range(2)]
@@ -68,20 +69,37 @@ def test_this_machines_servers_are_reached_past_a_proxy(host: str, excepted: dic
         Thread(target=server.serve_forever, daemon=True).start()
     (own, _), (proxy, _) = ((server.server_address[1], server) for server in servers)
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    environ |= {"HTTP_PROXY": f"http://127.0.0.1:{proxy}", "http_proxy": f"http://127.0.0.1:{proxy}", **excepted}
-    asked = subprocess.run([sys.executable, "-c", ASK, str(own), host], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    environ |= {
+        "HTTP_PROXY": f"http://127.0.0.1:{proxy}",
+        "http_proxy": f"http://127.0.0.1:{proxy}",
+        **excepted,
+    }
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, str(own), host],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     for server in servers:
         server.shutdown()
         server.server_close()
-    assert asked.stdout == "/ / /\nhttp://192.0.2.1/\n", asked.stderr  # a proxy is asked for the whole address
+    # a proxy is asked for the whole address
+    assert asked.stdout == "/ / /\nhttp://192.0.2.1/\n", asked.stderr
 
 
-def test_a_second_holder_is_refused_by_name_and_gets_the_lock_when_the_first_is_killed(tmp_path: Path) -> None:
+def test_a_second_holder_is_refused_by_name_and_gets_the_lock_when_the_first_is_killed(
+    tmp_path: Path,
+) -> None:
     lock = tmp_path / "x.lock"
     first = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, cwd=ROOT)
     assert first.stdout is not None
     assert first.stdout.readline() == b"held\n"
-    with pytest.raises(SystemExit, match=rf"second can't start: first \(pid {first.pid}"), held(lock, "second", wait=False):
+    with (
+        pytest.raises(SystemExit, match=rf"second can't start: first \(pid {first.pid}"),
+        held(lock, "second", wait=False),
+    ):
         pass
     first.kill()
     first.wait()
@@ -117,7 +135,10 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     def shown(stage: str, *names: str) -> dict[str, float]:
         return pipeline_metrics(stage, dict.fromkeys(names, 0.5))
 
-    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F", "wall_s/evaluate/rl"}
+    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {
+        "rl/video/val/J_F",
+        "wall_s/evaluate/rl",
+    }
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
     assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"wall_s/prepare"}
@@ -127,7 +148,12 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
 def test_a_run_is_named_by_what_tells_it_from_others() -> None:
     settings = flat(Config.model_validate(resolve(ROOT / "profiles/tiny.yaml", ())).model_dump(mode="json"))
     assert run_name("tiny", settings, ROOT, 0) == f"tiny {clock(0)}"
-    changed = settings | {"launch.processes": "2", "rl.kl": "0.5", "prepare.sources": "[" + "x" * 80, "seed": "7"}
+    changed = settings | {
+        "launch.processes": "2",
+        "rl.kl": "0.5",
+        "prepare.sources": "[" + "x" * 80,
+        "seed": "7",
+    }
     assert run_name("tiny", changed, ROOT, 0) == f"tiny seed=7 prepare.sources +1 {clock(0)}"
     assert run_name("my-own", settings, ROOT, 0) == f"my-own {clock(0)}"
 
@@ -169,14 +195,24 @@ with stage_run(Path(sys.argv[1]), **given) as run:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path, way: signal.Signals) -> None:
+def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(
+    tmp_path: Path, way: signal.Signals
+) -> None:
     mlflow = client(tmp_path)
     experiment = experiment_id(mlflow, tmp_path)
-    stage = subprocess.Popen([sys.executable, "-c", TRACKED, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True)
+    stage = subprocess.Popen(
+        [sys.executable, "-c", TRACKED, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        start_new_session=True,
+    )
     assert stage.stdout is not None
     assert stage.stdout.readline() == b"running\n"
     deadline_s = time.monotonic() + 120
-    while not (found := find_runs(mlflow, experiment, {"ans.kind": "stage"})) or "loss" not in found[0].data.metrics:
+    while (
+        not (found := find_runs(mlflow, experiment, {"ans.kind": "stage"}))
+        or "loss" not in found[0].data.metrics
+    ):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     (tracker,) = psutil.Process(stage.pid).children()  # a thread started it; it may have been after "running"
@@ -192,7 +228,9 @@ def test_what_a_stage_logged_outlives_it_and_its_tracker_does_not(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -222,7 +260,8 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_pa
     for step in range(3):
         run.log({"loss": step / 2}, step)
     assert asked.wait(120)
-    said = [run.log_result({"train/loss": 0.5}, tmp_path), run.end(ok=True), run.end(ok=False)]  # the first end counts
+    # the first end counts
+    said = [run.log_result({"train/loss": 0.5}, tmp_path), run.end(ok=True), run.end(ok=False)]
     (message,) = filter(None, said)
     assert message.startswith("MLflow takes nothing at present; the stage goes on")
     assert len(list((tmp_path / ".ans/unsent").iterdir())) == 1
@@ -235,20 +274,42 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(tmp_pa
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     (sft,) = find_runs(mlflow, experiment.experiment_id, {"ans.stage": "sft"})
     assert (sft.info.status, sft.info.end_time) == ("FINISHED", run.record.end_ms)
-    assert [(found.step, found.value) for found in mlflow.get_metric_history(sft.info.run_id, "loss")] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert [(found.step, found.value) for found in mlflow.get_metric_history(sft.info.run_id, "loss")] == [
+        (0, 0.0),
+        (1, 0.5),
+        (2, 1.0),
+    ]
     assert "system/system_memory_usage_percentage" in sft.data.metrics
     parent = mlflow.get_run(sft.data.tags["mlflow.parentRunId"])
     for one in (sft, parent):
         (data,) = one.inputs.dataset_inputs
         assert (data.dataset.name, data.dataset.digest) == ("data", "a" * 32 + ".dir")
-    assert (parent.info.status, parent.data.params, parent.data.metrics) == ("FINISHED", {"seed": "0"}, {"train/sft/loss": 0.5})
-    assert {"mlflow.user", "mlflow.source.git.commit", "git.dirty", "dvc.lock", "version.torch", "hardware.cpu"} <= parent.data.tags.keys()
-    assert f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, " in parent.data.tags["mlflow.note.content"]
-    assert (sft.info.run_name, parent.info.run_name) == tuple(f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", ""))
+    assert (parent.info.status, parent.data.params, parent.data.metrics) == (
+        "FINISHED",
+        {"seed": "0"},
+        {"train/sft/loss": 0.5},
+    )
+    assert {
+        "mlflow.user",
+        "mlflow.source.git.commit",
+        "git.dirty",
+        "dvc.lock",
+        "version.torch",
+        "hardware.cpu",
+    } <= parent.data.tags.keys()
+    assert (
+        f"- [sft](#/experiments/{experiment.experiment_id}/runs/{sft.info.run_id}): ran, "
+        in parent.data.tags["mlflow.note.content"]
+    )
+    assert (sft.info.run_name, parent.info.run_name) == tuple(
+        f"{part}tiny {clock(run.record.start_ms)}" for part in ("sft ", "")
+    )
 
 
 def test_a_tracker_whose_stage_is_gone_before_it_is_up_ends() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     process.communicate("00" * 32 + "\n", timeout=60)
     assert process.returncode == 0
 

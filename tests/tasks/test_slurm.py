@@ -1,4 +1,5 @@
-"""Stages as jobs of a real Slurm with two nodes (tests/slurm_cluster.py), and what is submitted, word by word."""
+"""Stages as jobs of a real Slurm with two nodes (tests/slurm_cluster.py), and what is submitted, word by
+word."""
 
 from __future__ import annotations
 
@@ -76,7 +77,12 @@ def run(cfg, *, inputs, out, scratch, log, row=None):
     dist.wait_for_all()
     return {"final/score": 0.5}
 '''
-TWO_NODES = ("launch.launcher=slurm", "launch.processes=2", "launch.resources={sft: {nodes: 2}}", "launch.slurm=[--ntasks-per-node=1]")
+TWO_NODES = (
+    "launch.launcher=slurm",
+    "launch.processes=2",
+    "launch.resources={sft: {nodes: 2}}",
+    "launch.slurm=[--ntasks-per-node=1]",
+)
 
 
 def test_what_is_submitted_has_the_stages_name_and_resources() -> None:
@@ -87,18 +93,34 @@ def test_what_is_submitted_has_the_stages_name_and_resources() -> None:
             "resources": {"sft": {"nodes": 4, "gpus": 8, "options": ["--time=9"]}},
         }
     )
-    assert slurm.options(launch, "sft", several=True)[1:] == ("--partition=gpu", "--nodes=2", "--nodes=4", "--gpus-per-node=8", "--time=9")
+    assert slurm.options(launch, "sft", several=True)[1:] == (
+        "--partition=gpu",
+        "--nodes=2",
+        "--nodes=4",
+        "--gpus-per-node=8",
+        "--time=9",
+    )
     assert slurm.options(launch, "rl", several=True)[1:] == ("--partition=gpu", "--nodes=2")
     assert slurm.options(launch, "base", several=False)[1:] == ("--partition=gpu", "--nodes=2", "--nodes=1")
     assert launch.of("sft").processes == 32
     assert launch.of("rl").processes == 1
-    job = slurm.Job(name="ans-sft-k", words=("-m", "tasks.sft"), options=("--nodes=4",), root=Path("/shared/a b"))
+    job = slurm.Job(
+        name="ans-sft-k", words=("-m", "tasks.sft"), options=("--nodes=4",), root=Path("/shared/a b")
+    )
     words = slurm.sbatch_words(job)
     assert words[:3] == ["sbatch", "--parsable", "--requeue"]
-    assert {"--job-name=ans-sft-k", "--chdir=/shared/a b", "--output=/shared/a b/.ans/logs/ans-sft-k-%j.log", "--nodes=4"} <= {*words}
+    assert {
+        "--job-name=ans-sft-k",
+        "--chdir=/shared/a b",
+        "--output=/shared/a b/.ans/logs/ans-sft-k-%j.log",
+        "--nodes=4",
+    } <= {*words}
     script = words[-1]
     assert f"{sys.executable} -m tasks.slurm_task -m tasks.sft\n" in script
-    assert subprocess.run(["sh", "-n"], input=script.removeprefix("--wrap="), text=True, check=False).returncode == 0
+    assert (
+        subprocess.run(["sh", "-n"], input=script.removeprefix("--wrap="), text=True, check=False).returncode
+        == 0
+    )
 
 
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
@@ -153,7 +175,12 @@ def start(folder: Path, variables: dict[str, str], **extra: str) -> subprocess.P
 
 def variables_of(folder: Path, variables: dict[str, str], **extra: str) -> dict[str, str]:
     of_workspace = environment(folder)
-    return {**of_workspace, **variables, "PATH": f"{Path(sys.executable).parent}:{variables['PATH']}", **extra}
+    return {
+        **of_workspace,
+        **variables,
+        "PATH": f"{Path(sys.executable).parent}:{variables['PATH']}",
+        **extra,
+    }
 
 
 def jobs(variables: dict[str, str], *options: str) -> list[str]:
@@ -161,7 +188,11 @@ def jobs(variables: dict[str, str], *options: str) -> list[str]:
 
 
 def submitter(folder: Path) -> psutil.Process:
-    (found,) = [p for p in living(folder) if p.cmdline()[-2:] == ["-m", "tasks.sft"] and "SLURM_JOB_ID" not in p.environ()]
+    (found,) = [
+        p
+        for p in living(folder)
+        if p.cmdline()[-2:] == ["-m", "tasks.sft"] and "SLURM_JOB_ID" not in p.environ()
+    ]
     return found
 
 
@@ -201,7 +232,9 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
     submitter(workspace).kill()
     process.wait()
     assert jobs(cluster) == [number]
-    told = run(workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster))
+    told = run(
+        workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster)
+    )
     assert f"job {number} goes on" in told
     assert "sft: 100%" in told  # the job's own bar
     assert sorted(executed(workspace)) == ON_BOTH
@@ -216,7 +249,15 @@ def test_a_job_that_is_preempted_writes_a_state_and_goes_on_to_the_same_bytes(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
     process = start(workspace, cluster, FAKE_PAUSE="1")
-    slurm_cluster.slurm(cluster, "sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 5")
+    slurm_cluster.slurm(
+        cluster,
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 5",
+    )
     told, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, told
     assert "waits (" in told
@@ -230,7 +271,9 @@ def test_a_job_that_is_preempted_writes_a_state_and_goes_on_to_the_same_bytes(
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(workspace: Path, cluster: dict[str, str], uninterrupted: str) -> None:
+def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(
+    workspace: Path, cluster: dict[str, str], uninterrupted: str
+) -> None:
     process = start(workspace, cluster, FAKE_PAUSE="1")
     (number,) = jobs(cluster)
     slurm_cluster.slurm(cluster, "scancel", "--signal=USR1", number)  # as Slurm does for --signal
@@ -244,7 +287,9 @@ def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(workspace: 
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(workspace: Path, cluster: dict[str, str], uninterrupted: str) -> None:
+def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(
+    workspace: Path, cluster: dict[str, str], uninterrupted: str
+) -> None:
     process = start(workspace, cluster, FAKE_PAUSE="1")
     (number,) = jobs(cluster)
     slurm_cluster.slurm(cluster, "scancel", number)
@@ -253,7 +298,9 @@ def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(workspace: P
     assert re.search(rf"job {number} ended as CANCELLED", told), told
     assert jobs(cluster) == []
     executed(workspace)
-    run(workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster))
+    run(
+        workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster)
+    )
     assert sorted(executed(workspace)) == ON_BOTH
     assert "ended by SIGTERM after step" in logs(workspace)
     assert (workspace / RESULT).read_text() == uninterrupted
@@ -280,7 +327,14 @@ def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_
     assert "sft.lora.rank is 7, no multiple of 4; set 8" in told
     assert "ended as FAILED (Slurm's log: " in told
     assert len(re.findall(r"job \d+ is submitted", told)) == 1
-    refused = ans(workspace, "stage", "sft", "--force", status=None, **variables_of(workspace, cluster, SBATCH_PARTITION="nowhere"))
+    refused = ans(
+        workspace,
+        "stage",
+        "sft",
+        "--force",
+        status=None,
+        **variables_of(workspace, cluster, SBATCH_PARTITION="nowhere"),
+    )
     assert "invalid partition specified: nowhere" in refused
     assert "correct launch.slurm or launch.resources" in refused
 
@@ -288,7 +342,9 @@ def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(workspace: Path, cluster: dict[str, str]) -> None:
+def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
     run(workspace, "-m", "dvc", "repro", "--single-item", "sft", **variables_of(workspace, cluster))
     executed(workspace)
     (workspace / "mine").mkdir()
@@ -313,12 +369,19 @@ def logs(folder: Path) -> str:
     return "".join(path.read_text() for path in (folder / ".ans/logs").glob("*.log"))
 
 
-def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("profiles", "below"):
         (tmp_path / folder).mkdir()
     (tmp_path / "dvc.yaml").touch()
     (tmp_path / "params.yaml").write_text(
-        dump(resolve(ROOT / PROFILES / "smoke.yaml", ("launch.launcher=slurm", "launch.resources={evaluate: {gpus: 8}}")))
+        dump(
+            resolve(
+                ROOT / PROFILES / "smoke.yaml",
+                ("launch.launcher=slurm", "launch.resources={evaluate: {gpus: 8}}"),
+            )
+        )
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ans", "eval", "refcoco", "--model", "mine"])
@@ -326,7 +389,18 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(tmp
     assert words is not None
     assert words[:2] == ["-m", "tasks.slurm"]
     assert words[2].startswith("ans-eval-")
-    assert words[3:] == ["evaluate", "-m", "flows.cli", "eval", "refcoco", "--model", "mine", "--processes", "8"]  # one for each GPU
+    # one for each GPU
+    assert words[3:] == [
+        "evaluate",
+        "-m",
+        "flows.cli",
+        "eval",
+        "refcoco",
+        "--model",
+        "mine",
+        "--processes",
+        "8",
+    ]
     named = job_words(argparse.Namespace(device=None, processes=2))
     assert named is not None
     assert "8" not in named

@@ -14,7 +14,8 @@ from tests import tiny
 
 @pytest.fixture
 def sam2() -> Grounding:
-    """A SAM 2.1 in training mode, image encoder frozen, whose objects count as present: only then masks and pointers carry gradients."""
+    """A SAM 2.1 in training mode, image encoder frozen, whose objects count as present: only then masks and
+    pointers carry gradients."""
     torch.manual_seed(0)
     model = Grounding(replace(tiny.GROUNDING, temporal_pointers=True))
     with torch.no_grad():
@@ -29,6 +30,12 @@ def clip_tensors(number: int = 0, frames: int = 4) -> ClipTensors:
     return load_window(clip, range(frames), size=64, max_objects=0, rng=random.Random(0))
 
 
-def batch_of(kind: str = "box", *, frames: int = 4, count: int = 2, seed: int = 0, **options: object) -> TrackingBatch:
+def batch_of(
+    kind: str = "box", *, frames: int = 4, count: int = 2, seed: int = 0, **options: object
+) -> TrackingBatch:
     clips = [clip_tensors(number, frames) for number in range(count)]
-    return make_batch(clips, PromptOptions(kinds={kind: 1.0}, **options), rngs=[random.Random(seed + n) for n in range(count)])  # type: ignore
+    return make_batch(
+        clips,
+        PromptOptions(kinds={kind: 1.0}, **options),
+        rngs=[random.Random(seed + n) for n in range(count)],
+    )  # type: ignore

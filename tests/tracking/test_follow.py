@@ -45,11 +45,17 @@ def test_objects_followed_together_are_followed_as_one_by_one_and_late_ones_star
         assert torch.allclose(together[:, n], alone[:, 0], atol=2e-3), n  # memory is stored in bf16
 
 
-PROMPTS = (ObjectPrompt.box((0, 16, 16, 32)), ObjectPrompt(points=((20.0, 24.0),), labels=(1,), frame=1), ObjectPrompt(mask=MASK))
+PROMPTS = (
+    ObjectPrompt.box((0, 16, 16, 32)),
+    ObjectPrompt(points=((20.0, 24.0),), labels=(1,), frame=1),
+    ObjectPrompt(mask=MASK),
+)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["box", "late point", "mask"])
-def test_without_memory_every_frame_is_decoded_as_if_it_were_the_prompted_one(sam2: Grounding, prompt: ObjectPrompt):
+def test_without_memory_every_frame_is_decoded_as_if_it_were_the_prompted_one(
+    sam2: Grounding, prompt: ObjectPrompt
+):
     """Of a mask by its box: SAM2 would give the mask back."""
     shots = pictures()
     found = [logits[0] for _, logits in follow(sam2, shots, [prompt], frames=4, memory=False)]
@@ -99,7 +105,8 @@ MANY = 33
 
 def test_a_label_map_of_many_objects_is_that_of_the_stacked_logits_and_holds_one_at_a_time():
     rng = np.random.default_rng(0)
-    stacked = rng.integers(-40, 8, (MANY, 300, 400)).astype(np.float32)  # whole numbers: many are equal, the highest may be 0
+    # whole numbers: many are equal, the highest may be 0
+    stacked = rng.integers(-40, 8, (MANY, 300, 400)).astype(np.float32)
     highest = stacked.max(0)
     assert ((stacked == highest) & (highest > 0)).sum(0).max() > 1
     assert {-1.0, 0.0, 1.0} <= set(np.sign(highest).ravel().tolist())
@@ -115,7 +122,11 @@ def test_a_label_map_of_many_objects_is_that_of_the_stacked_logits_and_holds_one
 @pytest.mark.parametrize("overlap", [False, True], ids=["one object a pixel", "objects overlap"])
 def test_a_benchmark_of_many_objects_gets_the_masks_of_the_stacked_logits(sam2: Grounding, overlap: bool):
     masks = [np.roll(MASK, 3 * n, axis=(0, 1)) for n in range(MANY)]
-    objects = Objects(names=tuple(map(str, range(MANY))), masklets=tuple((rle.encode(m), None) for m in masks), overlap=overlap)
+    objects = Objects(
+        names=tuple(map(str, range(MANY))),
+        masklets=tuple((rle.encode(m), None) for m in masks),
+        overlap=overlap,
+    )
     item = Item(name="clip", request=Request(frames=tiny.clip(0, 2).frames, text=""), objects=lambda: objects)
     found = masklets(sam2, item)
     for t, low in follow(sam2, pictures(2), [ObjectPrompt(mask=mask) for mask in masks], frames=2):
@@ -128,9 +139,15 @@ def test_a_benchmark_of_many_objects_gets_the_masks_of_the_stacked_logits(sam2: 
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (ObjectPrompt(mask=np.zeros((64, 64), bool)), "the mask is empty; prompt in a frame that shows the object"),
+        (
+            ObjectPrompt(mask=np.zeros((64, 64), bool)),
+            "the mask is empty; prompt in a frame that shows the object",
+        ),
         (ObjectPrompt(mask=np.ones((10, 20), bool)), "the mask is 20 x 10, the frames 64 x 64"),
-        (ObjectPrompt(points=((64.0, 3.0),), labels=(1,)), "the point 64,3 lies outside of the picture of 64 x 64"),
+        (
+            ObjectPrompt(points=((64.0, 3.0),), labels=(1,)),
+            "the point 64,3 lies outside of the picture of 64 x 64",
+        ),
         (ObjectPrompt.box((30, 10, 30, 20)), "the box 30,10,30,20 has no inside"),
         (ObjectPrompt(mask=MASK, frame=7), "there is no frame 7; the video has 4"),
     ],
@@ -147,16 +164,29 @@ def test_frames_of_unequal_size_are_named(sam2: Grounding):
         list(follow(sam2, shots, [ObjectPrompt(mask=MASK)], frames=3))
 
 
-def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
-    """Predictions made by hand: right in the frame after the prompt, empty in the last; the one between has no truth. J is 1 and 0."""
+def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(
+    sam2: Grounding, monkeypatch: pytest.MonkeyPatch
+):
+    """Predictions made by hand: right in the frame after the prompt, empty in the last; the one between has
+    no truth. J is 1 and 0."""
     square, gone = tiny.square(8, 8, 24, 24), tiny.rle.empty(64, 64)
-    sample = tiny.sample(0, frames=tuple(tiny.picture(n) for n in range(5)), masks=((gone, square, square, None, square),))
+    sample = tiny.sample(
+        0, frames=tuple(tiny.picture(n) for n in range(5)), masks=((gone, square, square, None, square),)
+    )
     [clip] = Clips([[sample]])
 
     def predicted(sam2, pictures, prompts, *, frames, memory):  # type: ignore[no-untyped-def]
         assert [p.frame for p in prompts] == [1]
-        inside = torch.nn.functional.max_pool2d(torch.from_numpy(tiny.rle.decode(square))[None, None].float(), 4)[0] * 20 - 10
-        yield from ((index, inside if index == 2 else torch.full((1, 16, 16), -10.0)) for index in range(frames))
+        inside = (
+            torch.nn.functional.max_pool2d(torch.from_numpy(tiny.rle.decode(square))[None, None].float(), 4)[
+                0
+            ]
+            * 20
+            - 10
+        )
+        yield from (
+            (index, inside if index == 2 else torch.full((1, 16, 16), -10.0)) for index in range(frames)
+        )
 
     monkeypatch.setattr("ans_core.tracking.validation.follow", predicted)
     [scores] = clip_scores(sam2, clip, prompt="mask")
@@ -178,7 +208,8 @@ def test_every_kind_of_true_prompt_is_valid_and_the_prompted_mask_is_followed(sa
     objects, masks = follow_clip(sam2, clip, prompt="mask")
     assert objects == [0]
     assert len(masks[0]) == 3
-    assert tiny.rle.area(masks[0][0]) == pytest.approx(256, abs=40)  # the prompt as it comes back from a quarter of the size
+    # the prompt as it comes back from a quarter of the size
+    assert tiny.rle.area(masks[0][0]) == pytest.approx(256, abs=40)
 
 
 def test_a_mask_too_small_for_sam2s_size_keeps_its_middle_pixel(sam2: Grounding):
@@ -193,7 +224,8 @@ def test_a_mask_too_small_for_sam2s_size_keeps_its_middle_pixel(sam2: Grounding)
 
 
 def test_epochs_of_the_run_before_that_are_not_reached_again_yet_are_forgotten(tmp_path):  # type: ignore[no-untyped-def]
-    """A run that resumes on another number of processes need not score the same: what is best must be there."""
+    """A run that resumes on another number of processes need not score the same: what is best must be
+    there."""
     kept = Kept(folder=tmp_path, last=1)
     for epoch, score in enumerate((0.1, 0.2, 0.5, 0.4)):
         kept.add(epoch, score, {"w": torch.full((2,), float(epoch))})
@@ -211,5 +243,8 @@ def test_the_best_and_the_last_epochs_are_kept(tmp_path):  # type: ignore[no-unt
     again = Kept(folder=tmp_path, last=1)
     assert again.best() == 1
     assert again.present() == [1, 4]
-    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == ["epoch-0001.safetensors", "epoch-0004.safetensors"]
+    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == [
+        "epoch-0001.safetensors",
+        "epoch-0004.safetensors",
+    ]
     assert again.load(1)["w"].tolist() == [1, 1]

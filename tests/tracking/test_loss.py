@@ -10,10 +10,13 @@ from ans_core.tracking.loss import LossWeights, frame_losses, total
 
 
 def test_the_parts_by_hand():
-    """Two masks of 2 x 2 pixels, target the left column. Mask 1 is right with logits of 2; mask 0 is empty with logits of -2."""
+    """Two masks of 2 x 2 pixels, target the left column. Mask 1 is right with logits of 2; mask 0 is empty
+    with logits of -2."""
     target = torch.tensor([[[1, 0], [1, 0]]], dtype=torch.bool)
     logits = torch.tensor([[[[-2.0, -2], [-2, -2]], [[2, -2], [2, -2]]]])
-    parts = frame_losses(logits, torch.tensor([[0.5, 0.9]]), torch.tensor([0.0]), target, LossWeights(kind="bce"))
+    parts = frame_losses(
+        logits, torch.tensor([[0.5, 0.9]]), torch.tensor([0.0]), target, LossWeights(kind="bce")
+    )
     p = 1 / (1 + math.exp(-2))
     assert float(parts["mask"]) == pytest.approx(-math.log(p))  # every pixel is right with probability p
     assert float(parts["dice"]) == pytest.approx(1 - (2 * 2 * p + 1) / (2 * p + 2 * (1 - p) + 2 + 1))
@@ -34,9 +37,16 @@ def test_an_absent_object_costs_its_score_alone_and_a_blank_mask_would_still_tea
 
 def test_weighted_parts_are_the_loss_that_pictures_are_trained_with():
     torch.manual_seed(0)
-    logits, ious, score, target = torch.randn(3, 3, 8, 8), torch.rand(3, 3), torch.randn(3), torch.rand(3, 16, 16) > 0.6
+    logits, ious, score, target = (
+        torch.randn(3, 3, 8, 8),
+        torch.rand(3, 3),
+        torch.randn(3),
+        torch.rand(3, 16, 16) > 0.6,
+    )
     parts = frame_losses(logits, ious, score, target, LossWeights())
-    assert float(total(parts, LossWeights())) / 3 == pytest.approx(float(promptable_loss(logits, ious, score, target)), rel=1e-5)
+    assert float(total(parts, LossWeights())) / 3 == pytest.approx(
+        float(promptable_loss(logits, ious, score, target)), rel=1e-5
+    )
 
 
 def test_an_object_too_small_for_the_decoder_teaches_no_iou():
@@ -48,5 +58,8 @@ def test_an_object_too_small_for_the_decoder_teaches_no_iou():
     parts = frame_losses(logits, ious, score, target, LossWeights())
     assert float(parts["iou"]) == pytest.approx(0.3)  # of the second alone
     assert float(parts["dice"]) > 0
-    one, both = (promptable_loss(logits[chosen], ious[chosen], score[chosen], target[chosen]) for chosen in ([1], [0, 1]))
+    one, both = (
+        promptable_loss(logits[chosen], ious[chosen], score[chosen], target[chosen])
+        for chosen in ([1], [0, 1])
+    )
     assert float(both) != pytest.approx(float(one), abs=1e-3)  # the mask of the small one still counts

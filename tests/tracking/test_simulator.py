@@ -19,19 +19,24 @@ def ring() -> np.ndarray:
 def test_points_lie_inside_and_the_first_is_the_deepest_pixel_if_asked_for():
     mask = ring()
     x, y = center(mask)
-    assert (x, y) == (40, 12)  # 3 pixels from the upper edge, 4 from the right one, more from the hole; the first such pixel
+    # 3 pixels from the upper edge, 4 from the right one, more from the hole; the first such pixel
+    assert (x, y) == (40, 12)
     for seed in range(20):
         points, labels = positive_points(mask, count=4, include_center=seed % 2 == 0, rng=random.Random(seed))
         assert all(mask[int(y), int(x)] for x, y in points)
         assert labels == [1, 1, 1, 1]
-        assert len({tuple(p) for p in points[seed % 2 == 0 :]}) == 4 - (seed % 2 == 0)  # the uniform ones differ
+        # the uniform ones differ
+        assert len({tuple(p) for p in points[seed % 2 == 0 :]}) == 4 - (seed % 2 == 0)
         assert (points[0] == [x, y]) or seed % 2
 
 
 def test_a_mask_with_fewer_pixels_than_points_repeats_them():
     mask = np.zeros((8, 8), bool)
     mask[3, 5] = True
-    assert positive_points(mask, count=3, include_center=True, rng=random.Random(0)) == ([[5.0, 3.0]] * 3, [1, 1, 1])
+    assert positive_points(mask, count=3, include_center=True, rng=random.Random(0)) == (
+        [[5.0, 3.0]] * 3,
+        [1, 1, 1],
+    )
 
 
 def test_a_box_is_off_by_a_tenth_of_its_sides_at_most_and_stays_in_the_picture():
@@ -48,13 +53,16 @@ def test_a_box_is_off_by_a_tenth_of_its_sides_at_most_and_stays_in_the_picture()
 
 def test_an_absent_object_is_prompted_by_a_click_outside():
     for kind, length in (("point", 3), ("box", 2)):
-        points, labels = points_for(np.zeros((8, 8), bool), kind, count=3, include_center=True, rng=random.Random(1))  # type: ignore[arg-type]
+        points, labels = points_for(
+            np.zeros((8, 8), bool), kind, count=3, include_center=True, rng=random.Random(1)
+        )  # type: ignore[arg-type]
         assert labels == [0] + [-1] * (length - 1)
         assert len(points) == length
 
 
 def test_corrective_clicks_fall_where_the_prediction_is_wrong():
-    """Object 0 misses its right half: a click inside there. Object 1 spills over to the left: a click outside there."""
+    """Object 0 misses its right half: a click inside there. Object 1 spills over to the left: a click outside
+    there."""
     target = torch.zeros(2, 16, 16, dtype=torch.bool)
     target[0, :, 4:12] = True
     target[1, :, 8:12] = True

@@ -49,7 +49,9 @@ def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, 
     assert Image.open(tmp_path / "out/masks/00000.png").mode == "P"
     assert (labels[0] == 1).sum() == pytest.approx(256, abs=40)
     assert not any((labels[index] == 2).any() for index in (0, 1))  # prompted in frame 2
-    assert json.loads((tmp_path / "out/track.json").read_text())["pixels"] == [sum(int((a == n).sum()) for a in labels) for n in (1, 2)]
+    assert json.loads((tmp_path / "out/track.json").read_text())["pixels"] == [
+        sum(int((a == n).sum()) for a in labels) for n in (1, 2)
+    ]
     assert len(list(video_file.shots(tmp_path / "out/overlay.mp4"))) == 4
     track.write_track(video, given[:1], out=tmp_path / "out", gif=True, **options)
     assert Image.open(tmp_path / "out/overlay.gif").n_frames > 1  # type: ignore[attr-defined]
@@ -64,9 +66,18 @@ def test_many_objects_are_drawn_one_at_a_time(tmp_path: Path, video: Path) -> No
         path.unlink()
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
     given = [("box", f"{10 * n},{8 * n},{10 * n + 90},{8 * n + 60}", 0) for n in range(count)]
-    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "gif": False, "fps": 8.0}
+    options = {
+        "checkpoint": str(tmp_path / "sam2"),
+        "image_size": 0,
+        "device": "cpu",
+        "gif": False,
+        "fps": 8.0,
+    }
     track.write_track(video, given, out=tmp_path / "out", **options)
-    sam2, pictures = sam2_files.load(tmp_path / "sam2"), [Image.open(path).convert("RGB") for path in sorted(video.iterdir())]
+    sam2, pictures = (
+        sam2_files.load(tmp_path / "sam2"),
+        [Image.open(path).convert("RGB") for path in sorted(video.iterdir())],
+    )
     size = {"size": sam2.image_size, "height": height, "width": width}
     for index, low in follow(sam2, pictures, track.read_prompts(given), frames=2):
         stacked = np.stack([upsample_logits(z, **size) for z in low])
@@ -86,12 +97,17 @@ def test_many_objects_are_drawn_one_at_a_time(tmp_path: Path, video: Path) -> No
         ([("point", "3", 0)], "--point 3: give 2 numbers with commas"),
         ([("box", "1,2,x,4", 0)], "--box 1,2,x,4: give 4 numbers"),
         ([("point", "nan,3", 0)], "--point nan,3: give 2 numbers"),
-        ([("point", "3,99", 0)], r"object 1 \(--point 3,99\): the point 3,99 lies outside of the picture of 64 x 64"),
+        (
+            [("point", "3,99", 0)],
+            r"object 1 \(--point 3,99\): the point 3,99 lies outside of the picture of 64 x 64",
+        ),
         ([("point", "3,3", 9)], "there is no frame 9; the video has 4"),
         ([("point", "3,3", 0)] * 256, "256 objects are more than the 255"),
     ],
 )
-def test_prompts_are_checked_before_a_model_is_loaded(tmp_path: Path, video: Path, given: list[track.Given], told: str) -> None:
+def test_prompts_are_checked_before_a_model_is_loaded(
+    tmp_path: Path, video: Path, given: list[track.Given], told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         track.write_track(
             video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
@@ -120,15 +136,26 @@ def test_the_surest_object_gets_a_pixel() -> None:
         ({"fps": 0.0}, "fps"),
     ],
 )
-def test_sizes_are_checked_before_a_model_is_loaded(tmp_path: Path, video: Path, change: dict[str, float], told: str) -> None:
-    options = {"checkpoint": "none", "out": tmp_path / "out", "image_size": 0, "device": "cpu", "gif": False, "fps": 8.0}
+def test_sizes_are_checked_before_a_model_is_loaded(
+    tmp_path: Path, video: Path, change: dict[str, float], told: str
+) -> None:
+    options = {
+        "checkpoint": "none",
+        "out": tmp_path / "out",
+        "image_size": 0,
+        "device": "cpu",
+        "gif": False,
+        "fps": 8.0,
+    }
     with pytest.raises(ValueError, match=told):
         track.write_track(video, [("point", "3,3", 0)], **options | change)
 
 
 def test_frames_of_unequal_size_are_named_before_a_model_is_loaded(tmp_path: Path, video: Path) -> None:
     Image.new("RGB", (32, 64)).save(video / "2.png")
-    with pytest.raises(ValueError, match=r"2\.png is 32 x 64, .*0\.png 64 x 64; bring the frames to one size"):
+    with pytest.raises(
+        ValueError, match=r"2\.png is 32 x 64, .*0\.png 64 x 64; bring the frames to one size"
+    ):
         track.write_track(
             video, [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
         )  # fmt: skip
@@ -137,7 +164,13 @@ def test_frames_of_unequal_size_are_named_before_a_model_is_loaded(tmp_path: Pat
 @pytest.mark.slow
 def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, video: Path) -> None:
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
-    options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "gif": True, "fps": 8.0}
+    options = {
+        "checkpoint": str(tmp_path / "sam2"),
+        "image_size": 0,
+        "device": "cpu",
+        "gif": True,
+        "fps": 8.0,
+    }
     own = tmp_path / "dog/masks/00001.png"
     own.parent.mkdir(parents=True)
     Image.new("L", (64, 64), 255).save(own)
@@ -149,7 +182,13 @@ def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, vi
     track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options)
     assert other.read_bytes() == before
     written = tmp_path / "dog/masks/00000.png"
-    assert sorted(path.name for path in written.parent.iterdir()) == ["00000.png", "00001.png", "00002.png", "00003.png", "0001.png"]
+    assert sorted(path.name for path in written.parent.iterdir()) == [
+        "00000.png",
+        "00001.png",
+        "00002.png",
+        "00003.png",
+        "0001.png",
+    ]
     with pytest.raises(ValueError, match=r"00000\.png is what an earlier `ans track` left there"):
         track.write_track(video, [("mask", str(written), 0)], out=tmp_path / "dog", **options)
     shown = tmp_path / "dog/overlay.gif"
@@ -157,7 +196,8 @@ def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, vi
     with pytest.raises(ValueError, match=r"overlay\.gif is what an earlier `ans track` left there"):
         track.write_track(shown, [("point", "3,3", 0)], out=tmp_path / "dog", **options)
     assert shown.read_bytes() == before
-    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options | {"gif": False})  # its own are replaced
+    # its own are replaced
+    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options | {"gif": False})
     assert not shown.exists()
     for name in ("overlay.mp4", "overlay.gif", "track.json"):
         folder = tmp_path / f"beside {name}"
@@ -199,12 +239,16 @@ def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(
 
 
 @pytest.mark.slow
-def test_a_video_file_is_decoded_once_and_not_once_a_frame(tmp_path: Path, video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_file_is_decoded_once_and_not_once_a_frame(
+    tmp_path: Path, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
     options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "fps": 8.0}
     track.write_track(video, [("point", "3,3", 0)], out=tmp_path / "first", gif=False, **options)
     opened = []
     shots = media._shots
     monkeypatch.setattr(media, "_shots", lambda source: opened.append(source) or shots(source))
-    track.write_track(tmp_path / "first/overlay.mp4", [("point", "3,3", 0)], out=tmp_path / "second", gif=True, **options)
+    track.write_track(
+        tmp_path / "first/overlay.mp4", [("point", "3,3", 0)], out=tmp_path / "second", gif=True, **options
+    )
     assert len(opened) <= 3  # it is counted, and its first frame looked at

@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ("memory_attention", "memory_encoder")
 
 
-def gradients(sam2: Grounding, batch: TrackingBatch, *, dtype: torch.dtype = torch.float32, **options: bool) -> dict[str, Tensor]:
+def gradients(
+    sam2: Grounding, batch: TrackingBatch, *, dtype: torch.dtype = torch.float32, **options: bool
+) -> dict[str, Tensor]:
     sam2.zero_grad()
     torch.manual_seed(1)  # dropout, and where corrective clicks fall
     with autocast(sam2.device, dtype):
@@ -43,19 +45,27 @@ def gradients(sam2: Grounding, batch: TrackingBatch, *, dtype: torch.dtype = tor
 def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(
     sam2: Grounding, kind: str, options: dict[str, float], dtype: torch.dtype, tolerance: float
 ):
-    """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss and other gradients: with
-    other dropout those of some tensor are off by 2.5 times their norm. Under autocast a weight is cast once for all frames that are not
-    computed again, and their gradients of it are summed in bf16."""
+    """A frame that is computed again with another frame's features, bank, dropout or clicks has the same loss
+    and other gradients: with other dropout those of some tensor are off by 2.5 times their norm. Under
+    autocast a weight is cast once for all frames that are not computed again, and their gradients of it are
+    summed in bf16."""
     open_modules(sam2, (*MEMORY, "sam_mask_decoder", "maskmem_tpos_enc", "image_encoder"))
     batch = batch_of(kind, frames=5, **options)
     plain, again = (gradients(sam2, batch, recompute=recompute, dtype=dtype) for recompute in (False, True))
     assert plain.keys() == again.keys()
-    assert {name: off for name in plain if (off := (plain[name] - again[name]).norm()) > tolerance * plain[name].norm()} == {}
+    assert {
+        name: off
+        for name in plain
+        if (off := (plain[name] - again[name]).norm()) > tolerance * plain[name].norm()
+    } == {}
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
 
 
-def test_torch_sees_the_device_whose_random_state_a_frame_computed_again_needs(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
-    """It keeps a GPU's state for tensors among the arguments alone; of a closure over them it sees none, and dropout differs silently."""
+def test_torch_sees_the_device_whose_random_state_a_frame_computed_again_needs(
+    sam2: Grounding, monkeypatch: pytest.MonkeyPatch
+):
+    """It keeps a GPU's state for tensors among the arguments alone; of a closure over them it sees none, and
+    dropout differs silently."""
     seen: list[set[str]] = []
 
     def recorded(function: Callable[..., object], *arguments: object, **options: bool) -> object:
@@ -77,10 +87,14 @@ def test_on_a_gpu_too_frames_computed_again_draw_the_same_dropout_and_clicks(sam
     set_dropout(sam2, 0.1)
     batch = batch_of("box", frames=4, clicks=2).to("cuda")
     plain, again = (gradients(sam2, batch, recompute=recompute) for recompute in (False, True))
-    assert {name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-3, atol=1e-5)} == set()
+    assert {
+        name for name in plain if not torch.allclose(plain[name], again[name], rtol=1e-3, atol=1e-5)
+    } == set()
 
 
-@pytest.mark.parametrize(("trained", "recompute", "at_once"), [(True, True, 1), (True, False, 4), (False, True, 4)])
+@pytest.mark.parametrize(
+    ("trained", "recompute", "at_once"), [(True, True, 1), (True, False, 4), (False, True, 4)]
+)
 def test_a_trained_image_encoder_is_computed_again_frame_by_frame(
     sam2: Grounding, monkeypatch: pytest.MonkeyPatch, *, trained: bool, recompute: bool, at_once: int
 ):
@@ -99,7 +113,8 @@ def test_a_trained_image_encoder_is_computed_again_frame_by_frame(
 
 
 def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(sam2: Grounding):
-    """The gradient of every frame's features by itself, where an index bound too late would show; the bank grows meanwhile."""
+    """The gradient of every frame's features by itself, where an index bound too late would show; the bank
+    grows meanwhile."""
     sam2.requires_grad_(False)
     batch = batch_of("box", frames=4, count=1)
     [groups] = batch.tracks
@@ -126,7 +141,9 @@ def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(
     assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_bank_is_detached(sam2: Grounding):
+def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_bank_is_detached(
+    sam2: Grounding,
+):
     trained = open_modules(sam2, MEMORY)
     check = GradientCheck(sam2, trained, modules=MEMORY)
     assert len(gradients(sam2, batch_of("mask"))) == len(trained)
@@ -134,12 +151,16 @@ def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_
     assert check.missing == []
     detached = Tracking(sam2, LossWeights())
     detached.remember = lambda out: {
-        key: [x.detach() for x in value] if isinstance(value, list) else value.detach() for key, value in remembered(out).items()
+        key: [x.detach() for x in value] if isinstance(value, list) else value.detach()
+        for key, value in remembered(out).items()
     }
     check = GradientCheck(sam2, trained, modules=MEMORY)
     sam2.zero_grad()
     detached(batch_of("mask"))[0].backward()
-    with pytest.raises(RuntimeError, match=r"after 1 step no gradient has reached memory_encoder.*take them out of memory.trainable"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"after 1 step no gradient has reached memory_encoder.*take them out of memory.trainable",
+    ):
         check.judge_first()
     with pytest.raises(RuntimeError, match=r"after 3 steps no gradient has reached memory_encoder \(1\)"):
         check.judge(3)
@@ -181,15 +202,23 @@ def test_every_profile_trains_what_can_learn(sam2: Grounding, profile: str):
     assert not set(modules) & set(check.missing)
 
 
-@pytest.mark.parametrize("name", ["no_mem_pos_enc", "image_encoder.neck.position_encoding", "memory_attention.layers.0.dropout1"])
+@pytest.mark.parametrize(
+    "name", ["no_mem_pos_enc", "image_encoder.neck.position_encoding", "memory_attention.layers.0.dropout1"]
+)
 def test_a_name_of_nothing_that_could_learn_is_refused(sam2: Grounding, name: str):
-    with pytest.raises(ValueError, match=rf"memory.trainable_modules: \['{name}'\] can't learn: .*leave it out"):
+    with pytest.raises(
+        ValueError, match=rf"memory.trainable_modules: \['{name}'\] can't learn: .*leave it out"
+    ):
         open_modules(sam2, (*MEMORY, name))
 
 
 @pytest.mark.parametrize(
     ("module", "without", "reached_by"),
-    [("sam_prompt_encoder.mask_downscaling", "box", "mask"), ("mask_downsample", "point", "mask"), ("no_mem_embed", "mask", "box")],
+    [
+        ("sam_prompt_encoder.mask_downscaling", "box", "mask"),
+        ("mask_downsample", "point", "mask"),
+        ("no_mem_embed", "mask", "box"),
+    ],
 )
 def test_a_module_that_no_prompt_has_reached_in_any_step_is_refused_by_its_name(
     sam2: Grounding, module: str, without: str, reached_by: str
@@ -198,7 +227,9 @@ def test_a_module_that_no_prompt_has_reached_in_any_step_is_refused_by_its_name(
     check = GradientCheck(sam2, open_modules(sam2, (*MEMORY, module)), modules=(*MEMORY, module))
     gradients(sam2, batch_of(without))
     check.judge_first()
-    with pytest.raises(RuntimeError, match=rf"after 7 steps no gradient has reached {module} \(1\);.*memory\.prompts\.kinds"):
+    with pytest.raises(
+        RuntimeError, match=rf"after 7 steps no gradient has reached {module} \(1\);.*memory\.prompts\.kinds"
+    ):
         check.judge(7)
     gradients(sam2, batch_of(reached_by))
     gradients(sam2, batch_of(without))
@@ -214,7 +245,9 @@ def test_tensors_without_a_gradient_are_named_and_clips_without_absent_objects_a
     check.judge(1)
     [warning] = caplog.messages
     assert warning.startswith(f"memory: {len(check.missing)} trained tensors had no gradient in 1 step: ")
-    assert {"no_obj_ptr", "sam_prompt_encoder.point_embeddings.2.weight"} <= set(warning.split(": ")[-1].split(", "))
+    assert {"no_obj_ptr", "sam_prompt_encoder.point_embeddings.2.weight"} <= set(
+        warning.split(": ")[-1].split(", ")
+    )
 
 
 def test_a_step_whose_loss_is_not_finite_reaches_nothing(sam2: Grounding):
@@ -244,7 +277,9 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself(sam2: Grounding, dtype: torch.dtype, tolerance: float):
+def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself(
+    sam2: Grounding, dtype: torch.dtype, tolerance: float
+):
     sam2.eval()
     kinds = ("mask", "box", "point")
     made = [batch_of(kind, count=2, clicks=0 if kind == "mask" else 1) for kind in kinds]
@@ -260,7 +295,9 @@ def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself
         with counted_steps(sam2) as seen, autocast(sam2.device, dtype):
             loss, found = Tracking(sam2, LossWeights(), recompute=False)(batch)
         loss.backward()
-        costs.append((loss.item(), {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}))
+        costs.append(
+            (loss.item(), {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None})
+        )
         curves.append(found)
         steps.append(seen)
     assert (len(steps[0]), len(steps[1])) == (12, 6)  # 3 groups of 4 frames; 3 first frames and 3 later ones
@@ -269,7 +306,11 @@ def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself
     assert curves[1] == pytest.approx(curves[0], abs=2e-3)
     (_, alone), (_, together) = costs
     assert alone.keys() == together.keys()
-    assert {name: off for name in alone if (off := (alone[name] - together[name]).norm()) > tolerance * alone[name].norm()} == {}
+    assert {
+        name: off
+        for name in alone
+        if (off := (alone[name] - together[name]).norm()) > tolerance * alone[name].norm()
+    } == {}
 
 
 @contextmanager
@@ -293,12 +334,20 @@ def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none
     batch = batch_of("box", frames=5, second_frame=1.0)
     expected = set()
     for first, second in (group.frames for [group] in batch.tracks):
-        expected |= {index - (second if index > second else first) for index in range(first, 5) if index != second}
+        expected |= {
+            index - (second if index > second else first) for index in range(first, 5) if index != second
+        }
     _, curves = Tracking(sam2, LossWeights())(batch)
-    assert {int(name.removeprefix("iou_at_")) for name in curves if name.startswith("iou_at_")} == expected != set(range(5))
+    assert (
+        {int(name.removeprefix("iou_at_")) for name in curves if name.startswith("iou_at_")}
+        == expected
+        != set(range(5))
+    )
 
 
-def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a_gradient_of_zero(sam2: Grounding):
+def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a_gradient_of_zero(
+    sam2: Grounding,
+):
     trained = open_modules(sam2, MEMORY)
     batch = batch_of("mask", count=1)
     half = batch.known.clone()
@@ -307,7 +356,9 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
     other = batch.targets.clone()
     other[:, 2:] = ~other[:, 2:]
     module = Tracking(sam2, LossWeights())
-    losses = [module(replace(batch, known=half, targets=targets))[0].item() for targets in (batch.targets, other)]
+    losses = [
+        module(replace(batch, known=half, targets=targets))[0].item() for targets in (batch.targets, other)
+    ]
     assert losses[0] == losses[1] != module(batch)[0].item()
     nothing = replace(batch, known=torch.zeros_like(batch.known))
     loss, curves = Tracking(sam2, LossWeights())(nothing)
@@ -329,7 +380,8 @@ def test_dropout_reaches_every_layer_of_the_memory_attention(sam2: Grounding, sh
 
 
 def test_absent_objects_are_taught_even_when_sam2_says_that_nothing_is_there(sam2: Grounding):
-    """With a score below zero SAM2 blanks its mask; the score itself and the mask behind the blank still learn."""
+    """With a score below zero SAM2 blanks its mask; the score itself and the mask behind the blank still
+    learn."""
     open_modules(sam2, ("sam_mask_decoder",))
     sam2.blank_absent = True
     with torch.no_grad():
@@ -342,4 +394,9 @@ def test_absent_objects_are_taught_even_when_sam2_says_that_nothing_is_there(sam
 def test_every_clip_of_an_epoch_comes_once_whatever_the_batch_is_divided_into():
     whole = [p for step in range(3) for p in places(step, 0, batch=4, micros=1, per_epoch=6)]
     assert whole == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5), *((1, n) for n in range(6))]
-    assert [p for micro in range(2) for p in places(0, micro, batch=4, micros=2, per_epoch=6)] == [(0, 0), (0, 2), (0, 1), (0, 3)]
+    assert [p for micro in range(2) for p in places(0, micro, batch=4, micros=2, per_epoch=6)] == [
+        (0, 0),
+        (0, 2),
+        (0, 1),
+        (0, 3),
+    ]

@@ -100,7 +100,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script = folder / "regression.py"
     script.write_text(SCRIPT)
     run(folder, script, "whole0=0", "cut0=0!", processes=1)
-    return Runs(folder, script, run(folder, script, "whole2=2", "whole3=3", "cut2=2!", "cut3=3!", processes=2))
+    return Runs(
+        folder, script, run(folder, script, "whole2=2", "whole3=3", "cut2=2!", "cut3=3!", processes=2)
+    )
 
 
 def assert_close(one: dict[str, list[float]], other: dict[str, list[float]]) -> None:
@@ -113,7 +115,8 @@ def assert_close(one: dict[str, list[float]], other: dict[str, list[float]]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_two_processes_with_deepspeed_train_and_skip_as_one_process_does(runs: Runs, stage: int) -> None:
-    """At step 3 the loss of one micro-batch, of one of the processes, is no number: all of them skip the step."""
+    """At step 3 the loss of one micro-batch, of one of the processes, is no number: all of them skip the
+    step."""
     assert_close(runs.results[f"whole{stage}"], runs.results["whole0"])
     for rank in (0, 1):
         line = json.loads((runs.folder / f"whole{stage}/t/skipped-{rank}.jsonl").read_text())
@@ -121,9 +124,12 @@ def test_two_processes_with_deepspeed_train_and_skip_as_one_process_does(runs: R
 
 
 @pytest.mark.slow
-def test_a_run_with_deepspeed_goes_on_to_the_same_bits_and_on_other_processes_or_with_another_stage(runs: Runs) -> None:
-    """The state has four steps, one of which was skipped, and 25 weights that two processes can't divide evenly. `2on1`: begun with ZeRO-2
-    on two processes, ended by one without DeepSpeed; `3as2`: ended by two with ZeRO-2."""
+def test_a_run_with_deepspeed_goes_on_to_the_same_bits_and_on_other_processes_or_with_another_stage(
+    runs: Runs,
+) -> None:
+    """The state has four steps, one of which was skipped, and 25 weights that two processes can't divide
+    evenly. `2on1`: begun with ZeRO-2 on two processes, ended by one without DeepSpeed; `3as2`: ended by two
+    with ZeRO-2."""
     folder = runs.folder
     for name in ("2on1", "3on1", "3as2", "0as3"):
         shutil.copytree(folder / f"cut{name[0]}", folder / name)

@@ -1,4 +1,5 @@
-"""SFT on unlike rows: several processes and micro-batches must give the gradient of one process with all the rows."""
+"""SFT on unlike rows: several processes and micro-batches must give the gradient of one process with all the
+rows."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ for number, (stage, accumulate) in enumerate(json.loads(sys.argv[2])):
 """
 
 
-def run(folder: Path, cases: Sequence[tuple[int, int]], *, processes: int) -> list[dict[str, dict[str, torch.Tensor]]]:
+def run(
+    folder: Path, cases: Sequence[tuple[int, int]], *, processes: int
+) -> list[dict[str, dict[str, torch.Tensor]]]:
     """Train one step for each (ZeRO stage, micro-batches), all in the same processes."""
     for number in range(len(cases)):
         (folder / str(number)).mkdir(parents=True)
@@ -92,12 +95,24 @@ def run(folder: Path, cases: Sequence[tuple[int, int]], *, processes: int) -> li
 @pytest.mark.slow
 def test_parts_of_a_step_have_the_gradient_of_the_whole(tmp_path: Path) -> None:
     whole, *found = run(tmp_path / "one", [(0, 1), (0, 2)], processes=1)
-    for part in ("lora_A", "embed_tokens", "lm_head", "projector", "text_hidden_fcs", "sam_mask_decoder.transformer"):
+    for part in (
+        "lora_A",
+        "embed_tokens",
+        "lm_head",
+        "projector",
+        "text_hidden_fcs",
+        "sam_mask_decoder.transformer",
+    ):
         assert any(values.abs().max() > 0 for name, values in whole["moved"].items() if part in name), part
     cases = [(0, 1), (2, 1), (2, 2), (3, 1)]
     found += run(tmp_path / "two", cases, processes=2)
     for parts, case in zip(
-        found, ["one process, two micro-batches", *(f"two processes, ZeRO {s}, {n} micro-batches" for s, n in cases)], strict=True
+        found,
+        [
+            "one process, two micro-batches",
+            *(f"two processes, ZeRO {s}, {n} micro-batches" for s, n in cases),
+        ],
+        strict=True,
     ):
         assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5), case
         assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5), case

@@ -34,7 +34,8 @@ class Numbers:
 
 
 class Regression(nn.Module):
-    """Least squares by a small network with dropout (it draws random numbers) and a count that only its extra state keeps."""
+    """Least squares by a small network with dropout (it draws random numbers) and a count that only its extra
+    state keeps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,13 +67,31 @@ def batch(step: int, micro: int) -> Numbers:
 
 def schedule(**changes: float) -> loop.Schedule:
     return loop.Schedule(
-        **({"steps": 8, "lr": 0.05, "weight_decay": 0.01, "warmup": 0.25, "clip_grad": 1.0, "accumulate": 1, "save_every": 2} | changes)
+        **(
+            {
+                "steps": 8,
+                "lr": 0.05,
+                "weight_decay": 0.01,
+                "warmup": 0.25,
+                "clip_grad": 1.0,
+                "accumulate": 1,
+                "save_every": 2,
+            }
+            | changes
+        )
     )
 
 
 def run(module: nn.Module, scratch: Path, make=batch, **changes: float) -> loop.Curves:  # type: ignore[no-untyped-def]
     return loop.train(
-        module, make, name="fit", schedule=schedule(**changes), machine=CPU, seed=3, scratch=scratch, log=lambda metrics, step: None
+        module,
+        make,
+        name="fit",
+        schedule=schedule(**changes),
+        machine=CPU,
+        seed=3,
+        scratch=scratch,
+        log=lambda metrics, step: None,
     )
 
 
@@ -120,7 +139,9 @@ torch.save({"weights": weights(module), "seen": module.seen, "curves": curves}, 
 def child(tmp_path: Path, name: str, *, pause: float = 0.0, kill_at: int = -1) -> forks.Ended:
     script = tmp_path / "child.py"
     script.write_text(CHILD)
-    (ended,) = forks.run(script, str(tmp_path / f"scratch-{name}"), str(tmp_path / f"{name}.pt"), str(pause), str(kill_at))
+    (ended,) = forks.run(
+        script, str(tmp_path / f"scratch-{name}"), str(tmp_path / f"{name}.pt"), str(pause), str(kill_at)
+    )
     return ended
 
 
@@ -134,7 +155,8 @@ def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_
         assert not (tmp_path / "killed.pt").exists()
     last = child(tmp_path, "killed")
     assert last.status == 0, last.said
-    steps = [int(step) for step in re.findall(r"step (\d+)$", last.said, re.MULTILINE)]  # a bar may stand before it
+    # a bar may stand before it
+    steps = [int(step) for step in re.findall(r"step (\d+)$", last.said, re.MULTILINE)]
     assert steps[0] >= 12  # it went on, it did not begin anew
     one, other = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "killed.pt")
     assert equal(one["weights"], other["weights"])
@@ -143,7 +165,9 @@ def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_
 
 
 @pytest.mark.parametrize("muon_lr", [0.0, 0.02])
-def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(tmp_path: Path, muon_lr: float):
+def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(
+    tmp_path: Path, muon_lr: float
+):
     whole, first, second = Regression(), Regression(), Regression()
     curves = run(whole, tmp_path / "a", muon_lr=muon_lr)
     with pytest.raises(Stop):
@@ -188,7 +212,11 @@ def test_a_damaged_state_is_put_aside_for_the_older_one(tmp_path: Path, harm: st
     assert run(module, tmp_path / "cut", make) == curves
     assert asked == [2, 3, 4, 5, 6, 7]
     assert equal(weights(whole), weights(module))
-    assert sorted(p.name for p in folder.iterdir()) == ["step-0000004.damaged", "step-0000006", "step-0000008"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "step-0000004.damaged",
+        "step-0000006",
+        "step-0000008",
+    ]
 
 
 @pytest.mark.slow
@@ -212,7 +240,9 @@ def test_a_state_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000006", "step-0000008"]
 
 
-def test_a_state_of_another_model_is_put_aside_for_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_state_of_another_model_is_put_aside_for_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     class Wider(Regression):
         def __init__(self) -> None:
             super().__init__()
@@ -225,7 +255,10 @@ def test_a_state_of_another_model_is_put_aside_for_the_one_before(tmp_path: Path
     whole, module = Regression(), Regression()
     assert run(module, tmp_path / "cut") == run(whole, tmp_path / "whole")
     assert equal(weights(whole), weights(module))
-    assert "step-0000006 trains other tensors than this run and was put aside as step-0000006.damaged" in caplog.text
+    assert (
+        "step-0000006 trains other tensors than this run and was put aside as step-0000006.damaged"
+        in caplog.text
+    )
 
 
 def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -239,7 +272,10 @@ def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypa
         real(state, path)
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(RuntimeError, match=r"step-0000006 can't be written, with [\d,]+ MB free on its disk .*make room and start again"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"step-0000006 can't be written, with [\d,]+ MB free on its disk .*make room and start again",
+    ):
         run(Regression(), tmp_path)
     assert sorted(p.name for p in (tmp_path / "fit").iterdir()) == ["step-0000002", "step-0000004"]
     monkeypatch.setattr(torch, "save", real)
@@ -248,7 +284,9 @@ def test_a_full_disk_is_told_and_costs_no_earlier_state(tmp_path: Path, monkeypa
     assert equal(weights(whole), weights(module))
 
 
-def test_training_goes_on_while_a_state_is_written_and_the_state_is_of_its_own_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_training_goes_on_while_a_state_is_written_and_the_state_is_of_its_own_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     real, later, written = torch.save, threading.Event(), []
 
     def slow(state: object, path: Path) -> None:
@@ -302,7 +340,9 @@ def test_a_step_with_a_loss_that_is_no_number_moves_nothing_and_is_counted(tmp_p
 def test_after_too_many_bad_steps_in_a_row_the_run_stops_and_says_where(tmp_path: Path):
     module = Regression()
     module.poison = set(range(2, 50))
-    with pytest.raises(RuntimeError, match=r"fit: 11 steps in a row .* the last is step 12; lower the learning rate"):
+    with pytest.raises(
+        RuntimeError, match=r"fit: 11 steps in a row .* the last is step 12; lower the learning rate"
+    ):
         run(module, tmp_path, steps=50)
 
 
@@ -329,7 +369,9 @@ def test_two_half_batches_give_the_step_of_the_whole_batch(tmp_path: Path):
         return [v for _, name, v in curves if name in ("grad_norm", "loss")]
 
     assert norms(halves) == pytest.approx(norms(whole), rel=1e-5)
-    assert all((a - b).abs().max() < 1e-6 for a, b in zip(weights(one).values(), weights(two).values(), strict=True))
+    assert all(
+        (a - b).abs().max() < 1e-6 for a, b in zip(weights(one).values(), weights(two).values(), strict=True)
+    )
 
 
 def test_the_learning_rate_rises_in_a_line_and_falls_as_a_cosine():
@@ -350,9 +392,16 @@ def test_a_trained_tensor_that_is_not_fp32_is_refused():
 
 
 def test_muon_moves_matrices_of_stacks_in_all_directions_alike_and_adamw_the_rest():
-    """A Muon step is an orthogonal matrix times 0.2 sqrt(longer side) lr; AdamW's first step has the size lr in every element."""
+    """A Muon step is an orthogonal matrix times 0.2 sqrt(longer side) lr; AdamW's first step has the size lr
+    in every element."""
     torch.manual_seed(0)
-    module = nn.ModuleDict({"stack": nn.ModuleList([nn.Linear(6, 4)]), "slow": nn.ModuleList([nn.Linear(6, 4)]), "head": nn.Linear(4, 2)})
+    module = nn.ModuleDict(
+        {
+            "stack": nn.ModuleList([nn.Linear(6, 4)]),
+            "slow": nn.ModuleList([nn.Linear(6, 4)]),
+            "head": nn.Linear(4, 2),
+        }
+    )
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     optimizer = optimizer_of(module, lr=0.01, weight_decay=0.0, scales={"slow": 0.1}, muon_lr=0.1)
     for group in optimizer.param_groups:
@@ -373,13 +422,15 @@ def test_muon_moves_matrices_of_stacks_in_all_directions_alike_and_adamw_the_res
 
 @pytest.mark.parametrize("native", [True, False], ids=["bf16", "fp32"])
 def test_muon_on_all_matrices_of_a_shape_at_once_is_torchs_own(native: bool, monkeypatch: pytest.MonkeyPatch):
-    """torch's own iterates in bf16; where `bfloat16` casts to fp32 instead, in fp32. Wide, tall, square, long (by their Gram
-    matrices), and one without a gradient."""
+    """torch's own iterates in bf16; where `bfloat16` casts to fp32 instead, in fp32. Wide, tall, square, long
+    (by their Gram matrices), and one without a gradient."""
     monkeypatch.setattr(optim, "bf16_is_faster", lambda device: native)
     if not native:
         monkeypatch.setattr(Tensor, "bfloat16", Tensor.clone)
     torch.manual_seed(0)
-    start = [torch.randn(shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5), (3, 20), (20, 3), (4, 6), (5, 5))]
+    start = [
+        torch.randn(shape) for shape in ((6, 4), (4, 6), (6, 4), (5, 5), (3, 20), (20, 3), (4, 6), (5, 5))
+    ]
     gradients = [[torch.randn_like(p) for p in start] for _ in range(3)]
     ends, states = [], []
     for kind in (optim.BatchedMuon, torch.optim.Muon):
@@ -395,7 +446,9 @@ def test_muon_on_all_matrices_of_a_shape_at_once_is_torchs_own(native: bool, mon
         assert torch.allclose(one, other, atol=2e-2 if native else 1e-6)
     assert torch.equal(ends[0][-1], start[-1])
     assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][k]["momentum_buffer"], states[1][k]["momentum_buffer"]) for k in states[0])
+    assert all(
+        torch.equal(states[0][k]["momentum_buffer"], states[1][k]["momentum_buffer"]) for k in states[0]
+    )
 
 
 def test_muon_is_refused_with_deepspeed(tmp_path: Path):
@@ -408,12 +461,17 @@ def test_muon_is_refused_with_deepspeed(tmp_path: Path):
 
 def test_curves_are_written_by_phase(tmp_path: Path):
     loop.write_curves(tmp_path / "c.csv", {"sft": [(0, "loss", 0.5), (1, "loss", 1 / 3)]})
-    assert (tmp_path / "c.csv").read_text().splitlines() == ["step,name,value", "0,sft/loss,0.5", "1,sft/loss,0.333333"]
+    assert (tmp_path / "c.csv").read_text().splitlines() == [
+        "step,name,value",
+        "0,sft/loss,0.5",
+        "1,sft/loss,0.333333",
+    ]
 
 
 @pytest.mark.slow
 def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp_path: Path):
-    """Losses 5, 3, 3, 4 after steps 2, 4, 6, 8 of 20: the first 3 is best, and two later validations without a lower one end the run."""
+    """Losses 5, 3, 3, 4 after steps 2, 4, 6, 8 of 20: the first 3 is best, and two later validations without
+    a lower one end the run."""
     kept: dict[int, dict[str, Tensor]] = {}
 
     def watching(module: nn.Module) -> Watch:
@@ -431,7 +489,12 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
 
     whole, first, second = Regression(), Regression(), Regression()
     curves = go(whole, tmp_path / "whole")
-    assert [(step, value) for step, name, value in curves if name == "val/loss"] == [(1, 5.0), (3, 3.0), (5, 3.0), (7, 4.0)]
+    assert [(step, value) for step, name, value in curves if name == "val/loss"] == [
+        (1, 5.0),
+        (3, 3.0),
+        (5, 3.0),
+        (7, 4.0),
+    ]
     assert max(step for step, *_ in curves) == 7
     assert equal(weights(whole), kept[4])
     assert not equal(kept[4], kept[6])
@@ -448,11 +511,17 @@ def test_a_skipped_step_is_written_down_with_its_rows_and_may_end_the_run(tmp_pa
     given = {"name": "fit", "seed": 3, "log": lambda metrics, step: None, "watch": watch}
     loop.train(module, batch, schedule=schedule(), machine=CPU, scratch=tmp_path / "a", **given)
     lines = [json.loads(line) for line in (tmp_path / "a/fit/skipped-0.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["loss"], line["rows"]) for line in lines] == [(1, "nan", ["set/1"]), (3, "nan", ["set/3"])]
+    assert [(line["step"], line["loss"], line["rows"]) for line in lines] == [
+        (1, "nan", ["set/1"]),
+        (3, "nan", ["set/3"]),
+    ]
     module = Regression()
     module.poison = {1}
     machine = loop.Machine(device=torch.device("cpu"), halt_on_nan=True)
-    with pytest.raises(RuntimeError, match=r"fit: loss nan and gradient norm nan at step 1 .*halt_on_nan.*skipped-0.jsonl names the rows"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"fit: loss nan and gradient norm nan at step 1 .*halt_on_nan.*skipped-0.jsonl names the rows",
+    ):
         loop.train(module, batch, schedule=schedule(), machine=machine, scratch=tmp_path / "b", **given)
 
 
@@ -475,14 +544,16 @@ def test_speed_rate_norms_by_part_and_a_trace_are_told_and_no_curve_has_them(tmp
     for row in told:
         assert row["fit/speed/rows_per_s"] == pytest.approx(12 / row["fit/speed/step_s"])
         assert 0.04 / row["fit/speed/step_s"] <= row["fit/speed/waiting_for_data"] <= 1
-        assert row["fit/grad_norm/0"] ** 2 + row["fit/grad_norm/3"] ** 2 == pytest.approx(row["fit/grad_norm"] ** 2, rel=1e-4)
+        assert row["fit/grad_norm/0"] ** 2 + row["fit/grad_norm/3"] ** 2 == pytest.approx(
+            row["fit/grad_norm"] ** 2, rel=1e-4
+        )
         assert row["fit/peak_memory_mb"] > 10
     assert json.loads((tmp_path / "fit/profile-0.json").read_text())["traceEvents"]
 
 
 def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    """Step 2's second micro-batch overflows in the first layer; at step 4 it is the loss alone. The weights are those of a run that does
-    not look for it."""
+    """Step 2's second micro-batch overflows in the first layer; at step 4 it is the loss alone. The weights
+    are those of a run that does not look for it."""
 
     def overflowing(step: int, micro: int) -> Numbers:
         made = batch(step, micro)
@@ -500,14 +571,17 @@ def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.Ca
 
     named, looked = trained("named", runs_again=True)
     assert named == ["2 frozen", "4 "]
-    assert "fit: step 2 is skipped: frozen is the first module with a non-finite output; " in "".join(capfd.readouterr())
+    assert "fit: step 2 is skipped: frozen is the first module with a non-finite output; " in "".join(
+        capfd.readouterr()
+    )
     unnamed, plain = trained("unnamed", runs_again=False)
     assert unnamed == ["2 ", "4 "]
     assert equal(weights(looked), weights(plain))
 
 
 def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monkeypatch: pytest.MonkeyPatch):
-    """This process did 100 tokens with 4e6 operations in some 20 ms, the others as much, in .5 and 2 seconds."""
+    """This process did 100 tokens with 4e6 operations in some 20 ms, the others as much, in .5 and 2
+    seconds."""
 
     def summed(own: Tensor, device: torch.device) -> Tensor:
         assert own.tolist()[:2] == [4e6, 100.0]
@@ -515,7 +589,9 @@ def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monke
 
     monkeypatch.setattr(watching, "world_size", lambda: 3)
     monkeypatch.setattr(watching, "shared_sum", summed)
-    speed = watching.Speed(Watch(counts=lambda batch: {"tokens": 100.0, watching.OPERATIONS: 4e6}, peak_flops=1e9))
+    speed = watching.Speed(
+        Watch(counts=lambda batch: {"tokens": 100.0, watching.OPERATIONS: 4e6}, peak_flops=1e9)
+    )
     speed.take(iter([None]))
     time.sleep(0.02)
     told = speed.found(CPU.device)
@@ -557,7 +633,9 @@ def test_a_signal_to_one_process_makes_all_write_a_state_and_end_and_the_next_st
     script.write_text(SIGNALLED)
 
     def both(name: str, when: int) -> list[forks.Ended]:
-        return forks.run(script, str(tmp_path / f"scratch-{name}"), str(tmp_path / name), str(when), str(unit), processes=2)
+        return forks.run(
+            script, str(tmp_path / f"scratch-{name}"), str(tmp_path / name), str(when), str(unit), processes=2
+        )
 
     assert [ended.status for ended in both("whole", -1)] == [0, 0]
     stopped = both("stopped", 5)
@@ -582,7 +660,9 @@ def test_a_term_in_a_loop_ends_after_the_step_with_a_state_and_outside_at_once(t
 
     try:
         stop.exit_on_signals()
-        with pytest.raises(stop.Stopped, match="ended by SIGTERM after step 4, whose state is written") as ended:
+        with pytest.raises(
+            stop.Stopped, match="ended by SIGTERM after step 4, whose state is written"
+        ) as ended:
             run(Regression(), tmp_path, make, save_every=1000)
         assert ended.value.code == 143
         assert [path.name for path in (tmp_path / "fit").glob("step-*")] == ["step-0000004"]

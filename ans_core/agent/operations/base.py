@@ -1,4 +1,5 @@
-"""What an operation is: a name, a sentence, typed arguments, and a function from a workspace to new handles and a text."""
+"""What an operation is: a name, a sentence, typed arguments, and a function from a workspace to new handles
+and a text."""
 
 from __future__ import annotations
 
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
 SMALLEST = 8
 """Native pixels that a box must have on each side: a tiny model's tile of 96 shows them 12 times as large."""
 SMALLEST_FULL = 28
-"""The same for models whose tile has FULL_TILE pixels or more (Qwen2.5-VL's limit, 28; DeepEyes refuses below 30)."""
+"""The same for models whose tile has FULL_TILE pixels or more (Qwen2.5-VL's limit, 28; DeepEyes refuses below
+30)."""
 FULL_TILE = 224
 LONGEST_ASPECT = 100
 """Longer side over shorter side of a box (DeepEyes)."""
 
-Box2D = Annotated[list[int], Field(min_length=4, max_length=4, description="x1, y1, x2, y2 in thousandths of the image")]
-Point2D = Annotated[list[int], Field(min_length=2, max_length=2, description="x, y in thousandths of the image")]
+Box2D = Annotated[
+    list[int], Field(min_length=4, max_length=4, description="x1, y1, x2, y2 in thousandths of the image")
+]
+Point2D = Annotated[
+    list[int], Field(min_length=2, max_length=2, description="x, y in thousandths of the image")
+]
 ImageName = Annotated[str, Field(description="an image, as image_1")]
 MaskName = Annotated[str, Field(description="a mask, as mask_1")]
 
@@ -74,13 +80,16 @@ class Operation:
     arguments: type[Arguments]
     run: Callable[[Workspace, Any, Tools], Result]
     needs_model: bool = False
-    """Without a model it runs in a process of its own, which is killed at the time limit; it must then be a module's function."""
+    """Without a model it runs in a process of its own, which is killed at the time limit; it must then be a
+    module's function."""
     load: Callable[[Tools], object] | None = None
-    """What its first run in a process would load; called before that run, outside of the time limit. A module's function."""
+    """What its first run in a process would load; called before that run, outside of the time limit. A
+    module's function."""
     for_clips: bool = False
     """It refuses a single picture, so traces of one that call it are refused as they are read."""
     call_pieces: tuple[str, ...] = ()
-    """What stands between a call's values, as `protocol.call_text` writes it, for tokenizers that never saw calls."""
+    """What stands between a call's values, as `protocol.call_text` writes it, for tokenizers that never saw
+    calls."""
 
 
 def pixel_box(workspace: Workspace, image: str, bbox_2d: Sequence[int], *, smallest: int) -> ImageHandle:
@@ -92,9 +101,14 @@ def part_of(handle: ImageHandle, image: str, bbox_2d: Sequence[int], *, smallest
     """The same of an image, whose name is told where the box is refused."""
     x1, y1, x2, y2 = bbox_2d
     if min(bbox_2d) < 0 or max(bbox_2d) > THOUSAND:
-        raise Refused("bad_box", f"bbox_2d {list(bbox_2d)} reaches outside of {image}; its corners go from 0 to {THOUSAND}")
+        raise Refused(
+            "bad_box",
+            f"bbox_2d {list(bbox_2d)} reaches outside of {image}; its corners go from 0 to {THOUSAND}",
+        )
     if x2 <= x1 or y2 <= y1:
-        raise Refused("bad_box", f"bbox_2d {list(bbox_2d)} is empty; it is [x1, y1, x2, y2] with x1 < x2 and y1 < y2")
+        raise Refused(
+            "bad_box", f"bbox_2d {list(bbox_2d)} is empty; it is [x1, y1, x2, y2] with x1 < x2 and y1 < y2"
+        )
     left, top, right, bottom = handle.box
     wide, high = right - left, bottom - top
     box: Box = (
@@ -110,13 +124,22 @@ def part_of(handle: ImageHandle, image: str, bbox_2d: Sequence[int], *, smallest
 def check_size(box: Box, *, smallest: int) -> None:
     width, height = box[2] - box[0], box[3] - box[1]
     if min(width, height) < smallest:
-        raise Refused("bad_box", f"the box is {width} x {height} pixels; it needs {smallest} on each side, take a larger one")
+        raise Refused(
+            "bad_box",
+            f"the box is {width} x {height} pixels; it needs {smallest} on each side, take a larger one",
+        )
     if max(width, height) > LONGEST_ASPECT * min(width, height):
-        raise Refused("bad_box", f"the box is {width} x {height} pixels; its sides may differ {LONGEST_ASPECT} times at most")
+        raise Refused(
+            "bad_box",
+            f"the box is {width} x {height} pixels; its sides may differ {LONGEST_ASPECT} times at most",
+        )
 
 
-def image_or_mask(workspace: Workspace, image: str | None, mask: str | None, *, smallest: int, margin: float) -> ImageHandle:
-    """An image as it is (default: the first), or the box around a mask, larger by `margin` of its longer side on every side."""
+def image_or_mask(
+    workspace: Workspace, image: str | None, mask: str | None, *, smallest: int, margin: float
+) -> ImageHandle:
+    """An image as it is (default: the first), or the box around a mask, larger by `margin` of its longer side
+    on every side."""
     if mask is None:
         return workspace.image(image or FIRST)
     if image is not None:
@@ -129,6 +152,11 @@ def around(workspace: Workspace, mask: str, *, smallest: int, margin: float) -> 
     x1, y1, x2, y2 = box_of(workspace.pixels(mask))
     more = round(margin * max(x2 - x1, y2 - y1))
     across, down = max(more, -(-(smallest - x2 + x1) // 2)), max(more, -(-(smallest - y2 + y1) // 2))
-    box = max(0, x1 - across), max(0, y1 - down), min(workspace.width, x2 + across), min(workspace.height, y2 + down)
+    box = (
+        max(0, x1 - across),
+        max(0, y1 - down),
+        min(workspace.width, x2 + across),
+        min(workspace.height, y2 + down),
+    )
     check_size(box, smallest=smallest)
     return ImageHandle(frame=workspace.mask(mask).frame, box=box)

@@ -1,4 +1,5 @@
-"""GET_PROPERTIES: masks -> what can be measured on them: size, place, form, colour, texture, and their order by area."""
+"""GET_PROPERTIES: masks -> what can be measured on them: size, place, form, colour, texture, and their order
+by area."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from ans_core.agent.operations.base import Arguments, MaskName, Operation, Resul
 from ans_core.agent.workspace import THOUSAND, Workspace, box_of, opened
 
 Property = Literal[
-    "area", "rank", "box", "centroid", "eccentricity", "orientation", "solidity", "extent", "parts", "lab", "colour", "texture",
+    "area", "rank", "box", "centroid", "eccentricity", "orientation", "solidity", "extent", "parts", "lab",
+    "colour", "texture",
     "period", "contrast",
 ]  # fmt: skip
-"""area: percent of the picture. rank: place by area among the masks asked about, 1 = largest. box, centroid: thousandths of the picture.
-extent: area over that of the box. lab: mean CIELAB. period: pixels. The others: ans_core/agent/shapes.py."""
+"""area: percent of the picture. rank: place by area among the masks asked about, 1 = largest. box, centroid:
+thousandths of the picture. extent: area over that of the box. lab: mean CIELAB. period: pixels. The others:
+ans_core/agent/shapes.py."""
 MOST_MASKS = 8
 
 
@@ -29,12 +32,18 @@ class GetProperties(Arguments):
 def run(workspace: Workspace, arguments: GetProperties, tools: Tools) -> Result:
     asked = arguments.properties or list(get_args(Property))
     pixels = {name: workspace.pixels(name) for name in dict.fromkeys(arguments.masks)}
-    order = sorted(pixels, key=lambda name: -int(pixels[name].sum()))  # equal areas keep the order they are asked in
+    # equal areas keep the order they are asked in
+    order = sorted(pixels, key=lambda name: -int(pixels[name].sum()))
     values = {}
     for name, mask in pixels.items():
-        known = measure(np.asarray(opened(workspace.frames[workspace.mask(name).frame])), mask) | {"rank": order.index(name) + 1}
+        known = measure(np.asarray(opened(workspace.frames[workspace.mask(name).frame])), mask) | {
+            "rank": order.index(name) + 1
+        }
         values[name] = {key: known[key] for key in asked}
-    text = "; ".join(f"{name}: " + ", ".join(f"{key} {value}" for key, value in told.items()) for name, told in values.items())
+    text = "; ".join(
+        f"{name}: " + ", ".join(f"{key} {value}" for key, value in told.items())
+        for name, told in values.items()
+    )
     return Result(text=text, values=values)
 
 
@@ -50,8 +59,13 @@ def measure(picture: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> dict[str, Any
     direction, period, contrast = shapes.texture(colours[..., 0], inside)
     return {
         "area": round(100 * float(mask.mean()), 2),
-        "box": [round(THOUSAND * v / side) for v, side in zip((x1, y1, x2, y2), (width, height) * 2, strict=True)],
-        "centroid": [round(THOUSAND * (float(columns.mean()) + 0.5) / width), round(THOUSAND * (float(rows.mean()) + 0.5) / height)],
+        "box": [
+            round(THOUSAND * v / side) for v, side in zip((x1, y1, x2, y2), (width, height) * 2, strict=True)
+        ],
+        "centroid": [
+            round(THOUSAND * (float(columns.mean()) + 0.5) / width),
+            round(THOUSAND * (float(rows.mean()) + 0.5) / height),
+        ],
         "eccentricity": round(eccentricity, 2),
         "orientation": round(orientation),
         "solidity": round(shapes.solidity(inside), 2),

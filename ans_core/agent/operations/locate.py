@@ -1,4 +1,5 @@
-"""LOCATE: words -> the mask that the referring model draws for them, and the crop around it: say what, see where.
+"""LOCATE: words -> the mask that the referring model draws for them, and the crop around it: say what, see
+where.
 
 One call in place of `segment_object_at` by words and `zoom_in` on its mask."""
 
@@ -21,8 +22,11 @@ class Locate(Arguments):
 
 
 def run(workspace: Workspace, arguments: Locate, tools: Tools) -> Result:
-    """Of several objects that the words mean, the first is taken. A thing too small for a crop is refused, with its mask lost."""
-    segmented = segment_object_at.run(workspace, SegmentObjectAt(text=arguments.text, image=arguments.image), tools)
+    """Of several objects that the words mean, the first is taken. A thing too small for a crop is refused,
+    with its mask lost."""
+    segmented = segment_object_at.run(
+        workspace, SegmentObjectAt(text=arguments.text, image=arguments.image), tools
+    )
     (mask,) = segmented.handles
     crop = around(workspace.add([mask]), segmented.values["mask"], smallest=tools.smallest, margin=MARGIN)
     (name,) = workspace.next_names([crop])
@@ -42,4 +46,5 @@ LOCATE = Operation(
     run=run,
     needs_model=True,
 )
-"""No call_pieces: agents that were trained before keep their tokens, and small ones, which know no other words of calls, don't say it."""
+"""No call_pieces: agents that were trained before keep their tokens, and small ones, which know no other
+words of calls, don't say it."""

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ans_core.agent import ocr
-from ans_core.agent.operations.base import Arguments, ImageName, MaskName, Operation, Result, Tools, image_or_mask
+from ans_core.agent.operations.base import (
+    Arguments,
+    ImageName,
+    MaskName,
+    Operation,
+    Result,
+    Tools,
+    image_or_mask,
+)
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import Workspace, opened
 

@@ -1,4 +1,5 @@
-"""SEGMENT_OBJECT_AT: a point, a box or words -> the mask of the object, by the frozen model's SAM2 (for words, by its own `[SEG]`)."""
+"""SEGMENT_OBJECT_AT: a point, a box or words -> the mask of the object, by the frozen model's SAM2 (for
+words, by its own `[SEG]`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from ans_core.agent.operations.base import Arguments, Box2D, ImageName, Operation, Point2D, Result, Tools, pixel_box
+from ans_core.agent.operations.base import (
+    Arguments,
+    Box2D,
+    ImageName,
+    Operation,
+    Point2D,
+    Result,
+    Tools,
+    pixel_box,
+)
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import FIRST, THOUSAND, Workspace, box_of, mask_handle
 
@@ -19,14 +29,17 @@ LONGEST_TEXT = 200
 class SegmentObjectAt(Arguments):
     point_2d: Point2D | None = None
     bbox_2d: Box2D | None = None
-    text: Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT, description="what to look for")] | None = None
+    text: (
+        Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT, description="what to look for")] | None
+    ) = None
     image: ImageName | None = None
 
 
 def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Result:
-    """Points and boxes count from the image they name; the mask lies on that image's whole frame. Of several objects that words mean, the
-    first is taken."""
-    from ans_core.agent import frozen  # imports networks, which the process of operations without a model does not need
+    """Points and boxes count from the image they name; the mask lies on that image's whole frame. Of several
+    objects that words mean, the first is taken."""
+    # imports networks, which the process of operations without a model does not need
+    from ans_core.agent import frozen
     from ans_core.inference import clicks
 
     assert tools.model is not None
@@ -47,15 +60,21 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     (called,) = workspace.next_names([made])
     box, area, iou = workspace.thousandths(box_of(mask)), round(100 * float(mask.mean()), 2), round(iou, 2)
     text = f"{called}: {box}, area {area} %, predicted IoU {iou}"
-    return Result(text=text, values={"mask": called, "bbox_2d": box, "area": area, "iou": iou}, handles=(made,))
+    return Result(
+        text=text, values={"mask": called, "bbox_2d": box, "area": area, "iou": iou}, handles=(made,)
+    )
 
 
-def _points(workspace: Workspace, image: str, arguments: SegmentObjectAt, tools: Tools) -> list[tuple[float, float, int]]:
+def _points(
+    workspace: Workspace, image: str, arguments: SegmentObjectAt, tools: Tools
+) -> list[tuple[float, float, int]]:
     """(x, y, label), x and y as shares of the image."""
     if arguments.point_2d is not None:
         x, y = arguments.point_2d
         if not (0 <= x <= THOUSAND and 0 <= y <= THOUSAND):
-            raise Refused("bad_box", f"point_2d {[x, y]} is outside of {image}; x and y go from 0 to {THOUSAND}")
+            raise Refused(
+                "bad_box", f"point_2d {[x, y]} is outside of {image}; x and y go from 0 to {THOUSAND}"
+            )
         return [(x / THOUSAND, y / THOUSAND, INSIDE)]
     assert arguments.bbox_2d is not None
     pixel_box(workspace, image, arguments.bbox_2d, smallest=tools.smallest)

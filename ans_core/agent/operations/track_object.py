@@ -1,4 +1,5 @@
-"""TRACK_OBJECT: a mask on one frame -> the object's masks in every frame of the clip, by the memory of the frozen model's SAM2."""
+"""TRACK_OBJECT: a mask on one frame -> the object's masks in every frame of the clip, by the memory of the
+frozen model's SAM2."""
 
 from __future__ import annotations
 
@@ -27,16 +28,21 @@ class TrackObject(Arguments):
 
 
 def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
-    """Frames after the mask's are followed forwards, those before it backwards. `forward_backward_iou`: the mask of the last visible frame,
-    followed back to the first one, against the mask given: low where the track went astray."""
-    from ans_core.agent.frozen import Clip, follow  # imports networks, which the process of operations without a model does not need
+    """Frames after the mask's are followed forwards, those before it backwards. `forward_backward_iou`: the
+    mask of the last visible frame, followed back to the first one, against the mask given: low where the
+    track went astray."""
+    # imports networks, which the process of operations without a model does not need
+    from ans_core.agent.frozen import Clip, follow
 
     assert tools.model is not None
     given = workspace.mask(arguments.mask)
     if not workspace.clip:
         raise Refused("not_a_clip", "track_object needs a clip; this is a single picture")
     if len(workspace.frames) > MOST_FRAMES:
-        raise Refused("not_a_clip", f"the clip has {len(workspace.frames)} frames; at most {MOST_FRAMES} can be followed")
+        raise Refused(
+            "not_a_clip",
+            f"the clip has {len(workspace.frames)} frames; at most {MOST_FRAMES} can be followed",
+        )
     start, mask = given.frame, workspace.pixels(arguments.mask)
     masks = np.zeros((len(workspace.frames), workspace.height, workspace.width), bool)
     clip = Clip(tools.model, [opened(ref) for ref in workspace.frames])
@@ -48,7 +54,9 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     made = TrackHandle(mask=arguments.mask, counts=tuple(rle.encode(one)["counts"] for one in masks))
     (name,) = workspace.next_names([made])
     values = describe(masks) | {"track": name, "forward_backward_iou": round(counts(back, mask).iou, 2)}
-    values["boxes"] = {str(f): workspace.thousandths(box_of(masks[f])) for f in _spread(masks) if masks[f].any()}
+    values["boxes"] = {
+        str(f): workspace.thousandths(box_of(masks[f])) for f in _spread(masks) if masks[f].any()
+    }
     said = ", ".join(f"{frame} {box}" for frame, box in values["boxes"].items())
     text = f"{name}: {values['direction']}, visible in {values['visible']} of {len(masks)} frames"
     text += "".join(f", {word}" for word in ("entered", "left") if values[word])
@@ -57,11 +65,14 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
 
 
 def describe(masks: Bool[np.ndarray, "F H W"]) -> dict[str, Any]:
-    """Direction (of the centroid, in the picture), number of frames with the object, whether it entered after the first or left before the
-    last. At least one mask has a pixel."""
+    """Direction (of the centroid, in the picture), number of frames with the object, whether it entered after
+    the first or left before the last. At least one mask has a pixel."""
     seen = visible(masks)
     shown = np.flatnonzero(seen)
-    first, last = (np.array([axis.mean() for axis in np.nonzero(masks[f])[::-1]]) for f in (shown[0], shown[-1]))  # x, y
+    # x, y
+    first, last = (
+        np.array([axis.mean() for axis in np.nonzero(masks[f])[::-1]]) for f in (shown[0], shown[-1])
+    )
     x, y = last - first
     if max(abs(x), abs(y)) < MOVED * max(masks.shape[1:]):
         direction = "still"
@@ -69,7 +80,12 @@ def describe(masks: Bool[np.ndarray, "F H W"]) -> dict[str, Any]:
         direction = "right" if x > 0 else "left"
     else:
         direction = "down" if y > 0 else "up"
-    return {"direction": direction, "visible": int(seen.sum()), "entered": bool(not seen[0]), "left": bool(not seen[-1])}
+    return {
+        "direction": direction,
+        "visible": int(seen.sum()),
+        "entered": bool(not seen[0]),
+        "left": bool(not seen[-1]),
+    }
 
 
 def visible(masks: Bool[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:

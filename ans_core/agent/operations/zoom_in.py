@@ -1,8 +1,19 @@
-"""ZOOM_IN: a box of an image, or the surroundings of a mask, as an image of its own, enlarged to the model's tile at least."""
+"""ZOOM_IN: a box of an image, or the surroundings of a mask, as an image of its own, enlarged to the model's
+tile at least."""
 
 from __future__ import annotations
 
-from ans_core.agent.operations.base import Arguments, Box2D, ImageName, MaskName, Operation, Result, Tools, around, pixel_box
+from ans_core.agent.operations.base import (
+    Arguments,
+    Box2D,
+    ImageName,
+    MaskName,
+    Operation,
+    Result,
+    Tools,
+    around,
+    pixel_box,
+)
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import FIRST, Workspace
 
@@ -29,7 +40,9 @@ def run(workspace: Workspace, arguments: ZoomIn, tools: Tools) -> Result:
         made = pixel_box(workspace, arguments.image or FIRST, arguments.bbox_2d, smallest=tools.smallest)
     (name,) = workspace.next_names([made])
     box = workspace.thousandths(made.box)
-    return Result(text=f"{name}: {box}", values={"image": name, "bbox_2d": box}, handles=(made,), pictures=(name,))
+    return Result(
+        text=f"{name}: {box}", values={"image": name, "bbox_2d": box}, handles=(made,), pictures=(name,)
+    )
 
 
 ZOOM_IN = Operation(

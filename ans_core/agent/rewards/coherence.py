@@ -1,4 +1,5 @@
-"""Whether an episode's calls follow from each other, by rules on pairs of neighbours; the answer counts as the last step."""
+"""Whether an episode's calls follow from each other, by rules on pairs of neighbours; the answer counts as
+the last step."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ class _Step:
 
 
 def coherence(observations: Sequence[Observation], *, plan: Sequence[Call]) -> float:
-    """Return the mean score of neighbouring steps, 0 for an answer at once: an exact repetition costs, then good and bad pairs count. A
-    pair is good only if its calls worked. Turns without a well-formed call are neither.
+    """Return the mean score of neighbouring steps, 0 for an answer at once: an exact repetition costs, then
+    good and bad pairs count. A pair is good only if its calls worked. Turns without a well-formed call are
+    neither.
 
-    At most what the shortest plan has: good pairs that a question does not need would otherwise pay for calls that it does not need."""
+    At most what the shortest plan has: good pairs that a question does not need would otherwise pay for calls
+    that it does not need."""
     best = _mean([_Step(call, True) for call in plan])
     return min(best, _mean([_Step(observation.call, observation.ok) for observation in observations]))
 

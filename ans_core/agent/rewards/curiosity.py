@@ -1,7 +1,8 @@
-"""Curiosity about operations (Pixel-Reasoner, arXiv 2505.15966): a bonus for calling while few episodes do, and a price for calls beyond
-the shortest plan's.
+"""Curiosity about operations (Pixel-Reasoner, arXiv 2505.15966): a bonus for calling while few episodes do,
+and a price for calls beyond the shortest plan's.
 
-A group that calls nowhere earns no bonus, so a share is kept over the run, for every family of questions by itself.
+A group that calls nowhere earns no bonus, so a share is kept over the run, for every family of questions by
+itself.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ class ToolUse:
         return self.with_call / max(self.with_call + self.without, 1e-9)
 
     def after(self, counts: ToolUse) -> ToolUse:
-        """Return what is known after a step with these counts; without episodes of the family nothing changes."""
+        """Return what is known after a step with these counts; without episodes of the family nothing
+        changes."""
         if not counts.with_call + counts.without:
             return self
-        return ToolUse(with_call=DECAY * self.with_call + counts.with_call, without=DECAY * self.without + counts.without)
+        return ToolUse(
+            with_call=DECAY * self.with_call + counts.with_call, without=DECAY * self.without + counts.without
+        )
 
 
 def bonus(*, successful: int, shortest: int, use: ToolUse) -> float:
-    """Return alpha * max(H - RaPR, 0) for an episode with a successful call. H is 0 where the shortest plan has no call."""
+    """Return alpha * max(H - RaPR, 0) for an episode with a successful call. H is 0 where the shortest plan
+    has no call."""
     if not successful or not shortest:
         return 0.0
     return ALPHA * max(WANTED - use.rapr, 0.0)

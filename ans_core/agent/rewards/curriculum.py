@@ -1,7 +1,9 @@
-"""Which reward parts count when: `base` (the task, curiosity, learning progress, evidence), then `coherence`, then `full` (penalties, too).
+"""Which reward parts count when: `base` (the task, curiosity, learning progress, evidence), then `coherence`,
+then `full` (penalties, too).
 
-A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one costs too much accuracy, and more
-than chance, the run goes back to the boundary's weights and waits twice as long before it tries again.
+A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one
+costs too much accuracy, and more than chance, the run goes back to the boundary's weights and waits twice as
+long before it tries again.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ class Curriculum:
     evaluated: tuple[tuple[float, float, float], ...] = ()
     """Their means at the last evaluations of this phase, and the accuracy's standard error."""
     boundary: tuple[str, float, float] | None = None
-    """File of the weights with which the phase began, the accuracy then, and its standard error; None in `base`, and after a roll-back."""
+    """File of the weights with which the phase began, the accuracy then, and its standard error; None in
+    `base`, and after a roll-back."""
     roll_backs: int = 0
 
     def after(self, accuracy: float, coherence: float, rules: Rules) -> Curriculum:

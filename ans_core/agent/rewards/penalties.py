@@ -15,8 +15,9 @@ MOST = {"zoom_in": 3, "track_object": 5, "segment_object_at": 10, "get_propertie
 
 
 def penalties(observations: Sequence[Observation], *, answer: str | None) -> dict[str, float]:
-    """Return penalties (0 or negative) by name: `prerequisite`, a mask asked about before one was made; `still`, twice as much for
-    following something in a picture; `out_of_bounds`, half as much for a box that is none; `over_use`; `no_answer`."""
+    """Return penalties (0 or negative) by name: `prerequisite`, a mask asked about before one was made;
+    `still`, twice as much for following something in a picture; `out_of_bounds`, half as much for a box that
+    is none; `over_use`; `no_answer`."""
     found: defaultdict[str, float] = defaultdict(float)
     used: Counter[str] = Counter()
     masks = False

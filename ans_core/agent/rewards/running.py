@@ -1,6 +1,7 @@
 """A running mean and spread, for reward parts that vary by degrees.
 
-Rewards of right and wrong are not normalised: while most answers are right, a wrong one would weigh twenty times as much as a right one.
+Rewards of right and wrong are not normalised: while most answers are right, a wrong one would weigh twenty
+times as much as a right one.
 """
 
 from __future__ import annotations

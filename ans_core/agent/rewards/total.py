@@ -11,7 +11,8 @@ from ans_core.agent.rewards.curiosity import price
 from ans_core.agent.rewards.penalties import penalties
 
 LIMIT = 0.4
-"""Of the shaping. Below half of what a right answer earns: a right answer earns 0.6 at least, a wrong one 0.4 at most."""
+"""Of the shaping. Below half of what a right answer earns: a right answer earns 0.6 at least, a wrong one 0.4
+at most."""
 
 
 def task(right: bool) -> float:
@@ -21,8 +22,9 @@ def task(right: bool) -> float:
 def own_parts(
     observations: Sequence[Observation], *, plan: Sequence[Call], answer: str | None, evidence: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the parts that an episode earns whatever the state of training is, before their weights, and the penalties by name. Parts:
-    `evidence` (a look at all things asked about, where one is needed), `coherence`, `price` of needless calls, `penalty`."""
+    """Return the parts that an episode earns whatever the state of training is, before their weights, and the
+    penalties by name. Parts: `evidence` (a look at all things asked about, where one is needed), `coherence`,
+    `price` of needless calls, `penalty`."""
     faults = penalties(observations, answer=answer)
     parts = {
         "evidence": float(bool(plan) and evidence),

@@ -1,4 +1,5 @@
-"""(seed, family, split, index) -> a drawn question, and the oracle: its shortest plan on the real operations."""
+"""(seed, family, split, index) -> a drawn question, and the oracle: its shortest plan on the real
+operations."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TILE = 96
 
 
 def draw_question(family: str, *, seed: int, split: str, index: int, tile: int = TILE) -> Question:
-    """Depends on its arguments alone; other splits, families and indices draw other scenes. Pictures have SHRINKS times the tile's side.
+    """Depends on its arguments alone; other splits, families and indices draw other scenes. Pictures have
+    SHRINKS times the tile's side.
 
     Raises ValueError for a family or split that does not exist."""
     if family not in FAMILIES:

@@ -1,8 +1,10 @@
-"""Annotated photographs (any data set whose samples have words and masks) -> questions whose answers are right by construction.
+"""Annotated photographs (any data set whose samples have words and masks) -> questions whose answers are
+right by construction.
 
-Each family says what it needs and leaves out what is ambiguous: crowds, things that are too small to be seen in a crop, things cut off by
-the picture's edge where sizes are compared, and answers near a limit. The shortest plan of each is a look (`zoom_in`) at every thing that
-it is about, so traces need no model that segments.
+Each family says what it needs and leaves out what is ambiguous: crowds, things that are too small to be seen
+in a crop, things cut off by the picture's edge where sizes are compared, and answers near a limit. The
+shortest plan of each is a look (`zoom_in`) at every thing that it is about, so traces need no model that
+segments.
 """
 
 from __future__ import annotations
@@ -25,10 +27,20 @@ from ans_core.dist import seed_of
 from ans_core.pictures import media, rle, transforms
 from ans_core.types import RLE, ImageRef, Sample
 
-AnnotatedFamily = Literal["count", "is_there", "which_larger", "left_or_right", "nearer", "which_colour", "which_third", "smaller_of_two"]
+AnnotatedFamily = Literal[
+    "count",
+    "is_there",
+    "which_larger",
+    "left_or_right",
+    "nearer",
+    "which_colour",
+    "which_third",
+    "smaller_of_two",
+]
 FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
 SMALLEST_SIDE = 28
-"""Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in it."""
+"""Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in
+it."""
 SMALLEST_AREA = 0.004
 """Share of the picture."""
 FILLS = 0.25
@@ -40,18 +52,34 @@ MOST_COUNTED = 4
 CLEARLY = 1.6
 """How many times as large, as near, or as large as its fellow a thing must be."""
 SAME_IOU = 0.5
-"""Two things whose masks have more than this in common are taken for one thing of two names: `the dog`, `the brown animal`."""
+"""Two things whose masks have more than this in common are taken for one thing of two names: `the dog`, `the
+brown animal`."""
 UNIFORM = 0.8
 """Share of a thing's pixels (edge left out) that have its colour's name."""
 NUMBERS = tuple(str(number) for number in range(1, MOST_COUNTED + 1))
 THIRDS = ("left", "middle", "right")
 PLURALS = {
-    "person": "people", "sheep": "sheep", "knife": "knives", "mouse": "mice", "bus": "buses", "bench": "benches", "couch": "couches",
-    "sandwich": "sandwiches", "toothbrush": "toothbrushes", "wine glass": "wine glasses", "hair brush": "hair brushes",
+    "person": "people", "sheep": "sheep", "knife": "knives", "mouse": "mice", "bus": "buses",
+    "bench": "benches", "couch": "couches",
+    "sandwich": "sandwiches", "toothbrush": "toothbrushes", "wine glass": "wine glasses",
+    "hair brush": "hair brushes",
 }  # fmt: skip
 PLURAL_ALREADY = ("skis", "scissors")
 """COCO's classes that are no single things by their names."""
-PATCHWORK = ("person", "pizza", "sandwich", "cake", "book", "tv", "laptop", "potted plant", "zebra", "giraffe", "bed", "dining table")
+PATCHWORK = (
+    "person",
+    "pizza",
+    "sandwich",
+    "cake",
+    "book",
+    "tv",
+    "laptop",
+    "potted plant",
+    "zebra",
+    "giraffe",
+    "bed",
+    "dining table",
+)
 """COCO's classes whose one colour nobody would name: clothes, food, screens, patterns, what lies on them."""
 
 
@@ -93,17 +121,22 @@ class AnnotatedPicture:
     absent: Collection[str]
     """Names of which there is surely none."""
     annotated: bool
-    """Its set has categories: all things of each are annotated, so they can be counted. Expressions name some of several."""
+    """Its set has categories: all things of each are annotated, so they can be counted. Expressions name some
+    of several."""
 
     def single(self) -> list[AnnotatedThing]:
         """Return the things that their names mean alone and that a crop shows."""
-        return [things[0] for name, things in self.things.items() if len(things) == 1 and name not in self.crowds and things[0].clear]
+        return [
+            things[0]
+            for name, things in self.things.items()
+            if len(things) == 1 and name not in self.crowds and things[0].clear
+        ]
 
 
 def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
-    """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the cat` are one); the same mask
-    is one thing. Absent is what a sample without masks says, and, where classes are annotated (`meta["category"]`, as in COCO), every class
-    of the set that the picture has none of."""
+    """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the
+    cat` are one); the same mask is one thing. Absent is what a sample without masks says, and, where classes
+    are annotated (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
     of_picture: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.task == "referring" and len(sample.frames) == 1 and sample.text:
@@ -126,7 +159,8 @@ def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
                 height=own[0].height,
                 things={name: tuple(some) for name, some in things.items() if some},
                 crowds={_name(s.text or "") for s in own if s.meta.get("joined")},
-                absent={name for name, some in things.items() if not some} | ((classes - things.keys()) if annotated else set()),
+                absent={name for name, some in things.items() if not some}
+                | ((classes - things.keys()) if annotated else set()),
                 annotated=annotated,
             )
         )
@@ -134,10 +168,13 @@ def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
 
 
 def questions(
-    found: Sequence[AnnotatedPicture], *, families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS, seed: int
+    found: Sequence[AnnotatedPicture],
+    *,
+    families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS,
+    seed: int,
 ) -> list[Question]:
-    """Return every question that these families can ask about the pictures, in the order of pictures and families. `seed`: decides the
-    order in which things are named and which absent thing is asked about."""
+    """Return every question that these families can ask about the pictures, in the order of pictures and
+    families. `seed`: decides the order in which things are named and which absent thing is asked about."""
     made = []
     for picture in found:
         encoded = media.reference(transforms.open_image(picture.frame))
@@ -145,7 +182,11 @@ def questions(
         for family in families:
             rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
             for number, question in enumerate(ASKING[family](picture, rng)):
-                made.append(replace(question, question_id=f"{family}/{picture.picture_id}/{number}", frames=(encoded,)))
+                made.append(
+                    replace(
+                        question, question_id=f"{family}/{picture.picture_id}/{number}", frames=(encoded,)
+                    )
+                )
     return made
 
 
@@ -190,26 +231,53 @@ def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Ques
     if not picture.annotated:
         return
     for name, things in picture.things.items():
-        if name in picture.crowds or name in PLURAL_ALREADY or len(things) > MOST_COUNTED or not all(thing.clear for thing in things):
+        if (
+            name in picture.crowds
+            or name in PLURAL_ALREADY
+            or len(things) > MOST_COUNTED
+            or not all(thing.clear for thing in things)
+        ):
             continue
-        thoughts = [f"I look for {plural(name)} one by one.", *(f"That is number {number}. Is there another?" for number in NUMBERS)]
+        thoughts = [
+            f"I look for {plural(name)} one by one.",
+            *(f"That is number {number}. Is there another?" for number in NUMBERS),
+        ]
         yield _question(
-            picture, "count", f"How many {plural(name)} are in the picture?", str(len(things)), NUMBERS, things, thoughts=thoughts
+            picture,
+            "count",
+            f"How many {plural(name)} are in the picture?",
+            str(len(things)),
+            NUMBERS,
+            things,
+            thoughts=thoughts,
         )
 
 
 def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
-    """Needs a clear thing for `yes`, and for `no` a name of which there is surely none; as many of one as of the other, where there are."""
-    present = [things for name, things in picture.things.items() if any(t.clear for t in things) and name not in PLURAL_ALREADY]
+    """Needs a clear thing for `yes`, and for `no` a name of which there is surely none; as many of one as of
+    the other, where there are."""
+    present = [
+        things
+        for name, things in picture.things.items()
+        if any(t.clear for t in things) and name not in PLURAL_ALREADY
+    ]
     absent = sorted(name for name in picture.absent if name not in PLURAL_ALREADY)
     for things in present:
         shown = max((thing for thing in things if thing.clear), key=lambda thing: thing.area)
         text = f"Is there {a(shown.name)} in the picture?"
         yield _question(
-            picture, "is_there", text, "yes", ("yes", "no"), [shown], thoughts=[f"This could be {a(shown.name)}; I look closer."]
+            picture,
+            "is_there",
+            text,
+            "yes",
+            ("yes", "no"),
+            [shown],
+            thoughts=[f"This could be {a(shown.name)}; I look closer."],
         )
     for number in rng.permutation(len(absent))[: len(present)]:
-        yield _question(picture, "is_there", f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ())
+        yield _question(
+            picture, "is_there", f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ()
+        )
 
 
 def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
@@ -219,7 +287,9 @@ def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterat
             first, second = _shuffled((one, other), rng)
             text = f"Which is larger in the picture, {first.phrase} or {second.phrase}?"
             larger = max(one, other, key=lambda thing: thing.area)
-            yield _question(picture, "which_larger", text, larger.phrase, (first.phrase, second.phrase), (first, second))
+            yield _question(
+                picture, "which_larger", text, larger.phrase, (first.phrase, second.phrase), (first, second)
+            )
 
 
 def _left_or_right(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
@@ -241,7 +311,14 @@ def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Que
             if _apart(start, far) >= CLEARLY * _apart(start, near) and _distinct(start, near, far):
                 first, second = _shuffled((one, other), rng)
                 text = f"Which is nearer to {start.phrase} in the picture, {first.phrase} or {second.phrase}?"
-                yield _question(picture, "nearer", text, near.phrase, (first.phrase, second.phrase), (start, first, second))
+                yield _question(
+                    picture,
+                    "nearer",
+                    text,
+                    near.phrase,
+                    (first.phrase, second.phrase),
+                    (start, first, second),
+                )
 
 
 def _which_colour(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
@@ -250,7 +327,14 @@ def _which_colour(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterat
     for thing in picture.single():
         colour = uniform_colour(pixels, rle.decode(thing.mask)) if thing.name not in PATCHWORK else None
         if colour is not None:
-            yield _question(picture, "which_colour", f"What colour is {thing.phrase}?", colour, tuple(shapes.NAMES), [thing])
+            yield _question(
+                picture,
+                "which_colour",
+                f"What colour is {thing.phrase}?",
+                colour,
+                tuple(shapes.NAMES),
+                [thing],
+            )
 
 
 def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
@@ -263,11 +347,16 @@ def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterato
 
 
 def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
-    """Needs two of a class that is annotated in full, whole, one clearly smaller, side by side without an overlap."""
+    """Needs two of a class that is annotated in full, whole, one clearly smaller, side by side without an
+    overlap."""
     if not picture.annotated:
         return
     for name, things in picture.things.items():
-        whole = len(things) == 2 and name not in picture.crowds and all(thing.clear and not thing.cut for thing in things)
+        whole = (
+            len(things) == 2
+            and name not in picture.crowds
+            and all(thing.clear and not thing.cut for thing in things)
+        )
         if not whole or name in PLURAL_ALREADY:
             continue
         small, large = sorted(things, key=lambda thing: thing.area)
@@ -291,8 +380,8 @@ ASKING: dict[AnnotatedFamily, Callable[[AnnotatedPicture, np.random.Generator], 
 
 
 def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | None:
-    """Return the colour's name that UNIFORM of the pixels inside have (edge of two pixels left out); None without one, and for grey, which
-    white in the shade is, too."""
+    """Return the colour's name that UNIFORM of the pixels inside have (edge of two pixels left out); None
+    without one, and for grey, which white in the shade is, too."""
     inner = ndimage.binary_erosion(mask, iterations=2)
     if not inner.any():
         return None
@@ -313,7 +402,9 @@ def _apart(one: AnnotatedThing, other: AnnotatedThing) -> float:
     return float(np.hypot(one.middle[0] - other.middle[0], one.middle[1] - other.middle[1]))
 
 
-def _shuffled(things: tuple[AnnotatedThing, AnnotatedThing], rng: np.random.Generator) -> tuple[AnnotatedThing, AnnotatedThing]:
+def _shuffled(
+    things: tuple[AnnotatedThing, AnnotatedThing], rng: np.random.Generator
+) -> tuple[AnnotatedThing, AnnotatedThing]:
     first, second = things if rng.random() < 0.5 else things[::-1]
     return first, second
 
@@ -332,10 +423,12 @@ def _question(
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
-    # A self-correction says of what it looked at first that it is not what was asked about, so that must be neither in the question nor of
-    # a name in it.
+    # A self-correction says of what it looked at first that it is not what was asked about, so that must be
+    # neither in the question nor of a name in it.
     asked = {thing.name for thing in things}
-    candidates = [thing for name, own in picture.things.items() if name not in asked for thing in own if thing.clear]
+    candidates = [
+        thing for name, own in picture.things.items() if name not in asked for thing in own if thing.clear
+    ]
     others = [other for other in candidates if all(_distinct(other, thing) for thing in things)]
     distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()
     return Question(
@@ -357,6 +450,12 @@ def zoom(picture: AnnotatedPicture, thing: AnnotatedThing) -> Call:
     """On a thing and MARGIN around it, inside the picture."""
     x1, y1, x2, y2 = thing.box
     across, down = MARGIN * (x2 - x1), MARGIN * (y2 - y1)
-    low = [np.floor(THOUSAND * (x1 - across) / picture.width), np.floor(THOUSAND * (y1 - down) / picture.height)]
-    high = [np.ceil(THOUSAND * (x2 + across) / picture.width), np.ceil(THOUSAND * (y2 + down) / picture.height)]
+    low = [
+        np.floor(THOUSAND * (x1 - across) / picture.width),
+        np.floor(THOUSAND * (y1 - down) / picture.height),
+    ]
+    high = [
+        np.ceil(THOUSAND * (x2 + across) / picture.width),
+        np.ceil(THOUSAND * (y2 + down) / picture.height),
+    ]
     return Call(name="zoom_in", arguments={"bbox_2d": [int(v) for v in np.clip([*low, *high], 0, THOUSAND)]})

@@ -1,4 +1,5 @@
-"""Questions about annotated photographs -> a folder of traces, made by the real operations, for `agent_sft` (`agent.sft.traces`)."""
+"""Questions about annotated photographs -> a folder of traces, made by the real operations, for `agent_sft`
+(`agent.sft.traces`)."""
 
 from __future__ import annotations
 
@@ -12,14 +13,23 @@ import numpy as np
 
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.world.question import Question
-from ans_core.agent.world.trace_file import SHARES, Kind, Trace, check_mix, check_new, write_pictures, write_traces
+from ans_core.agent.world.trace_file import (
+    SHARES,
+    Kind,
+    Trace,
+    check_mix,
+    check_new,
+    write_pictures,
+    write_traces,
+)
 from ans_core.agent.world.traces import Written, trace
 from ans_core.dist import seed_of
 
 
 def kinds_of_questions(questions: Sequence[Question], *, seed: int) -> list[Kind]:
-    """Return a kind for each question, in SHARES over all, by chance: a self-correction needs another thing in the picture that can be
-    looked at first, a trap a call and a wrong choice. Raises ValueError where too few can be one."""
+    """Return a kind for each question, in SHARES over all, by chance: a self-correction needs another thing
+    in the picture that can be looked at first, a trap a call and a wrong choice. Raises ValueError where too
+    few can be one."""
     rng = np.random.default_rng(seed_of(seed, "kinds of questions"))
     kinds: list[Kind] = ["golden"] * len(questions)
     able: dict[Kind, list[int]] = {
@@ -30,7 +40,10 @@ def kinds_of_questions(questions: Sequence[Question], *, seed: int) -> list[Kind
         free = [place for place in places if kinds[place] == "golden"]
         wanted = round(SHARES[kind] * len(questions))
         if len(free) < wanted:
-            raise ValueError(f"{wanted} of {len(questions)} questions are to be a {kind}, and {len(free)} can; take more pictures")
+            raise ValueError(
+                f"{wanted} of {len(questions)} questions are to be a {kind}, and {len(free)} can; take more "
+                "pictures"
+            )
         for place in rng.permutation(len(free))[:wanted]:
             kinds[free[place]] = kind
     return kinds
@@ -39,8 +52,9 @@ def kinds_of_questions(questions: Sequence[Question], *, seed: int) -> list[Kind
 def write_annotated_traces(
     folder: Path, questions: Sequence[Question], *, seed: int, toolbox: Toolbox, provenance: dict[str, Any]
 ) -> Written:
-    """Write a trace of each question; pictures of several questions are written once. `provenance`: what stands in every record beside the
-    source and the question's id. Raises ValueError for a folder that holds traces, where nothing is left, and where the mix is off."""
+    """Write a trace of each question; pictures of several questions are written once. `provenance`: what
+    stands in every record beside the source and the question's id. Raises ValueError for a folder that holds
+    traces, where nothing is left, and where the mix is off."""
     check_new(folder)
     dropped: Counter[str] = Counter()
     records: list[Trace] = []

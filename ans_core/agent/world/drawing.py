@@ -1,4 +1,5 @@
-"""Things and words of the embedded world (ans_core/data/scenes.py) drawn large, with details that the overview does not show."""
+"""Things and words of the embedded world (ans_core/data/scenes.py) drawn large, with details that the
+overview does not show."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ DARK = 115.0
 DARKENED = 0.45
 """Brightness of a pattern's dark half."""
 MARGIN = 0.75
-"""Around a thing in the crop of it, in steps of BOX_STEP: a box that is one step off still holds the thing."""
+"""Around a thing in the crop of it, in steps of BOX_STEP: a box that is one step off still holds the
+thing."""
 PATTERNS = ("horizontal", "vertical", "diagonal", "checked")
 """Period 4 pixels and equal mean: at a fourth of the size nothing of it is left."""
 
@@ -66,10 +68,13 @@ def random_things(rng: np.random.Generator, count: int, *, least_meant: int = 1)
 
 
 def unplaced(rng: np.random.Generator, count: int, *, least_meant: int) -> list[Thing]:
-    """`count` plain things of random attributes; colour and shape mean at least `least_meant` of them each alone."""
+    """`count` plain things of random attributes; colour and shape mean at least `least_meant` of them each
+    alone."""
     while True:
         attributes = random_attributes(rng, count)
-        things = [replace(random_thing(rng, shape=s, colour=c, size=z), texture="plain") for s, c, z in attributes]
+        things = [
+            replace(random_thing(rng, shape=s, colour=c, size=z), texture="plain") for s, c, z in attributes
+        ]
         few_large = sum(thing.size == "large" for thing in things) <= MOST_LARGE
         if few_large and sum(named(things, i) is not None for i in range(count)) >= least_meant:
             return things
@@ -114,13 +119,17 @@ def paint_pattern(image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W
     image[mask & dark] = (image[mask & dark] * DARKENED).round().astype(np.uint8)
 
 
-def write(image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], text: str, colour: tuple[int, int, int]) -> None:
+def write(
+    image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], text: str, colour: tuple[int, int, int]
+) -> None:
     """In place: a text in the middle of a thing, black or white, whichever is clearer on its colour."""
     y, x = _deepest(mask)
     bright = float(np.dot(colour, (0.299, 0.587, 0.114)))
     picture = Image.fromarray(image)
     font = ImageFont.load_default(size=FONT_SIZE)
-    ImageDraw.Draw(picture).text((x, y), text, fill=(10, 10, 10) if bright > DARK else (245, 245, 245), font=font, anchor="mm")
+    ImageDraw.Draw(picture).text(
+        (x, y), text, fill=(10, 10, 10) if bright > DARK else (245, 245, 245), font=font, anchor="mm"
+    )
     image[:] = np.asarray(picture)
 
 
@@ -137,16 +146,21 @@ def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
 
 
 def zoom(mask: RLE) -> Call:
-    """On a thing and MARGIN around it, inside the picture, rounded outwards to the numbers that models write boxes in."""
+    """On a thing and MARGIN around it, inside the picture, rounded outwards to the numbers that models write
+    boxes in."""
     decoded = rle.decode(mask)
     sides = (decoded.shape[1], decoded.shape[0]) * 2
     x1, y1, x2, y2 = (THOUSAND * v / side / BOX_STEP for v, side in zip(box_of(decoded), sides, strict=True))
     box = [np.floor(x1 - MARGIN), np.floor(y1 - MARGIN), np.ceil(x2 + MARGIN), np.ceil(y2 + MARGIN)]
-    return Call(name="zoom_in", arguments={"bbox_2d": [int(v) * BOX_STEP for v in np.clip(box, 0, THOUSAND // BOX_STEP)]})
+    return Call(
+        name="zoom_in",
+        arguments={"bbox_2d": [int(v) * BOX_STEP for v in np.clip(box, 0, THOUSAND // BOX_STEP)]},
+    )
 
 
 def segment(mask: RLE) -> Call:
-    """At the point farthest from a thing's edge, of those with numbers that models write (things are wider than BOX_STEP)."""
+    """At the point farthest from a thing's edge, of those with numbers that models write (things are wider
+    than BOX_STEP)."""
     depth = ndimage.distance_transform_edt(rle.decode(mask))
     steps = np.arange(BOX_STEP, THOUSAND, BOX_STEP)
     rows, columns = (steps * side // THOUSAND for side in depth.shape)

@@ -1,7 +1,9 @@
-"""Traces -> scores from 1 to 5 by the language model that the section `judge` names, and which traces are dropped for them.
+"""Traces -> scores from 1 to 5 by the language model that the section `judge` names, and which traces are
+dropped for them.
 
-The judge reads text alone: question, what was said, what came back in words, the answer, and the true one. It sees no picture, so it tells
-whether calls suit the question and follow from each other, not whether an observation is true: that is what the filter's rules are for.
+The judge reads text alone: question, what was said, what came back in words, the answer, and the true one. It
+sees no picture, so it tells whether calls suit the question and follow from each other, not whether an
+observation is true: that is what the filter's rules are for.
 """
 
 from __future__ import annotations
@@ -34,16 +36,20 @@ Rejected = Literal["low_score", "unreliable", "unjudged"]
 LOWEST, HIGHEST, KEPT = 1, 5, 4
 """The scale, and the mean score from which a trace is kept."""
 REPEATED_SHARE, TIMES = 0.01, 3
-"""This share of the traces is scored so many times: once as all others, then with replies that are sampled."""
+"""This share of the traces is scored so many times: once as all others, then with replies that are
+sampled."""
 MOST_DEVIATION = 1.0
-"""Unbiased standard deviation of a trace's scores above which it is unreliable: 5, 5, 3 is, 5, 4, 3 is not."""
+"""Unbiased standard deviation of a trace's scores above which it is unreliable: 5, 5, 3 is, 5, 4, 3 is
+not."""
 CHUNK = 64
 """Most traces between two checks whether the endpoint still answers."""
 CHUNK_DEADLINE_S = 1800.0
 """No training step waits for this, so slow endpoints may take their time."""
 TOKENS = 300
 WANTED: dict[Kind, str] = {
-    "golden": "It should look where the question needs it, make no needless call, and end in the true answer.",
+    "golden": (
+        "It should look where the question needs it, make no needless call, and end in the true answer."
+    ),
     "trap": "It shows an error on purpose: its calls should suit the question, and its wrong answer should be an error that somebody "
     "could make. That the answer is wrong costs nothing.",
     "self_correction": "It begins with a call about another thing on purpose, should notice this and say so, and then solve the question. "
@@ -74,22 +80,30 @@ class Verdict:
     """Why the trace is dropped."""
 
 
-def verdicts(judge: EndpointJudge, traces: Sequence[Trace], *, seed: int, on_failure: OnFailure, log: Log) -> list[Verdict]:
-    """Score every trace. `log` gets the judge's counts. Raises RuntimeError where the endpoint answers nothing; what it did answer before
-    is in the judge's cache."""
+def verdicts(
+    judge: EndpointJudge, traces: Sequence[Trace], *, seed: int, on_failure: OnFailure, log: Log
+) -> list[Verdict]:
+    """Score every trace. `log` gets the judge's counts. Raises RuntimeError where the endpoint answers
+    nothing; what it did answer before is in the judge's cache."""
     again = repeated([trace.trace_id for trace in traces], seed=seed)
     found: list[Verdict] = []
-    size = ceil(len(traces) / max(1, ceil(len(traces) / CHUNK)))  # even chunks: a last one of one trace could stop the stage by one failure
+    # even chunks: a last one of one trace could stop the stage by one failure
+    size = ceil(len(traces) / max(1, ceil(len(traces) / CHUNK)))
     with tqdm(total=len(traces), desc="judged traces", mininterval=bar_interval_s()) as bar:
         for start in range(0, len(traces), max(1, size)):
             chunk = traces[start : start + size]
-            asked = [(i, n) for i, trace in enumerate(chunk) for n in range(TIMES if trace.trace_id in again else 1)]  # (trace, sample)
+            asked = [  # (trace, sample)
+                (i, n)
+                for i, trace in enumerate(chunk)
+                for n in range(TIMES if trace.trace_id in again else 1)
+            ]
             scores = judge.ask([grading(chunk[i], sample=n) for i, n in asked], read_score).result()
             stats = judge.stats()
             log({f"judge/{name}": value for name, value in stats.items()}, len(found) + len(chunk))
             if stats["failed"] and not stats["parse_failed"] and not any(scores):
                 raise RuntimeError(
-                    f"the judge's endpoint answered none of {len(asked)} requests; the log file says why. Run again to go on from here"
+                    f"the judge's endpoint answered none of {len(asked)} requests; the log file says why. "
+                    "Run again to go on from here"
                 )
             own: dict[int, list[int | None]] = {i: [] for i in range(len(chunk))}
             for (i, _), score in zip(asked, scores, strict=True):
@@ -98,20 +112,23 @@ def verdicts(judge: EndpointJudge, traces: Sequence[Trace], *, seed: int, on_fai
             bar.update(len(chunk))
     if unjudged := sum(not one.scores for one in found):
         what = "stay as the rules kept them" if on_failure == "meteor" else "are dropped"
-        logging.warning("%d of %d traces have no judgement and %s (judge.on_failure)", unjudged, len(found), what)
+        logging.warning(
+            "%d of %d traces have no judgement and %s (judge.on_failure)", unjudged, len(found), what
+        )
     return found
 
 
 def repeated(names: Sequence[str], *, seed: int) -> set[str]:
-    """Return which traces are scored TIMES: REPEATED_SHARE of them, by (seed, name), and one at least if there is any."""
+    """Return which traces are scored TIMES: REPEATED_SHARE of them, by (seed, name), and one at least if
+    there is any."""
     places = {name: seed_of(seed, "judged again", name) for name in names}
     chosen = {name for name, place in places.items() if place < REPEATED_SHARE * 2**48}
     return chosen or set(sorted(names, key=places.__getitem__)[:1])
 
 
 def verdict(given: Sequence[int | None], *, on_failure: OnFailure) -> Verdict:
-    """Judge a trace by its scores; None: a reply that is missing or unreadable. Of what is scored several times the mean counts, and one
-    missing score leaves the others."""
+    """Judge a trace by its scores; None: a reply that is missing or unreadable. Of what is scored several
+    times the mean counts, and one missing score leaves the others."""
     scores = tuple(score for score in given if score is not None)
     if not scores:
         return Verdict(rejected="unjudged" if on_failure == "drop" else None)
@@ -121,8 +138,8 @@ def verdict(given: Sequence[int | None], *, on_failure: OnFailure) -> Verdict:
 
 
 def numbers(found: Sequence[Verdict]) -> dict[str, float]:
-    """Return what the judge gave and how consistent it was. deviation: mean of the standard deviations of traces scored several times;
-    agreement: the share of these with all scores on one side of KEPT."""
+    """Return what the judge gave and how consistent it was. deviation: mean of the standard deviations of
+    traces scored several times; agreement: the share of these with all scores on one side of KEPT."""
     first = [one.scores[0] for one in found if one.scores]
     several = [one.scores for one in found if len(one.scores) > 1]
     counts = Counter(one.rejected for one in found)
@@ -143,7 +160,8 @@ def grading(trace: Trace, *, sample: int) -> Request:
     """Ask for a trace's score. `sample`: which of several."""
     operations = "\n".join(f"- {operation.name}: {operation.sentence}" for operation in OPERATIONS.values())
     lines = [
-        {"model" if turn.role == "assistant" else "came back": turn.text.replace(protocol.IMAGE, "[picture]")} for turn in trace.turns[1:]
+        {"model" if turn.role == "assistant" else "came back": turn.text.replace(protocol.IMAGE, "[picture]")}
+        for turn in trace.turns[1:]
     ]
     told = [
         f"Kind: {trace.kind}. {WANTED[trace.kind]}",
@@ -152,7 +170,13 @@ def grading(trace: Trace, *, sample: int) -> Request:
         "Trace, a JSON object a turn; the last one is the answer:",
         *(json.dumps(line, ensure_ascii=False) for line in lines),
     ]
-    return Request(system=SYSTEM.format(operations=operations), user="\n".join(told), schema=SCHEMA, max_tokens=TOKENS, sample=sample)
+    return Request(
+        system=SYSTEM.format(operations=operations),
+        user="\n".join(told),
+        schema=SCHEMA,
+        max_tokens=TOKENS,
+        sample=sample,
+    )
 
 
 def read_score(reply: str) -> int | None:

@@ -38,7 +38,8 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A picture (or a clip, of which only the first frame is seen) and a question about it. `prior` is what the question alone suggests."""
+    """A picture (or a clip, of which only the first frame is seen) and a question about it. `prior` is what
+    the question alone suggests."""
 
     question_id: str
     """family/split/index."""
@@ -54,8 +55,8 @@ class Question:
     plan: tuple[Call, ...]
     """The shortest one."""
     look: Look = "crop"
-    """What counts as having looked at a thing: a crop that shows it (or its mask, read or measured by an operation), its mask alone, or a
-    track from it."""
+    """What counts as having looked at a thing: a crop that shows it (or its mask, read or measured by an
+    operation), its mask alone, or a track from it."""
     distraction: tuple[Call, ...] = ()
     """The plan's first call, about another thing. Empty where there is none."""
     thoughts: tuple[str, ...] = ()
@@ -91,7 +92,8 @@ def is_right(said: str, question: Question) -> bool:
 
 
 def evidence(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> bool:
-    """Whether every target was looked at, as the question wants it (`look`). True where no operation is needed."""
+    """Whether every target was looked at, as the question wants it (`look`). True where no operation is
+    needed."""
     read = {
         name
         for observation in observations
@@ -101,12 +103,15 @@ def evidence(question: Question, workspace: Workspace, observations: Sequence[Ob
     followed = {handle.mask for _, handle in workspace.handles if isinstance(handle, TrackHandle)}
     masks = {"crop": read, "mask": set(workspace.names("mask")), "track": followed}[question.look]
     crops = question.look == "crop"
-    return not question.plan or all(_looked_at(target, workspace, masks=masks, crops=crops) for target in question.targets)
+    return not question.plan or all(
+        _looked_at(target, workspace, masks=masks, crops=crops) for target in question.targets
+    )
 
 
 def faithful_calls(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> int:
-    """Return how many successful calls are about a thing that the question is about: what they made, or were given, is a crop that shows
-    one, its mask, or a track from that. (`evidence` wants all things, and of the right kind.)"""
+    """Return how many successful calls are about a thing that the question is about: what they made, or were
+    given, is a crop that shows one, its mask, or a track from that. (`evidence` wants all things, and of the
+    right kind.)"""
     return sum(
         any(_shows(target, workspace, name) for name in _names_of(observation) for target in question.targets)
         for observation in observations
@@ -117,14 +122,24 @@ def faithful_calls(question: Question, workspace: Workspace, observations: Seque
 def _names_of(observation: Observation) -> set[str]:
     """Return the handles that a call made and was given."""
     given = observation.call.arguments if observation.call is not None else {}
-    single = [source.get(kind) for source in (given, observation.values) for kind in ("image", "mask", "track")]
-    return {name for name in (*single, *(given.get("masks") or ()), *observation.pictures) if isinstance(name, str)}
+    single = [
+        source.get(kind) for source in (given, observation.values) for kind in ("image", "mask", "track")
+    ]
+    return {
+        name
+        for name in (*single, *(given.get("masks") or ()), *observation.pictures)
+        if isinstance(name, str)
+    }
 
 
 def _looked_at(target: Target, workspace: Workspace, *, masks: Collection[str | None], crops: bool) -> bool:
     """Tell whether one of these masks is the target's, or a crop shows it."""
     known = [*workspace.names("image"), *workspace.names("mask")]
-    return any(_shows(target, workspace, name) for name in known if (name in masks if name in workspace.names("mask") else crops))
+    return any(
+        _shows(target, workspace, name)
+        for name in known
+        if (name in masks if name in workspace.names("mask") else crops)
+    )
 
 
 def _shows(target: Target, workspace: Workspace, name: str) -> bool:

@@ -1,6 +1,8 @@
-"""A folder of traces: `traces.jsonl`, a record a line, and the pictures it names. Written by the stage's generator, or by people.
+"""A folder of traces: `traces.jsonl`, a record a line, and the pictures it names. Written by the stage's
+generator, or by people.
 
-{"trace_id": "mine/1", "kind": "golden", "question": "Which pattern is on the red square?", "answer": "checked",
+{"trace_id": "mine/1", "kind": "golden", "question": "Which pattern is on the red square?", "answer":
+"checked",
  "frames": ["pictures/1.png"], "turns": [
    {"role": "user", "text": "<image>\\nWhich pattern is on the red square?", "pictures": ["pictures/1.png"]},
    {"role": "assistant", "text": "<tool_call>{...}</tool_call>", "trainable": true},
@@ -91,8 +93,13 @@ def pictures_of(trace: Trace) -> set[str]:
 
 
 def readers_of(traces: Iterable[Trace]) -> set[str]:
-    """Return the readers (`ans_core.agent.ocr.Reader`) of the traces that call READ_TEXT and say which one they had."""
-    calling = [trace for trace in traces if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")]
+    """Return the readers (`ans_core.agent.ocr.Reader`) of the traces that call READ_TEXT and say which one
+    they had."""
+    calling = [
+        trace
+        for trace in traces
+        if any('"read_text"' in turn.text for turn in trace.turns if turn.role == "assistant")
+    ]
     return {str(trace.provenance["ocr"]) for trace in calling if "ocr" in trace.provenance}
 
 
@@ -118,19 +125,23 @@ def remove_pictures(folder: Path, trace: Trace) -> None:
 
 
 def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
-    """Write records whose pictures are there. The file gets its name when it is whole; the folder must not hold traces yet."""
+    """Write records whose pictures are there. The file gets its name when it is whole; the folder must not
+    hold traces yet."""
     check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{FILE}.partial"
-    partial.write_text("".join(trace.model_dump_json(exclude_defaults=True) + "\n" for trace in traces), encoding="utf-8")
+    partial.write_text(
+        "".join(trace.model_dump_json(exclude_defaults=True) + "\n" for trace in traces), encoding="utf-8"
+    )
     partial.rename(folder / FILE)
 
 
 def read_traces(folder: Path) -> list[Trace]:
-    """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s, the question shows the first
-    frame, only the user shows pictures, no text holds a token that stands for pixels or ends a turn, turns alternate and begin with the
-    question, calls are well-formed and possible where they are targets, and that something is a target and nothing wrong is. A family is
-    one of FAMILIES, or empty. Raises DataError naming file and line of every wrong record; pixels are not read."""
+    """Checked: fields and types, that ids are unique, pictures are in the folder and as many as `<image>`s,
+    the question shows the first frame, only the user shows pictures, no text holds a token that stands for
+    pixels or ends a turn, turns alternate and begin with the question, calls are well-formed and possible
+    where they are targets, and that something is a target and nothing wrong is. A family is one of FAMILIES,
+    or empty. Raises DataError naming file and line of every wrong record; pixels are not read."""
     file = folder / FILE
     traces: dict[str, Trace] = {}
     faults = checks.Faults(file)
@@ -145,7 +156,9 @@ def read_traces(folder: Path) -> list[Trace]:
                 raise checks.DataError(f"{where}: {told}; correct it") from None
             where = f"{where} ({trace.trace_id})"
             if trace.trace_id in traces:
-                raise checks.DataError(f"{where}: this trace_id stands in an earlier line; ids must be unique")
+                raise checks.DataError(
+                    f"{where}: this trace_id stands in an earlier line; ids must be unique"
+                )
             traces[trace.trace_id] = trace
             _check(trace, folder, where)
     faults.tell()
@@ -159,11 +172,16 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
     if trace.family and trace.family not in families:
         near = difflib.get_close_matches(trace.family[:40].lower(), families, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise checks.DataError(f"{where}: no family named {trace.family!r}; there are {', '.join(families)}, or leave it out{hint}")
+        raise checks.DataError(
+            f"{where}: no family named {trace.family!r}; there are {', '.join(families)}, or leave it "
+            f"out{hint}"
+        )
     for name, text in (("question", trace.question), ("answer", trace.answer)):
         if not checks.visible(text):
             raise checks.DataError(f"{where}: the {name} is {text!r}; write it, or leave the record out")
-    sizes = {checks.shown_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames}
+    sizes = {
+        checks.shown_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames
+    }
     if len(sizes) != 1:
         raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
     ((height, width),) = sizes
@@ -174,12 +192,17 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
             raise checks.DataError(f"{here} is the {turn.role}'s; turns alternate and begin with the user")
         _check_pictures_of(turn, folder, here)
         if turn.role == "user" and turn.trainable:
-            raise checks.DataError(f"{here} is the user's and trainable; only what the model says is a target")
+            raise checks.DataError(
+                f"{here} is the user's and trainable; only what the model says is a target"
+            )
         if number == 0 and (asked := turn.text.replace(IMAGE, "").strip()) != trace.question.strip():
-            raise checks.DataError(f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same")
+            raise checks.DataError(
+                f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same"
+            )
         if number == 0 and turn.pictures != trace.frames[:1]:
             raise checks.DataError(
-                f"{here} shows {list(turn.pictures)}; a question shows the first of its frames and nothing else: {[trace.frames[0]]}"
+                f"{here} shows {list(turn.pictures)}; a question shows the first of its frames and nothing "
+                f"else: {[trace.frames[0]]}"
             )
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
@@ -193,12 +216,15 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
 
 
 def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
-    """Check that a turn shows as many pictures as it says, that they are there, and that its text holds no other token for pixels."""
+    """Check that a turn shows as many pictures as it says, that they are there, and that its text holds no
+    other token for pixels."""
     marks = turn.text.count(IMAGE)
     if turn.role == "assistant" and (marks or turn.pictures):
         raise checks.DataError(f"{where} is the model's and shows pictures; only the user's turns show some")
     if marks != len(turn.pictures):
-        raise checks.DataError(f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each")
+        raise checks.DataError(
+            f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each"
+        )
     checks.without_reserved(turn.text.replace(IMAGE, ""), where=where)
     if token := next((token for token in TEMPLATE if token in turn.text), None):
         raise checks.DataError(f"{where} holds {token!r}, which begins or ends a turn; take it out")
@@ -206,8 +232,11 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
         checks.shown_size(checks.inside(folder, name, where=where), where=where)
 
 
-def _check_said(turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, known: Set[str], where: str) -> None:
-    """A call in every turn but the last; where it is a target, a well-formed one that worked. known: the handles told of so far."""
+def _check_said(
+    turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, known: Set[str], where: str
+) -> None:
+    """A call in every turn but the last; where it is a target, a well-formed one that worked. known: the
+    handles told of so far."""
     try:
         _, call = protocol.parse(turn.text)
         if call is not None:
@@ -215,7 +244,9 @@ def _check_said(turn: Turn, *, last: bool, failed: bool, first: ImageHandle, fra
             _check_possible(call, first, frames, known)
     except Refused as refused:
         if turn.trainable or not failed:
-            raise checks.DataError(f"{where}: {refused.message}; correct the call, or mark the next turn with its error") from None
+            raise checks.DataError(
+                f"{where}: {refused.message}; correct the call, or mark the next turn with its error"
+            ) from None
         return
     if last and call is not None:
         raise checks.DataError(f"{where}: a trace ends with an answer, not with a call")
@@ -226,12 +257,16 @@ def _check_said(turn: Turn, *, last: bool, failed: bool, first: ImageHandle, fra
 
 
 def _check_possible(call: Call, first: ImageHandle, frames: int, known: Set[str]) -> None:
-    """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a clip's operation on a picture, a
-    box, a point or a frame outside. How large other images than the first are is not known here."""
+    """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a
+    clip's operation on a picture, a box, a point or a frame outside. How large other images than the first
+    are is not known here."""
     given = call.arguments
     for name in (given.get("image"), given.get("mask"), *(given.get("masks") or ())):
         if name is not None and name not in known:
-            raise Refused("unknown_handle", f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(known))}")
+            raise Refused(
+                "unknown_handle",
+                f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(known))}",
+            )
     if OPERATIONS[call.name].for_clips and frames == 1:
         raise Refused("not_a_clip", f"{call.name} needs a clip; the trace has a single frame")
     if box := given.get("bbox_2d"):
@@ -249,14 +284,20 @@ def _check_targets(trace: Trace, where: str) -> None:
     if trace.kind == "trap" and (right or any(turn.trainable for turn in said)):
         raise checks.DataError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
     if trace.kind != "trap" and not right:
-        raise checks.DataError(f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong")
+        raise checks.DataError(
+            f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong"
+        )
     if trace.kind != "trap" and not any(turn.trainable for turn in said):
         numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
         raise checks.DataError(
-            f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or leave it out"
+            f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or "
+            "leave it out"
         )
     if trace.kind == "self_correction" and (len(said) < 3 or any(turn.trainable for turn in said[:-2])):
-        raise checks.DataError(f"{where}: of a self-correction (two calls at least) only the last call and the answer are trainable")
+        raise checks.DataError(
+            f"{where}: of a self-correction (two calls at least) only the last call and the answer are "
+            "trainable"
+        )
 
 
 def mix(traces: Iterable[Trace]) -> dict[str, float]:
@@ -266,8 +307,11 @@ def mix(traces: Iterable[Trace]) -> dict[str, float]:
 
 
 def check_mix(traces: Iterable[Trace]) -> None:
-    """Raises ValueError where a kind's share is more than TOLERANCE off: the filter may have dropped too many of one."""
+    """Raises ValueError where a kind's share is more than TOLERANCE off: the filter may have dropped too many
+    of one."""
     found = mix(traces)
     if any(abs(found[kind] - share) > TOLERANCE for kind, share in SHARES.items()):
         told = ", ".join(f"{kind} {found[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items())
-        raise ValueError(f"the mix of traces is off: {told}; draw more questions, or look at what the filter dropped")
+        raise ValueError(
+            f"the mix of traces is off: {told}; draw more questions, or look at what the filter dropped"
+        )

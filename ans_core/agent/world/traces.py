@@ -1,6 +1,8 @@
-"""Drawn questions -> chain-of-thought-action traces: golden, trap and self-correction, with what the real operations gave.
+"""Drawn questions -> chain-of-thought-action traces: golden, trap and self-correction, with what the real
+operations gave.
 
-A golden trace is the shortest plan. A trap is a golden one with a wrong answer. A self-correction begins with a call about another thing.
+A golden trace is the shortest plan. A trap is a golden one with a wrong answer. A self-correction begins with
+a call about another thing.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from ans_core.agent.world.trace_file import (
 from ans_core.pictures import media
 
 Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_call"]
-"""Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about was not looked at, the
-distraction is the plan's own first call."""
+"""Rules of the filter: a call of the plan failed, its observations don't give the answer, a thing asked about
+was not looked at, the distraction is the plan's own first call."""
 DIFFICULTIES: tuple[Difficulty, ...] = ("simple", "simple", "medium", "hard")
 """By the number of calls of the shortest plan; longer ones are hard, too."""
 CORRECTION = "That is not {phrase}."
@@ -48,8 +50,8 @@ TraceJudge = Callable[[Sequence[Trace]], Sequence[Verdict]]
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What became of the questions: traces by kind, dropped ones by family and reason, and what the judge said of those that the rules
-    kept."""
+    """What became of the questions: traces by kind, dropped ones by family and reason, and what the judge
+    said of those that the rules kept."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -66,9 +68,10 @@ def write_drawn_traces(
     provenance: dict[str, Any],
     judge: TraceJudge | None = None,
 ) -> Written:
-    """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source and the question's id in every
-    record (the weights' hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
-    pictures; the first one asks the judge about what the rules kept, and writes the records. None takes the place of a dropped one.
+    """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source
+    and the question's id in every record (the weights' hash, the reader of READ_TEXT). Several processes make
+    the trace of a question each in turn and write its pictures; the first one asks the judge about what the
+    rules kept, and writes the records. None takes the place of a dropped one.
 
     Raises ValueError where the mix is off after the filter, or nothing is left."""
     check_new(folder)
@@ -82,15 +85,24 @@ def write_drawn_traces(
             if isinstance(found, str):
                 yield found
             else:
-                write_pictures(folder, found[1])  # at once: pictures of all questions would not fit into memory
+                # at once: pictures of all questions would not fit into memory
+                write_pictures(folder, found[1])
                 yield found[0]
 
     made_of_all = dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made, desc=f"traces of {split}")
-    dropped = Counter(f"{family}/{found}" for (family, _), found in zip(asked, made_of_all, strict=True) if isinstance(found, str))
+    dropped = Counter(
+        f"{family}/{found}"
+        for (family, _), found in zip(asked, made_of_all, strict=True)
+        if isinstance(found, str)
+    )
     records = [found for found in made_of_all if not isinstance(found, str)]
     verdicts = _verdicts(judge, records) if judge is not None else ()
     if verdicts:
-        dropped.update(f"{trace.family}/{one.rejected}" for trace, one in zip(records, verdicts, strict=True) if one.rejected)
+        dropped.update(
+            f"{trace.family}/{one.rejected}"
+            for trace, one in zip(records, verdicts, strict=True)
+            if one.rejected
+        )
         records = _kept(folder, records, verdicts)
     if not records:
         raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
@@ -111,19 +123,25 @@ def _kept(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) ->
     kept = []
     for found, said in zip(traces, verdicts, strict=True):
         if said.rejected is None:
-            kept.append(found.model_copy(update={"provenance": {**found.provenance, "scores": list(said.scores)}}))
+            kept.append(
+                found.model_copy(update={"provenance": {**found.provenance, "scores": list(said.scores)}})
+            )
         elif dist.rank() == 0:
             remove_pictures(folder, found)
     return kept
 
 
 def kinds_of(families: Sequence[str]) -> list[Kind]:
-    """A kind for each question, in SHARES over all and spread evenly. What needs no operation can only be golden, so the others take over
-    its traps and self-corrections. Raises ValueError where they are too few."""
+    """A kind for each question, in SHARES over all and spread evenly. What needs no operation can only be
+    golden, so the others take over its traps and self-corrections. Raises ValueError where they are too
+    few."""
     special = round(SHARES["trap"] * len(families))  # of either
     able = [i for i, family in enumerate(families) if FAMILIES[family].needs_operation]
     if 2 * special > len(able):
-        raise ValueError(f"{len(able)} of {len(families)} questions need an operation; {2 * special} traps and self-corrections are wanted")
+        raise ValueError(
+            f"{len(able)} of {len(families)} questions need an operation; {2 * special} traps and "
+            "self-corrections are wanted"
+        )
     kinds: list[Kind] = ["golden"] * len(families)
     for number in range(2 * special):
         kinds[able[number * len(able) // (2 * special)]] = "self_correction" if number % 2 else "trap"
@@ -139,11 +157,21 @@ def trace(
     episode = Episode(toolbox, question.workspace(), max_calls=len(calls))
     if distraction and distraction[0] == question.plan[0]:
         return "repeated_call"
-    turns = [Turn(role="user", text=f"<image>\n{question.text}", pictures=(f"pictures/{question.question_id}/frame_0.png",))]
+    turns = [
+        Turn(
+            role="user",
+            text=f"<image>\n{question.text}",
+            pictures=(f"pictures/{question.question_id}/frame_0.png",),
+        )
+    ]
     for number, planned in enumerate(calls):
         first = number == len(distraction)
         call = _after(planned, episode.observations[0].values) if distraction and number else planned
-        thought = question.thoughts[number - len(distraction)] if question.thoughts and number >= len(distraction) else ""
+        thought = (
+            question.thoughts[number - len(distraction)]
+            if question.thoughts and number >= len(distraction)
+            else ""
+        )
         corrected = CORRECTION.format(phrase=question.targets[0].phrase) if distraction and first else ""
         said = " ".join(part for part in (corrected, thought, call_text(call)) if part)
         observation = episode.turn(said)
@@ -152,8 +180,12 @@ def trace(
             return "call_failed"
         target = kind == "golden" or (kind == "self_correction" and number == len(calls) - 1)
         pictures = tuple(f"pictures/{question.question_id}/{name}.png" for name in observation.pictures)
-        turns += [Turn(role="assistant", text=said, trainable=target), Turn(role="user", text=observation.turn(), pictures=pictures)]
-    own = FAMILIES.get(question.family)  # of a photograph's questions, whoever looks reads the answer, as in `pattern`
+        turns += [
+            Turn(role="assistant", text=said, trainable=target),
+            Turn(role="user", text=observation.turn(), pictures=pictures),
+        ]
+    # of a photograph's questions, whoever looks reads the answer, as in `pattern`
+    own = FAMILIES.get(question.family)
     concluded = own.conclude(question, episode.observations) if own is not None else question.answer
     if concluded is None or not is_right(concluded, question):
         return "wrong_conclusion"
@@ -176,7 +208,11 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
         answer=question.answer,
         frames=tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames))),
         turns=tuple(turns),
-        provenance={"source": "drawn" if question.family in FAMILIES else "annotated", "id": question.question_id, **provenance},
+        provenance={
+            "source": "drawn" if question.family in FAMILIES else "annotated",
+            "id": question.question_id,
+            **provenance,
+        },
         family=question.family,
         difficulty=DIFFICULTIES[min(len(question.plan), len(DIFFICULTIES) - 1)],
     )
@@ -200,7 +236,9 @@ def _after(call: Call, distraction: dict[str, Any]) -> Call:
     def next_one(found: re.Match[str]) -> str:
         return f'"{kind}_{int(found[1]) + 1}"'
 
-    return Call(name=call.name, arguments=json.loads(re.sub(rf'"{kind}_(\d+)"', next_one, json.dumps(call.arguments))))
+    return Call(
+        name=call.name, arguments=json.loads(re.sub(rf'"{kind}_(\d+)"', next_one, json.dumps(call.arguments)))
+    )
 
 
 def wrong_answer(question: Question, *, seed: int) -> str:

@@ -12,7 +12,8 @@ from ans_core.types import Masklet, Prediction, Request, VideoFrames
 
 
 class UnscoredError(ValueError):
-    """The predictions can't be scored here: the truth is on a server, or a judge must read them. The message says what to do."""
+    """The predictions can't be scored here: the truth is on a server, or a judge must read them. The message
+    says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,8 @@ class Runner:
     """How a model is run on a benchmark. Pictures stay in files, and one item at a time is made."""
 
     items: Callable[[Path, str], Iterator[Item]]
-    """(folder of the benchmark, split) -> its questions, those about one picture in a row. Raises ValueError for missing files."""
+    """(folder of the benchmark, split) -> its questions, those about one picture in a row. Raises ValueError
+    for missing files."""
     record: Callable[[Item, Prediction], dict[str, Any]]
     """A line of predictions.jsonl, which the scorer reads."""
     splits: tuple[str, ...] = ("",)
@@ -70,7 +72,8 @@ class Runner:
     follows: bool = False
     """The model is a SAM2 that follows objects, without words."""
     split_of: Callable[[Path], str] | None = None
-    """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else the first of them."""
+    """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else
+    the first of them."""
 
     def split_in(self, folder: Path) -> str:
         """Return the split of a folder for which none was asked."""
@@ -89,8 +92,8 @@ class Runner:
         return None
 
     def questions(self, folder: Path, split: str) -> Iterator[Item]:
-        """Yield the items. Masks of published benchmarks are of the stored pixels, which upstream shows its models, too; so a picture with
-        masks is asked about as it is stored, whatever its EXIF tag says."""
+        """Yield the items. Masks of published benchmarks are of the stored pixels, which upstream shows its
+        models, too; so a picture with masks is asked about as it is stored, whatever its EXIF tag says."""
         for item in self.items(folder, split):
             masks = item.request.mask_prompts or item.objects or (item.truth and item.truth.masks)
             if masks or item.expression is not None:

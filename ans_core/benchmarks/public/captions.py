@@ -1,4 +1,5 @@
-"""Captions against references (COCO captions, RefCOCOg's regions, nlg-eval's cases) -> BLEU, ROUGE-L, CIDEr, METEOR as NLTK computes it.
+"""Captions against references (COCO captions, RefCOCOg's regions, nlg-eval's cases) -> BLEU, ROUGE-L, CIDEr,
+METEOR as NLTK computes it.
 
 Understands, as --predictions,
     records {"captions": [references], "prediction"}, or {"image_id", "caption"} with --data, COCO's caption annotations: tokenised as
@@ -24,7 +25,8 @@ from ans_core.metrics.text import coco_tokens, text_scores
 from ans_core.types import RLE, Prediction, Request
 
 METEOR_NOTE = (
-    "METEOR_nltk is NLTK's METEOR; the METEOR of COCO-style tables comes from a Java program with other weights and a paraphrase table,"
+    "METEOR_nltk is NLTK's METEOR; the METEOR of COCO-style tables comes from a Java program with other "
+    "weights and a paraphrase table,"
     " which is not run here. The two must not be compared"
 )
 """The same pair can differ by .25."""
@@ -35,14 +37,19 @@ def score(given: Given) -> Scored:
     if "hypotheses" in records[0]:
         return _cases(records, given.predictions)
     names, told, real, missing = _pairs(records, given)
-    scored = scores_of(names, [coco_tokens(t) for t in told], [[coco_tokens(t) for t in texts] for texts in real])
+    scored = scores_of(
+        names, [coco_tokens(t) for t in told], [[coco_tokens(t) for t in texts] for texts in real]
+    )
     return replace(scored, missing=missing)
 
 
 def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence[str]]) -> Scored:
     """Of tokens between blanks."""
     found = text_scores(told, real)
-    meteors = [max(meteor_of_words(t.lower().split(), r.lower().split()) for r in texts) for t, texts in zip(told, real, strict=True)]
+    meteors = [
+        max(meteor_of_words(t.lower().split(), r.lower().split()) for r in texts)
+        for t, texts in zip(told, real, strict=True)
+    ]
     metrics = found.corpus | {"METEOR_nltk": sum(meteors) / len(meteors), "captions": len(told)}
     each = zip(names, told, found.cider, found.rouge_l, meteors, strict=True)
     return Scored(
@@ -53,7 +60,9 @@ def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence
             "ROUGE_L": Ratio(numerators=found.rouge_l),
             "METEOR_nltk": Ratio(numerators=meteors),
         },
-        samples=[{"id": i, "caption": t, "CIDEr": c, "ROUGE_L": r, "METEOR_nltk": m} for i, t, c, r, m in each],
+        samples=[
+            {"id": i, "caption": t, "CIDEr": c, "ROUGE_L": r, "METEOR_nltk": m} for i, t, c, r, m in each
+        ],
         notes=[METEOR_NOTE],
     )
 
@@ -62,14 +71,19 @@ def _pairs(records: list[dict[str, Any]], given: Given) -> tuple[list[str], list
     """(ids, captions, references, how many captions were missing)"""
     where = str(given.predictions)
     if given.data is None:
-        told = [files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)]
+        told = [
+            files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)
+        ]
         real = [_references(record, f"{where}, record {n}") for n, record in enumerate(records)]
         named = [{"image_name": record.get("image_name", n)} for n, record in enumerate(records)]
         return list(files.by_id(named, "image_name", where=where)), told, real, 0
     truth = caption_truth(given.data)
     predicted = files.by_id(records, "image_id", where=where)
     missing = files.refuse_unknown(predicted, truth, where=given.predictions, what="images")
-    told = ["" if i in missing else files.text(predicted[i], "caption", where=f"{where}, image {i}") for i in truth]
+    told = [
+        "" if i in missing else files.text(predicted[i], "caption", where=f"{where}, image {i}")
+        for i in truth
+    ]
     return list(truth), told, list(truth.values()), len(missing)
 
 
@@ -78,7 +92,9 @@ def caption_truth(path: Path) -> dict[str, list[str]]:
     loaded = files.load(path)
     truth: dict[str, list[str]] = defaultdict(list)
     for record in files.value(loaded, "annotations", where=str(path)):
-        truth[str(files.value(record, "image_id", where=str(path)))].append(files.text(record, "caption", where=str(path)))
+        truth[str(files.value(record, "image_id", where=str(path)))].append(
+            files.text(record, "caption", where=str(path))
+        )
     return dict(truth)
 
 
@@ -94,16 +110,26 @@ def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
     samples: list[dict[str, Any]] = []
     for number, case in enumerate(records):
         where = f"{path}, case {number}"
-        name, told = files.text(case, "name", where=where), files.listed(case, "hypotheses", where=where, of=str)
+        name, told = (
+            files.text(case, "name", where=where),
+            files.listed(case, "hypotheses", where=where, of=str),
+        )
         real = files.listed(case, "references", where=where, of=list)
         if not told or not all(texts and all(isinstance(text, str) for text in texts) for texts in real):
-            raise ValueError(f"{where}: every hypothesis needs a list of references, which are texts; and there must be a hypothesis")
+            raise ValueError(
+                f"{where}: every hypothesis needs a list of references, which are texts; and there must be "
+                "a hypothesis"
+            )
         if len(told) != len(real):
-            raise ValueError(f"{path}, case {name!r}: {len(told)} hypotheses and {len(real)} lists of references")
+            raise ValueError(
+                f"{path}, case {name!r}: {len(told)} hypotheses and {len(real)} lists of references"
+            )
         found = scores_of([f"{name}/{n}" for n in range(len(told))], told, real)
         metrics |= {f"{name}/{key}": value for key, value in found.metrics.items()}
         samples += found.samples
-    return Scored(metrics=metrics, samples=samples, notes=[METEOR_NOTE, "texts taken as they are, as nlg-eval does"])
+    return Scored(
+        metrics=metrics, samples=samples, notes=[METEOR_NOTE, "texts taken as they are, as nlg-eval does"]
+    )
 
 
 def region_item(name: str, picture: Path, region: RLE, *, question: str, caption: str) -> Item:
@@ -114,7 +140,12 @@ def region_item(name: str, picture: Path, region: RLE, *, question: str, caption
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     """Of a benchmark whose facts are the references ("captions")."""
-    return {"image_name": item.name, **item.facts, "prediction": plain_caption(prediction.text), "text": prediction.text}
+    return {
+        "image_name": item.name,
+        **item.facts,
+        "prediction": plain_caption(prediction.text),
+        "text": prediction.text,
+    }
 
 
 def meteor(item: Item, prediction: Prediction) -> float:
@@ -122,4 +153,8 @@ def meteor(item: Item, prediction: Prediction) -> float:
     return max(meteor_of_words(told, coco_tokens(text).lower().split()) for text in item.facts["captions"])
 
 
-SCORER = Scorer(score=score, data="COCO's caption annotations, unless the predictions hold their references", needs_data=False)
+SCORER = Scorer(
+    score=score,
+    data="COCO's caption annotations, unless the predictions hold their references",
+    needs_data=False,
+)

@@ -1,12 +1,15 @@
-"""What the video referring benchmarks share: a mask in every frame for every expression against the true ones, both from files.
+"""What the video referring benchmarks share: a mask in every frame for every expression against the true
+ones, both from files.
 
---predictions: a folder `<video>/<expression>/<frame>.png` (grey, 0 = background); or upstream's results.json {video: {expression:
-{"prediction_masks": [RLE per frame]}}}; or a line an expression {"video", "expression", "prediction_masks"}. --data: a folder with
-meta_expressions*.json and mask_dict.json (MeViS' layout). All frames count; J and F are averaged over an expression's frames, then over
-expressions. A missing prediction counts 0.
+--predictions: a folder `<video>/<expression>/<frame>.png` (grey, 0 = background); or upstream's results.json
+{video: {expression: {"prediction_masks": [RLE per frame]}}}; or a line an expression {"video", "expression",
+"prediction_masks"}. --data: a folder with meta_expressions*.json and mask_dict.json (MeViS' layout). All
+frames count; J and F are averaged over an expression's frames, then over expressions. A missing prediction
+counts 0.
 
-A model is run on a folder of that layout with JPEGImages/<video>/<frame>.jpg, or on the folder of a release that has one a split; without
-mask_dict.json (MeViS val, Ref-YouTube-VOS: on the servers) its predictions are not scored but submitted.
+A model is run on a folder of that layout with JPEGImages/<video>/<frame>.jpg, or on the folder of a release
+that has one a split; without mask_dict.json (MeViS val, Ref-YouTube-VOS: on the servers) its predictions are
+not scored but submitted.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ def result(clip: Clip) -> Result:
         frames = [j_and_f(p, t) for p, t in zip(clip.prediction, clip.truth, strict=True)]
         j, f = (float(np.mean(values)) for values in zip(*frames, strict=True))
     text = str(clip.record.get("exp", ""))
-    return Result(video=clip.video, expression=clip.expression, text=text, missing=clip.prediction is None, j=j, f=f)
+    return Result(
+        video=clip.video, expression=clip.expression, text=text, missing=clip.prediction is None, j=j, f=f
+    )
 
 
 def figures(found: list[Result]) -> dict[str, float]:
@@ -93,7 +98,9 @@ def scored(found: list[Result], *, notes: list[str], more: dict[str, float] | No
             "J": Ratio(numerators=js),
             "F": Ratio(numerators=fs),
         },
-        samples=[{"video": r.video, "expression": r.expression, "text": r.text, "J": r.j, "F": r.f} for r in found],
+        samples=[
+            {"video": r.video, "expression": r.expression, "text": r.text, "J": r.j, "F": r.f} for r in found
+        ],
         missing=sum(r.missing for r in found),
         notes=["all frames count; the mean over frames first, then over expressions", *notes],
     )
@@ -118,14 +125,19 @@ def clips(given: Given) -> Iterator[Clip]:
             if drawn is not None:
                 prediction = _prediction(drawn, record["frames"], truth, f"{predictions}, {video}/{number}")
                 truth = truth or [rle.empty(*frame["size"]) for frame in prediction]
-            yield Clip(video=video, expression=str(number), record=expression, truth=truth, prediction=prediction)
+            yield Clip(
+                video=video, expression=str(number), record=expression, truth=truth, prediction=prediction
+            )
 
 
 def _videos(data: Path) -> tuple[Path, dict[str, Any]]:
     """Its file of expressions, and what that holds by video."""
     metas = sorted(data.glob("meta_expressions*.json")) if data.is_dir() else []
     if len(metas) != 1:
-        raise ValueError(f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one split's folder")
+        raise ValueError(
+            f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one "
+            "split's folder"
+        )
     where = str(metas[0])
     videos: dict[str, Any] = files.table(files.load(metas[0]), "videos", where=where)
     for video in videos:
@@ -149,49 +161,84 @@ def _stored(predictions: Path) -> Mapping[str, Any]:
     if predictions.is_dir():
         root = predictions / "Annotations" if (predictions / "Annotations").is_dir() else predictions
         videos = [video for video in sorted(root.iterdir()) if video.is_dir()]
-        return {f"{video.name}/{one.name}": one for video in videos for one in sorted(video.iterdir()) if one.is_dir()}
+        return {
+            f"{video.name}/{one.name}": one
+            for video in videos
+            for one in sorted(video.iterdir())
+            if one.is_dir()
+        }
     if ".jsonl" in predictions.suffixes:
-        return files.Lines(predictions, lambda line: "/".join(str(files.value(line, key, where="record")) for key in SAMPLE_ID))
+        return files.Lines(
+            predictions,
+            lambda line: "/".join(str(files.value(line, key, where="record")) for key in SAMPLE_ID),
+        )
     stored = files.load(predictions)
-    if not isinstance(stored, dict) or not all(isinstance(expressions, dict) for expressions in stored.values()):
+    if not isinstance(stored, dict) or not all(
+        isinstance(expressions, dict) for expressions in stored.values()
+    ):
         raise ValueError(f"{predictions}: not {{video: {{expression: {{'prediction_masks': ...}}}}}}")
-    return {f"{video}/{number}": record for video, expressions in stored.items() for number, record in expressions.items()}
+    return {
+        f"{video}/{number}": record
+        for video, expressions in stored.items()
+        for number, record in expressions.items()
+    }
 
 
 def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[str], where: str) -> list[RLE]:
-    """All the expression's objects together. null = the object is not to be seen; never to be seen, or no object: []."""
+    """All the expression's objects together. null = the object is not to be seen; never to be seen, or no
+    object: []."""
     ids = [str(i) for i in files.listed(expression, "anno_id", where=where)]
     if absent := [i for i in ids if i not in mask_dict]:
-        raise ValueError(f"{where}: mask_dict.json has no {files.shown(absent)}; both files must be of one release")
+        raise ValueError(
+            f"{where}: mask_dict.json has no {files.shown(absent)}; both files must be of one release"
+        )
     if short := [i for i in ids if len(mask_dict[i]) != len(frames)]:
-        raise ValueError(f"{where}: mask_dict.json's {files.shown(short)} has not {len(frames)} entries, one a frame")
+        raise ValueError(
+            f"{where}: mask_dict.json's {files.shown(short)} has not {len(frames)} entries, one a frame"
+        )
     first = next((m for i in ids for m in mask_dict[i] if m is not None), None)
     if first is None:
         return []
     height, width = files.mask_size(first, where=f"{where}, {TRUTH}")
-    masklets = [[files.mask(m, height=height, width=width, where=f"{where}, {i}") for m in mask_dict[i]] for i in ids]
+    masklets = [
+        [files.mask(m, height=height, width=width, where=f"{where}, {i}") for m in mask_dict[i]] for i in ids
+    ]
     return [rle.union(list(frame)) for frame in zip(*masklets, strict=True)]
 
 
 def _prediction(drawn: Any, frames: list[str], truth: list[RLE], where: str) -> list[RLE]:
-    masks = _of_folder(drawn, frames) if isinstance(drawn, Path) else files.listed(drawn, "prediction_masks", where=where)
+    masks = (
+        _of_folder(drawn, frames)
+        if isinstance(drawn, Path)
+        else files.listed(drawn, "prediction_masks", where=where)
+    )
     if len(masks) != len(frames):
         raise ValueError(f"{where}: {len(masks)} masks for {len(frames)} frames")
     known = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
     height, width = files.mask_size(known, where=where)
-    return [files.mask(m, height=height, width=width, where=f"{where}, frame {frame}") for m, frame in zip(masks, frames, strict=True)]
+    return [
+        files.mask(m, height=height, width=width, where=f"{where}, frame {frame}")
+        for m, frame in zip(masks, frames, strict=True)
+    ]
 
 
 def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
     if absent := [frame for frame in frames if not (folder / f"{frame}.png").is_file()]:
-        raise ValueError(f"{folder}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}")
+        raise ValueError(
+            f"{folder}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}"
+        )
     return [rle.encode(files.index_mask(folder / f"{frame}.png") > 0) for frame in frames]
 
 
 def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
     asked = partial(items, splits=splits, question=question)
     return Runner(
-        items=asked, record=record, splits=splits, truth=truth_folder, running=("J", mean_j), split_of=partial(split_of, splits=splits)
+        items=asked,
+        record=record,
+        splits=splits,
+        truth=truth_folder,
+        running=("J", mean_j),
+        split_of=partial(split_of, splits=splits),
     )
 
 
@@ -200,30 +247,46 @@ def split_of(folder: Path, *, splits: tuple[str, ...]) -> str:
     return next((split for split in splits if split_folder(folder, split) != folder), folder.name)
 
 
-def items(folder: Path, split: str, *, splits: tuple[str, ...], question: Callable[[str], str]) -> Iterator[Item]:
+def items(
+    folder: Path, split: str, *, splits: tuple[str, ...], question: Callable[[str], str]
+) -> Iterator[Item]:
     """The expressions, clip by clip. A `split` that is none of `splits` needs a folder of that name."""
     from ans_core.pictures import transforms
 
     folder = split_folder(folder, split)
     if split not in (*splits, folder.name):
-        raise ValueError(f"{folder} has no folder of split {split!r}; the benchmark's splits are {', '.join(splits)}")
+        raise ValueError(
+            f"{folder} has no folder of split {split!r}; the benchmark's splits are {', '.join(splits)}"
+        )
     meta, videos = _videos(folder)
-    pictures = files.pictures(folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages")
+    pictures = files.pictures(
+        folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages"
+    )
     mask_dict = _mask_dict(folder / TRUTH) if (folder / TRUTH).is_file() else None
     for video, described in videos.items():
-        frames = tuple(files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"])
+        frames = tuple(
+            files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"]
+        )
         (width, height), _ = transforms.stored(frames[0])
         for number, expression in described["expressions"].items():
             where = f"{meta}, {video}/{number}"
             text = files.text(expression, "exp", where=where)
             truth = None
             if mask_dict is not None:
-                masks = _truth(mask_dict, expression, described["frames"], where) or [rle.empty(height, width)] * len(frames)
+                masks = _truth(mask_dict, expression, described["frames"], where) or [
+                    rle.empty(height, width)
+                ] * len(frames)
                 truth = Prediction(text="", masks=(tuple(masks),))
             yield Item(
                 name=f"{video}/{number}",
                 request=Request(frames=frames, text=question(text), clip=True),
-                facts={"video": video, "expression": str(number), "exp": text, "frames": described["frames"], "size": [height, width]},
+                facts={
+                    "video": video,
+                    "expression": str(number),
+                    "exp": text,
+                    "frames": described["frames"],
+                    "size": [height, width],
+                },
                 truth=truth,
                 expression=text,
             )
@@ -239,7 +302,8 @@ def truth_folder(folder: Path, split: str) -> Path:
     folder = split_folder(folder, split)
     if not (folder / TRUTH).is_file():
         raise UnscoredError(
-            f"{folder / TRUTH} is not there (the split's masks are on the server): `ans eval submit` writes the file for it"
+            f"{folder / TRUTH} is not there (the split's masks are on the server): `ans eval submit` writes "
+            "the file for it"
         )
     return folder
 

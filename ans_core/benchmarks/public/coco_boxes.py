@@ -1,6 +1,7 @@
 """COCO's box detection: boxes with categories and scores -> box AP and AR, pycocotools' twelve figures.
 
---predictions: COCO's results {"image_id", "category_id", "bbox": [x, y, width, height], "score"}; an image without one got no box.
+--predictions: COCO's results {"image_id", "category_id", "bbox": [x, y, width, height], "score"}; an image
+without one got no box.
 --data: a file of COCO instances.
 """
 
@@ -34,7 +35,10 @@ def score(given: Given) -> Scored:
         metrics=metrics | {"images": len(images), "true_boxes": true.total(), "boxes": len(results)},
         published={key: percent(metrics[key]) for key in ("AP", "AP50", "AP75")},
         samples=[{"image_id": image, "boxes": predicted[image], "true": true[image]} for image in images],
-        notes=["pycocotools' figures: crowd regions are ignored, 100 boxes an image count", "no interval: AP is of all images at once"],
+        notes=[
+            "pycocotools' figures: crowd regions are ignored, 100 boxes an image count",
+            "no interval: AP is of all images at once",
+        ],
     )
 
 
@@ -42,7 +46,11 @@ def _check_box(record: Any, where: str) -> None:
     """Raise ValueError for what is no [x, y, width, height] of an image."""
     files.value(record, "image_id", where=where)
     box = files.listed(record, "bbox", where=where)
-    if len(box) != 4 or not all(type(n) in (int, float) and math.isfinite(n) for n in box) or min(box[2:]) < 0:
+    if (
+        len(box) != 4
+        or not all(type(n) in (int, float) and math.isfinite(n) for n in box)
+        or min(box[2:]) < 0
+    ):
         raise ValueError(f"{where}: bbox {box} is no [x, y, width, height] in pixels")
 
 

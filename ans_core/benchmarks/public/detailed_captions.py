@@ -1,7 +1,7 @@
 """Detailed captions of regions, in MDVP-Bench's layout -> METEOR, CIDEr, ROUGE-L. Scored as captions.py does.
 
-A model is run on the folder with `mdvp_caption_mask.json` (records {"image_path", "mask_rle", "caption"}) and the pictures. MDVP-Bench's
-own figure is a judge's; METEOR needs none, and is not to be compared with it.
+A model is run on the folder with `mdvp_caption_mask.json` (records {"image_path", "mask_rle", "caption"}) and
+the pictures. MDVP-Bench's own figure is a judge's; METEOR needs none, and is not to be compared with it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         mask = files.value(record, "mask_rle", where=where)
         height, width = mask["size"]
         region = files.mask(mask, height=height, width=width, where=where)
-        yield captions.region_item(str(number), path.parent / name, region, question=QUESTION, caption=caption)
+        yield captions.region_item(
+            str(number), path.parent / name, region, question=QUESTION, caption=caption
+        )
 
 
 SCORER = Scorer(
     score=captions.score,
     data="",
     needs_data=False,
-    runner=Runner(items=items, record=captions.record, truth=lambda folder, split: None, running=("METEOR", captions.meteor)),
+    runner=Runner(
+        items=items,
+        record=captions.record,
+        truth=lambda folder, split: None,
+        running=("METEOR", captions.meteor),
+    ),
 )

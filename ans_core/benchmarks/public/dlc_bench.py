@@ -1,8 +1,10 @@
-"""DLC-Bench (describe-anything): captions of 100 objects, questions about each, a judge's recorded replies -> positive, negative, average.
+"""DLC-Bench (describe-anything): captions of 100 objects, questions about each, a judge's recorded replies ->
+positive, negative, average.
 
---predictions: {object id: caption}, or a line an object {"id", "caption"}. --data: folder with annotations.json, qa.json, class_names.json,
-and `images` for running a model. --replay: {object id: {"pred", "details_positives", "details_negatives", "details_recognition"}}, whose
-`pred_answer` are the judge's replies; without it the judge of the settings is asked, a question a call.
+--predictions: {object id: caption}, or a line an object {"id", "caption"}. --data: folder with
+annotations.json, qa.json, class_names.json, and `images` for running a model. --replay: {object id: {"pred",
+"details_positives", "details_negatives", "details_recognition"}}, whose `pred_answer` are the judge's
+replies; without it the judge of the settings is asked, a question a call.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def _asked(given: Given) -> tuple[dict[str, Any], dict[str, Any], list[str], lis
     assert given.data is not None
     captions, questions = _objects(given.predictions), _questions(files.named(given.data, "qa.json"))
     path = files.named(given.data, "annotations.json")
-    objects = list(files.by_id(files.listed(files.load(path), "annotations", where=str(path)), "id", where=str(path)))
+    objects = list(
+        files.by_id(files.listed(files.load(path), "annotations", where=str(path)), "id", where=str(path))
+    )
     if unknown := [i for i in objects if i not in questions]:
         raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
     missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
@@ -116,20 +120,31 @@ def _objects(path: Path) -> dict[str, Any]:
     """Without the prompt and the totals that the public programs put beside the objects."""
     found = files.load(path)
     if isinstance(found, list):
-        return {name: files.value(line, "caption", where=str(path)) for name, line in files.by_id(found, "id", where=str(path)).items()}
+        return {
+            name: files.value(line, "caption", where=str(path))
+            for name, line in files.by_id(found, "id", where=str(path)).items()
+        }
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(found).__name__}")
-    return {str(key): value for key, value in found.items() if key not in ("query", "judge") and not isinstance(value, int | float)}
+    return {
+        str(key): value
+        for key, value in found.items()
+        if key not in ("query", "judge") and not isinstance(value, int | float)
+    }
 
 
-def _of_object(i: str, caption: Any, questions: list[dict[str, Any]], replies: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+def _of_object(
+    i: str, caption: Any, questions: list[dict[str, Any]], replies: dict[str, Any], path: Path
+) -> list[dict[str, Any]]:
     """Recognition first; where it fails no question can earn more than 0."""
     where = f"{path}, object {i}"
     if i not in replies:
         raise ValueError(f"{where}: no recorded reply; the judge must have seen every caption")
     recorded = replies[i]
     if str(files.value(recorded, "pred", where=where)).strip() != str(caption).strip():
-        raise ValueError(f"{where}: the judge saw another caption than the predicted one; its replies are of an older run")
+        raise ValueError(
+            f"{where}: the judge saw another caption than the predicted one; its replies are of an older run"
+        )
     recognitions = files.listed(recorded, "details_recognition", where=where)
     if len(recognitions) != 1:
         raise ValueError(f"{where}: {len(recognitions)} replies about recognition, not one")
@@ -143,17 +158,27 @@ def _of_object(i: str, caption: Any, questions: list[dict[str, Any]], replies: d
         if [q["choices"] for q in asked] != [t.get("choices") for t in told]:
             raise ValueError(f"{where}: {key} are not about qa.json's questions")
         for number, (question, reply) in enumerate(zip(asked, told, strict=True)):
-            picked = choice(files.text(reply, "pred_answer", where=f"{where}, {key} {number}"), [str(c[0]) for c in question["choices"]])
+            picked = choice(
+                files.text(reply, "pred_answer", where=f"{where}, {key} {number}"),
+                [str(c[0]) for c in question["choices"]],
+            )
             earned = 0.0 if picked is None else float(question["choices"][picked][1])
             samples.append(
-                {"object": i, "type": kind, "question": number, "choice": picked, "score": earned if recognised else min(0.0, earned)}
+                {
+                    "object": i,
+                    "type": kind,
+                    "question": number,
+                    "choice": picked,
+                    "score": earned if recognised else min(0.0, earned),
+                }
             )
     return samples
 
 
 def choice(reply: str, options: Sequence[str]) -> int | None:
-    """Which option a reply means, in the benchmark's order of rules: the text, `a. text` or the letter; the one text inside it; a leading
-    `x.`; the text that comes last (the longest on a tie); the one option that holds the reply; None."""
+    """Which option a reply means, in the benchmark's order of rules: the text, `a. text` or the letter; the
+    one text inside it; a leading `x.`; the text that comes last (the longest on a tie); the one option that
+    holds the reply; None."""
     said, texts = reply.strip().lower(), [option.lower() for option in options]
     for i, text in enumerate(texts):
         if said in (text, f"{LETTERS[i]}. {text}", LETTERS[i], f"{LETTERS[i]}."):
@@ -174,9 +199,13 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     found = files.load(path)
     pictures = files.pictures(folder, "images", "../images")
     images = {image["id"]: image for image in files.value(found, "images", where=str(path))}
-    for annotation in sorted(files.value(found, "annotations", where=str(path)), key=lambda a: str(a["image_id"])):
+    for annotation in sorted(
+        files.value(found, "annotations", where=str(path)), key=lambda a: str(a["image_id"])
+    ):
         image, where = images[annotation["image_id"]], f"{path}, object {annotation['id']}"
-        region = files.mask(annotation["segmentation"], height=image["height"], width=image["width"], where=where)
+        region = files.mask(
+            annotation["segmentation"], height=image["height"], width=image["width"], where=where
+        )
         request = Request(frames=(pictures / image["file_name"],), text=QUESTION, mask_prompts=(region,))
         yield Item(name=str(annotation["id"]), request=request, facts={"id": str(annotation["id"])})
 
@@ -207,14 +236,19 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     assert given.data is not None
     captions, questions, objects, missing = _asked(given)
     names = files.load(files.named(given.data, "class_names.json"))
-    asked = {i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]] for i in objects if i not in missing}
+    asked = {
+        i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]]
+        for i in objects
+        if i not in missing
+    }
     requests = [request_of(str(captions[i]), question) for i in asked for question in asked[i]]
     replies = iter(judge.ask(requests, desc=f"dlc_bench, judged by {judge.name}"))
     found: dict[str, Any] = {"judge": judge.name}
     for i, listed in asked.items():
         answered = [question | {"pred_answer": next(replies)} for question in listed]
         details = {
-            key: [a for a in answered if a["type"] == kind] for kind, key in (KINDS | {"recognition": "details_recognition"}).items()
+            key: [a for a in answered if a["type"] == kind]
+            for kind, key in (KINDS | {"recognition": "details_recognition"}).items()
         }
         found[i] = {"pred": captions[i], **details}
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -222,17 +256,22 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
 
 
 def recognition(name: str) -> dict[str, Any]:
-    """Return the question whether the caption is of the right object; `name` is one of the benchmark's, whose plurals alone end in s."""
+    """Return the question whether the caption is of the right object; `name` is one of the benchmark's, whose
+    plurals alone end in s."""
     article = "an" if name[0].lower() in "aeiou" else "a"
     asked = f"objects in the description are {name} or objects" if name.endswith("s") else (
         f"object in the description is {article} {name} or an object"
     )  # fmt: skip
-    question = f"Is it likely that the {asked} of a similar type? Again, It does not have to be an exact match."
+    question = (
+        f"Is it likely that the {asked} of a similar type? Again, It does not have to be an exact match."
+    )
     return {"question": question, "choices": [["Yes", "correct"], ["No", "incorrect"]], "type": "recognition"}
 
 
 def request_of(caption: str, question: dict[str, Any]) -> JudgeRequest:
-    choices = "\n".join(f"{letter.upper()}. {text}" for letter, (text, _) in zip(LETTERS, question["choices"], strict=False))
+    choices = "\n".join(
+        f"{letter.upper()}. {text}" for letter, (text, _) in zip(LETTERS, question["choices"], strict=False)
+    )
     text = PROMPT.format(caption=caption, question=question["question"], choices=choices)
     return JudgeRequest(system="", user=text, schema=None, max_tokens=REPLY_TOKENS)
 
@@ -243,5 +282,10 @@ SCORER = Scorer(
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("object", "type", "question"),
     runner=Runner(items=items, record=record),
-    judging=Judging(needed=lambda given: given.replay is None, ask=ask_judge, suffix=".json", replay="--replay REPLIES.json"),
+    judging=Judging(
+        needed=lambda given: given.replay is None,
+        ask=ask_judge,
+        suffix=".json",
+        replay="--replay REPLIES.json",
+    ),
 )

@@ -1,7 +1,8 @@
 """A benchmark's questions -> one plain file and the pictures, for a model that ANS does not run.
 
-FOLDER/questions.jsonl: {"id", "pictures": [files], "text", "regions": [RLE], and the facts that the scorer needs}. With the model's reply
-added to each record ("prediction", or what the scorer calls it) the file is what `ans eval score` reads.
+FOLDER/questions.jsonl: {"id", "pictures": [files], "text", "regions": [RLE], and the facts that the scorer
+needs}. With the model's reply added to each record ("prediction", or what the scorer calls it) the file is
+what `ans eval score` reads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ PNG = b"\x89PNG"
 
 
 def write_questions(items: Iterable[Item], folder: Path) -> int:
-    """Write the file and those pictures that are no files yet; return the number of questions. Items are read one at a time."""
+    """Write the file and those pictures that are no files yet; return the number of questions. Items are read
+    one at a time."""
     count = 0
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / QUESTIONS).open("w", encoding="utf-8") as lines:
@@ -36,7 +38,8 @@ def write_questions(items: Iterable[Item], folder: Path) -> int:
 
 
 def _file(picture: ImageRef, folder: Path, name: str) -> Path:
-    """Encoded bytes and frames of videos become a file named by its content, so that a picture of several questions is written once."""
+    """Encoded bytes and frames of videos become a file named by its content, so that a picture of several
+    questions is written once."""
     if isinstance(picture, Path):
         if not picture.is_file():
             raise ValueError(f"question {name}: no picture {picture}")
@@ -45,7 +48,10 @@ def _file(picture: ImageRef, folder: Path, name: str) -> Path:
         picture = media.reference(transforms.open_image(picture))
         assert isinstance(picture, bytes), "pixels become PNG"
     content = picture.read_bytes() if isinstance(picture, FilePart) else picture
-    path = folder.resolve() / f"{hashlib.sha256(content).hexdigest()[:16]}{'.png' if content.startswith(PNG) else '.jpg'}"
+    path = (
+        folder.resolve()
+        / f"{hashlib.sha256(content).hexdigest()[:16]}{'.png' if content.startswith(PNG) else '.jpg'}"
+    )
     if not path.exists():
         folder.mkdir(exist_ok=True)
         path.write_bytes(content)

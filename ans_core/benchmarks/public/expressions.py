@@ -1,8 +1,9 @@
 """What the referring benchmarks share: a mask for every expression against its true mask, both from files.
 
---predictions: records {"id" or "sample_id", "mask": RLE or null}; or the pipeline's predictions.jsonl ("masks": [[RLE]], of which the first
-counts; none = no `[SEG]`). --data: records {"id", "mask": RLE or null, "height", "width"}; or a folder of RefCOCO / gRefCOCO as REFER keeps
-it (ids: <ref_id>_<sent_id>), of which the split is taken that the predictions are of. A model is run on such a folder.
+--predictions: records {"id" or "sample_id", "mask": RLE or null}; or the pipeline's predictions.jsonl
+("masks": [[RLE]], of which the first counts; none = no `[SEG]`). --data: records {"id", "mask": RLE or null,
+"height", "width"}; or a folder of RefCOCO / gRefCOCO as REFER keeps it (ids: <ref_id>_<sent_id>), of which
+the split is taken that the predictions are of. A model is run on such a folder.
 """
 
 from __future__ import annotations
@@ -38,18 +39,28 @@ class Answers:
 
     def table(self) -> list[dict[str, Any]]:
         every = zip(self.ids, self.answers, self.spoke, strict=True)
-        return [{"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.drawn, "answered": s} for i, a, s in every]
+        return [
+            {"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.drawn, "answered": s}
+            for i, a, s in every
+        ]
 
 
 def read(
-    given: Given, *, single: bool = False, truth: dict[str, RLE] | None = None, ignored: Mapping[str, RLE] = MappingProxyType({})
+    given: Given,
+    *,
+    single: bool = False,
+    truth: dict[str, RLE] | None = None,
+    ignored: Mapping[str, RLE] = MappingProxyType({}),
 ) -> Answers:
     """One prediction is in memory at a time; the truth is, as run-length code.
 
-    single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that don't count.
+    single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that
+    don't count.
     """
     assert given.data is not None
-    truth = _truth(given.data, given.predictions, split=given.split, single=single) if truth is None else truth
+    truth = (
+        _truth(given.data, given.predictions, split=given.split, single=single) if truth is None else truth
+    )
     found: dict[str, tuple[Answer, bool]] = {}
     for number, record in enumerate(_records(given.predictions)):
         where = f"{given.predictions}, record {number}"
@@ -57,7 +68,9 @@ def read(
         if name in found:
             raise ValueError(f"{where}: {name!r} comes twice; leave one prediction an expression")
         if name not in truth:
-            raise ValueError(f"{where}: {name!r} is no expression of {given.data}; is this another split's file?")
+            raise ValueError(
+                f"{where}: {name!r} is no expression of {given.data}; is this another split's file?"
+            )
         real = truth[name]
         height, width = real["size"]
         drawn = _predicted(record, height=height, width=width, where=where)
@@ -71,9 +84,14 @@ def read(
     missing = [name for name in truth if name not in found]
     for name in missing:  # a miss: an empty mask where something was meant, and wrong where nothing was
         nothing = counts(truth[name], truth[name]).union
-        found[name] = Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, drawn=nothing == 0), False
+        found[name] = (
+            Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, drawn=nothing == 0),
+            False,
+        )
     ordered = [found[name] for name in truth]
-    return Answers(ids=list(truth), answers=[a for a, _ in ordered], spoke=[s for _, s in ordered], missing=len(missing))
+    return Answers(
+        ids=list(truth), answers=[a for a, _ in ordered], spoke=[s for _, s in ordered], missing=len(missing)
+    )
 
 
 def _records(path: Path) -> Iterable[dict[str, Any]]:
@@ -99,13 +117,21 @@ def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -
         return None if first is None else files.mask(first, height=height, width=width, where=where)
     for key in ("mask", "segmentation"):
         if key in record:
-            return None if record[key] is None else files.mask(record[key], height=height, width=width, where=where)
+            return (
+                None
+                if record[key] is None
+                else files.mask(record[key], height=height, width=width, where=where)
+            )
     raise ValueError(f"{where}: no mask; a record has `mask` (RLE or null) or `masks`")
 
 
 def _truth(path: Path, predictions: Path, *, split: str, single: bool) -> dict[str, RLE]:
     truth: dict[str, RLE] = {}
-    pairs = _truth_of_folder(path, predictions, split=split, single=single) if path.is_dir() else truth_of_file(path)
+    pairs = (
+        _truth_of_folder(path, predictions, split=split, single=single)
+        if path.is_dir()
+        else truth_of_file(path)
+    )
     for name, mask in pairs:
         if name in truth:
             raise ValueError(f"{path}: {name!r} comes twice")
@@ -127,7 +153,8 @@ def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
 
 
 def _truth_of_folder(path: Path, predictions: Path, *, split: str, single: bool) -> Iterator[tuple[str, RLE]]:
-    """Yield the expressions of a split; where none is named, of the first one that has the first prediction's."""
+    """Yield the expressions of a split; where none is named, of the first one that has the first
+    prediction's."""
     from ans_core.data.formats import refcoco
 
     record = next(iter(_records(predictions)), None)
@@ -154,7 +181,8 @@ def _samples(folder: Path, split: str, *, single: bool) -> Sequence[Sample]:
     samples = list(refcoco.read(folder, name=folder.name, split=split))
     if single and (others := [sample.sample_id for sample in samples if len(sample.masks) != 1]):
         raise ValueError(
-            f"{folder}, {split}: {len(others)} of {len(samples)} expressions mean several objects or none ({files.shown(others)}): this is"
+            f"{folder}, {split}: {len(others)} of {len(samples)} expressions mean several objects or none "
+            f"({files.shown(others)}): this is"
             " gRefCOCO; its figures are `grefcoco`'s"
         )
     return samples
@@ -165,7 +193,13 @@ def items(folder: Path, split: str, *, single: bool = False) -> Iterator[Item]:
     for sample in sorted(_samples(folder, split, single=single), key=lambda sample: sample.image_id):
         question = Request(frames=sample.frames, text=QUESTION.format(sample.text))
         truth = Prediction(text="", masks=((_meant(sample),),))
-        yield Item(name=sample.sample_id, request=question, facts={"asked": sample.text}, truth=truth, expression=sample.text)
+        yield Item(
+            name=sample.sample_id,
+            request=question,
+            facts={"asked": sample.text},
+            truth=truth,
+            expression=sample.text,
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Ferret-Bench (refer_desc): a judge's marks for reference and model -> the model's share of the reference's.
 
---predictions: the review file (`content`: the judge's reply; `answer2_id`: the number of the answer); or the model's answers, with
---replay the review of them. Without that the judge of the settings is asked: --data is then the folder with question.jsonl, context.jsonl,
-answer.jsonl (the reference answers) and rule.json.
+--predictions: the review file (`content`: the judge's reply; `answer2_id`: the number of the answer); or the
+model's answers, with
+--replay the review of them. Without that the judge of the settings is asked: --data is then the folder with
+question.jsonl, context.jsonl, answer.jsonl (the reference answers) and rule.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def score(given: Given) -> Scored:
     if "content" in listed[0]:
         review_path, reviews, missing = given.predictions, listed, []
     elif given.replay is None:
-        raise ValueError("ferret_bench is scored by a judge: give its review file as --predictions, or the answers and --replay REVIEW")
+        raise ValueError(
+            "ferret_bench is scored by a judge: give its review file as --predictions, or the answers and "
+            "--replay REVIEW"
+        )
     else:
         review_path, reviews = given.replay, files.records(given.replay)
         answers = files.by_id(listed, "question_id", where=str(given.predictions))
@@ -41,19 +45,26 @@ def score(given: Given) -> Scored:
         missing = files.refuse_unknown(answers, known, where=given.predictions, what="questions")
         for name, answer in answers.items():
             told = files.text(answer, "text", where=f"{given.predictions}, question {name}")
-            if _BRACKETED.sub("", told) != _BRACKETED.sub("", files.text(known[name], "answer2", where=f"{given.replay}, question {name}")):
-                raise ValueError(f"{given.replay}, question {name}: the judge saw another answer than the predicted one")
+            if _BRACKETED.sub("", told) != _BRACKETED.sub(
+                "", files.text(known[name], "answer2", where=f"{given.replay}, question {name}")
+            ):
+                raise ValueError(
+                    f"{given.replay}, question {name}: the judge saw another answer than the predicted one"
+                )
         reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
         missing = [] if given.predicted_only else missing
     files.by_id(reviews, "answer2_id", where=str(review_path))
     files.by_id(reviews, "question_id", where=str(review_path))
-    marks = [_marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews]
+    marks = [
+        _marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews
+    ]
     count = len(marks) + len(missing)
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))
     unparsed = sum(mark == UNREADABLE for mark in marks)
     if reference <= 0:  # -1 / -1 would be a perfect score
         raise ValueError(
-            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; {unparsed} of {len(marks)}"
+            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; "
+            f"{unparsed} of {len(marks)}"
             " replies don't begin with two marks: were they cut off, or is this another judge's form?"
         )
     return Scored(
@@ -69,7 +80,8 @@ def score(given: Given) -> Scored:
         samples=[_sample(r, mark) for r, mark in zip(reviews, marks, strict=True)],
         missing=len(missing),
         notes=[
-            f"judge: {reviews[0].get('judge', f'the one that wrote {review_path.name}')} (published with gpt-4o-2024-11-20)",
+            f"judge: {reviews[0].get('judge', f'the one that wrote {review_path.name}')} (published with "
+            "gpt-4o-2024-11-20)",
             "a ratio of means; an unreadable verdict counts -1 for both, as in the public scorer",
         ],
     )
@@ -99,10 +111,19 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         where = f"{path}, question {question['question_id']}"
         picture = pictures / files.text(question, "image", where=where)
         (width, height), _ = transforms.stored(picture)
-        region = files.mask(files.value(question, "annotation", where=where)["segmentation"], height=height, width=width, where=where)
+        region = files.mask(
+            files.value(question, "annotation", where=where)["segmentation"],
+            height=height,
+            width=width,
+            where=where,
+        )
         text = "<image>\n" + files.text(question, "text", where=where).replace("<region>", "region1")
         facts = {"question_id": question["question_id"], "image": question["image"], "category": "refer_desc"}
-        yield Item(name=str(question["question_id"]), request=Request(frames=(picture,), text=text, mask_prompts=(region,)), facts=facts)
+        yield Item(
+            name=str(question["question_id"]),
+            request=Request(frames=(picture,), text=text, mask_prompts=(region,)),
+            facts=facts,
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -138,33 +159,59 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     """Ask a call a question, and write the reviews as the public program does."""
     if given.data is None:
         raise ValueError(
-            "ferret_bench: to ask a judge, --data must be the folder with question.jsonl, context.jsonl, answer.jsonl, rule.json"
+            "ferret_bench: to ask a judge, --data must be the folder with question.jsonl, context.jsonl, "
+            "answer.jsonl, rule.json"
         )
-    rule = files.value(files.load(files.named(given.data, "rule.json")), "refer_desc", where=f"{given.data}, rule.json")
+    rule = files.value(
+        files.load(files.named(given.data, "rule.json")), "refer_desc", where=f"{given.data}, rule.json"
+    )
     named = [files.named(given.data, f"{name}.jsonl") for name in ("question", "context", "answer")]
     rows = [files.records(path) for path in named]
     if len({tuple(record["question_id"] for record in listed) for listed in rows}) != 1:
-        raise ValueError(f"{given.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions in one order")
-    known = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}  # a question a picture
+        raise ValueError(
+            f"{given.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions "
+            "in one order"
+        )
+    # a question a picture
+    known = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}
     answers = files.by_id(files.records(given.predictions), "image", where=str(given.predictions))
     missing = files.refuse_unknown(answers, known, where=given.predictions, what="pictures")
     if missing and not given.predicted_only:
         shown = files.shown(missing)
-        raise ValueError(f"{given.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only scores the others)")
+        raise ValueError(
+            f"{given.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only "
+            "scores the others)"
+        )
     asked = {picture: (*row, answers[picture]) for picture, row in known.items() if picture in answers}
-    requests = [_request(rule, *row, where=f"{given.predictions}, {picture}") for picture, row in asked.items()]
+    requests = [
+        _request(rule, *row, where=f"{given.predictions}, {picture}") for picture, row in asked.items()
+    ]
     replies = judge.ask(requests, desc=f"ferret_bench, judged by {judge.name}")
     with out.open("w", encoding="utf-8") as file:
         for (question, _, reference, answer), reply in zip(asked.values(), replies, strict=True):
-            about = {"question_id": question["question_id"], "answer2_id": answer["question_id"], "judge": judge.name}
-            file.write(json.dumps(about | {"content": reply, "answer1": reference["text"], "answer2": answer["text"]}) + "\n")
+            about = {
+                "question_id": question["question_id"],
+                "answer2_id": answer["question_id"],
+                "judge": judge.name,
+            }
+            file.write(
+                json.dumps(
+                    about | {"content": reply, "answer1": reference["text"], "answer2": answer["text"]}
+                )
+                + "\n"
+            )
     return replace(given, replay=out)
 
 
 def _request(rule: Any, *row: Any, where: str) -> JudgeRequest:
     question, context, reference, answer = (files.text(record, "text", where=where) for record in row)
     text = PROMPT.format(
-        context=context, question=question, reference=reference, answer=_BRACKETED.sub("", answer), role=rule["role"], rule=rule["prompt"]
+        context=context,
+        question=question,
+        reference=reference,
+        answer=_BRACKETED.sub("", answer),
+        role=rule["role"],
+        rule=rule["prompt"],
     )
     return JudgeRequest(system=SYSTEM, user=text, schema=None, max_tokens=REPLY_TOKENS)
 

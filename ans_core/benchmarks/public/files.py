@@ -1,4 +1,5 @@
-"""Prediction and truth files as people publish them -> records and masks; whatever does not fit together is refused here.
+"""Prediction and truth files as people publish them -> records and masks; whatever does not fit together is
+refused here.
 
 JSON or JSON lines, plain or .gz.
 """
@@ -71,7 +72,9 @@ class _TwiceError(Exception):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise _TwiceError(next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n])))
+        raise _TwiceError(
+            next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n]))
+        )
     return found
 
 
@@ -94,7 +97,11 @@ def _opened(path: Path) -> Iterator[IO[str]]:
         raise ValueError(f"{path}: no such file")
     packed = path.suffix == ".gz"
     try:
-        with io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
+        with (
+            io.TextIOWrapper(gzip.open(path), encoding="utf-8-sig")
+            if packed
+            else path.open(encoding="utf-8-sig") as file
+        ):
             yield file
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         form = "UTF-8 text in gzip" if packed else "UTF-8 text"
@@ -102,17 +109,24 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _kind(value: Any) -> str:
-    return f"{len(value)} entries of {type(value).__name__}" if isinstance(value, list | dict) else type(value).__name__
+    return (
+        f"{len(value)} entries of {type(value).__name__}"
+        if isinstance(value, list | dict)
+        else type(value).__name__
+    )
 
 
 class Lines(Mapping[str, dict[str, Any]]):
-    """The records of a JSON lines file by name. Only their places are in memory; a record is read when it is asked for."""
+    """The records of a JSON lines file by name. Only their places are in memory; a record is read when it is
+    asked for."""
 
     def __init__(self, path: Path, name: Callable[[dict[str, Any]], str]) -> None:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         if path.suffix == ".gz":
-            raise ValueError(f"{path}: its lines are read where they stand, one at a time; unpack it first (gunzip)")
+            raise ValueError(
+                f"{path}: its lines are read where they stand, one at a time; unpack it first (gunzip)"
+            )
         with path.open("rb") as file:
             start = 0
             for number, line in enumerate(file, start=1):
@@ -122,7 +136,9 @@ class Lines(Mapping[str, dict[str, Any]]):
                     except ValueError as error:
                         raise ValueError(f"{path}, line {number}: {error}") from None
                     if found in self._places:
-                        raise ValueError(f"{path}, line {number}: {found!r} comes twice; leave one prediction a sample")
+                        raise ValueError(
+                            f"{path}, line {number}: {found!r} comes twice; leave one prediction a sample"
+                        )
                     self._places[found] = (start, len(line))
                 start += len(line)
 
@@ -148,7 +164,9 @@ def picture(folder: Path, stem: str, *, where: str) -> Path:
     for suffix in PICTURES:
         if (path := folder / f"{stem}{suffix}").is_file():
             return path
-    raise ValueError(f"{where}: no picture {folder / stem} ({', '.join(PICTURES)}){nearest_file.hint(folder / stem)}")
+    raise ValueError(
+        f"{where}: no picture {folder / stem} ({', '.join(PICTURES)}){nearest_file.hint(folder / stem)}"
+    )
 
 
 def pictures(folder: Path, *names: str) -> Path:
@@ -156,16 +174,23 @@ def pictures(folder: Path, *names: str) -> Path:
     for name in names:
         if (path := folder / name).is_dir():
             return path
-    raise ValueError(f"{folder}: none of the folders {', '.join(names)} is there; put the pictures (or a link to them) into one of them")
+    raise ValueError(
+        f"{folder}: none of the folders {', '.join(names)} is there; put the pictures (or a link to them) "
+        "into one of them"
+    )
 
 
 def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[str, Path]:
-    """The picture of each name, in the first of these folders that has it; if any is missing, that is said before a model runs."""
+    """The picture of each name, in the first of these folders that has it; if any is missing, that is said
+    before a model runs."""
     found = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
     if absent := [name for name, paths in found.items() if not paths]:
         told = " or ".join(map(str, folders))
         nearest = nearest_file.hint(*(folder / absent[0] for folder in folders))
-        raise ValueError(f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them there{nearest}")
+        raise ValueError(
+            f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them "
+            f"there{nearest}"
+        )
     return {name: paths[0] for name, paths in found.items()}
 
 
@@ -198,7 +223,10 @@ def text(record: Any, key: str, *, where: str) -> str:
 def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]:
     found = value(record, key, where=where)
     if not isinstance(found, list) or not all(isinstance(entry, of) for entry in found):
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not a list" + (f" of {of.__name__}" if of is not object else ""))
+        raise ValueError(
+            f"{where}: {key!r} is {rle.short(found)}, not a list"
+            + (f" of {of.__name__}" if of is not object else "")
+        )
     return found
 
 
@@ -207,7 +235,13 @@ def literal(record: Any, key: str, *, where: str) -> list[str]:
     found = text(record, key, where=where)
     try:
         entries = ast.literal_eval(found)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # all of them: what is not Python, or nested too deep
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ):  # all of them: what is not Python, or nested too deep
         entries = None
     if not isinstance(entries, list):
         raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not the text of a Python list")
@@ -232,7 +266,10 @@ def verdict(record: Any, key: str, *, where: str) -> bool:
     """Whether a judge, or a script, called an answer right."""
     found = value(record, key, where=where)
     if found not in (True, False, "1", "0"):  # 1 and 1.0 equal True
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}; write true or false, 1 or 0 (also as text), or leave it out")
+        raise ValueError(
+            f"{where}: {key!r} is {rle.short(found)}; write true or false, 1 or 0 (also as text), or leave "
+            "it out"
+        )
     return found in (True, "1")
 
 
@@ -258,10 +295,14 @@ def by_id(found: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, 
 
 
 def refuse_unknown(predicted: Iterable[str], true: Iterable[str], *, where: Path, what: str) -> list[str]:
-    """Raises ValueError for predictions of what the truth does not have; returns what is missing, in the truth's order."""
+    """Raises ValueError for predictions of what the truth does not have; returns what is missing, in the
+    truth's order."""
     known, given = list(true), set(predicted)
     if unknown := sorted(given - set(known)):
-        raise ValueError(f"{where}: {len(unknown)} {what} that the truth does not have: {shown(unknown)}; is this another split's file?")
+        raise ValueError(
+            f"{where}: {len(unknown)} {what} that the truth does not have: {shown(unknown)}; is this "
+            "another split's file?"
+        )
     missing = [name for name in known if name not in given]
     if len(missing) == len(known):
         raise ValueError(f"{where}: no prediction for any of the {len(known)} {what}")
@@ -279,13 +320,18 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
             raise ValueError(f"{path}: no such file or folder")
     if truth is not None and predictions.samefile(truth):
         raise ValueError(
-            f"--predictions and --data are both {predictions}: the truth would be scored against itself; give the file of the predictions"
+            f"--predictions and --data are both {predictions}: the truth would be scored against itself; "
+            "give the file of the predictions"
         )
 
 
 def mask(found: object, *, height: int, width: int, where: str) -> RLE:
     """None = empty. RLE or polygons of exactly that size."""
-    return rle.empty(height, width) if found is None else rle.from_annotation(found, height=height, width=width, where=where)
+    return (
+        rle.empty(height, width)
+        if found is None
+        else rle.from_annotation(found, height=height, width=width, where=where)
+    )
 
 
 def mask_size(found: object, *, where: str) -> tuple[int, int]:
@@ -301,7 +347,9 @@ def index_mask(path: Path) -> UInt8[np.ndarray, "H W"]:
     try:
         with Image.open(path) as picture:
             if picture.mode not in ("P", "L", "1"):
-                raise ValueError(f"{path}: mode {picture.mode}; a mask is a PNG of one 8-bit channel (palette or grey)")
+                raise ValueError(
+                    f"{path}: mode {picture.mode}; a mask is a PNG of one 8-bit channel (palette or grey)"
+                )
             return np.asarray(picture).astype(np.uint8)
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{path}: can't be read ({error})") from error

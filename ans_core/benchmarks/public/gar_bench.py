@@ -1,7 +1,9 @@
-"""GAR-Bench (Grasp-Any-Region): replies to region questions, judged captions -> accuracies of VQA, Caption-Simple, Caption-Detailed.
+"""GAR-Bench (Grasp-Any-Region): replies to region questions, judged captions -> accuracies of VQA,
+Caption-Simple, Caption-Detailed.
 
---predictions: one of the public files (the questions + `model_output`, captions also `eval_result`, the judge's reply), or a folder of
-several. --data: the questions, against which they are checked; a judge that is asked about captions is shown their pictures (gar_judge.py).
+--predictions: one of the public files (the questions + `model_output`, captions also `eval_result`, the
+judge's reply), or a folder of several. --data: the questions, against which they are checked; a judge that is
+asked about captions is shown their pictures (gar_judge.py).
 """
 
 from __future__ import annotations
@@ -37,16 +39,31 @@ def score(given: Given) -> Scored:
     judges: dict[str, str] = {}
     for path in paths:
         loaded = files.load(path)
-        if not (isinstance(loaded, list) and loaded and isinstance(loaded[0], dict) and "model_output" in loaded[0]):
+        if not (
+            isinstance(loaded, list)
+            and loaded
+            and isinstance(loaded[0], dict)
+            and "model_output" in loaded[0]
+        ):
             continue  # the folder's questions and expected numbers
         part = _part(files.records(path), path)
         if part in seen:
-            raise ValueError(f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder")
+            raise ValueError(
+                f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder"
+            )
         seen[part] = path
         if part != "vqa":
-            judges[part] = f"judge: {loaded[0]['judge']}" if "judge" in loaded[0] else f"judge: the one whose eval_result {path.name} holds"
-        records, lacking = _checked(part, files.records(path), None if given.predicted_only else given.data, path)
-        found, ratio = accuracy((r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records)
+            judges[part] = (
+                f"judge: {loaded[0]['judge']}"
+                if "judge" in loaded[0]
+                else f"judge: the one whose eval_result {path.name} holds"
+            )
+        records, lacking = _checked(
+            part, files.records(path), None if given.predicted_only else given.data, path
+        )
+        found, ratio = accuracy(
+            (r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records
+        )
         shown = found if part == "vqa" else {key: value for key, value in found.items() if "/" not in key}
         metrics |= {f"{part}/{key}": value for key, value in shown.items()}
         published |= {
@@ -55,13 +72,18 @@ def score(given: Given) -> Scored:
             if key.startswith("accuracy")
         }
         ratios[f"{part}/accuracy"] = ratio
-        samples += [{"part": part, "image": r["image"], "right": right} for r, right in zip(records, ratio.numerators, strict=True)]
+        samples += [
+            {"part": part, "image": r["image"], "right": right}
+            for r, right in zip(records, ratio.numerators, strict=True)
+        ]
         missing += lacking
     if not seen:
         raise ValueError(f"{given.predictions}: no file of records with model_output")
     notes = ["VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"]
     notes += [f"{part}: {judge} (published with GPT-4o 2024-11-20)" for part, judge in judges.items()]
-    return Scored(metrics=metrics, published=published, ratios=ratios, samples=samples, missing=missing, notes=notes)
+    return Scored(
+        metrics=metrics, published=published, ratios=ratios, samples=samples, missing=missing, notes=notes
+    )
 
 
 def _part(records: list[dict[str, Any]], path: Path) -> str:
@@ -75,7 +97,9 @@ def _part(records: list[dict[str, Any]], path: Path) -> str:
     raise ValueError(f"{path}: records of none of {', '.join(TRUTH)}; they have {sorted(first)}")
 
 
-def _checked(part: str, records: list[dict[str, Any]], data: Path | None, path: Path) -> tuple[list[dict[str, Any]], int]:
+def _checked(
+    part: str, records: list[dict[str, Any]], data: Path | None, path: Path
+) -> tuple[list[dict[str, Any]], int]:
     """The records in the questions' order, with the questions' own answers; what is missing has no reply."""
     told = files.by_id(records, "image", where=str(path))
     if data is None:
@@ -83,25 +107,37 @@ def _checked(part: str, records: list[dict[str, Any]], data: Path | None, path: 
     files.refuse_same(path, files.named(data, TRUTH[part]))
     truth = files.by_id(files.records(files.named(data, TRUTH[part])), "image", where=str(data))
     missing = files.refuse_unknown(told, truth, where=path, what="questions")
-    kept = [{key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()]
+    kept = [
+        {key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()
+    ]
     for question in kept:
         reply = told.get(question["image"], {})
         for key in ("answer", "choices", "predicate_name", "type"):
             if reply and question.get(key) != reply.get(key):
-                raise ValueError(f"{path}, {question['image']}: {key} {reply.get(key)!r} is not the question's {question.get(key)!r}")
-    return [q | {k: v for k, v in told.get(q["image"], {}).items() if k in ("model_output", "eval_result")} for q in kept], len(missing)
+                raise ValueError(
+                    f"{path}, {question['image']}: {key} {reply.get(key)!r} is not the question's "
+                    f"{question.get(key)!r}"
+                )
+    return [
+        q | {k: v for k, v in told.get(q["image"], {}).items() if k in ("model_output", "eval_result")}
+        for q in kept
+    ], len(missing)
 
 
 def _right(part: str, record: dict[str, Any], where: str) -> bool:
     if "model_output" not in record:
         return False  # missing
     if part == "vqa":
-        return files.text(record, "model_output", where=where).lower() == files.text(record, "answer", where=where).lower()
+        return (
+            files.text(record, "model_output", where=where).lower()
+            == files.text(record, "answer", where=where).lower()
+        )
     return files.text(record, "eval_result", where=where) == "True"
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    """The questions of a part, which the benchmark calls <Prompt0>, <Prompt1> what are region1, region2 here."""
+    """The questions of a part, which the benchmark calls <Prompt0>, <Prompt1> what are region1, region2
+    here."""
     path = files.named(folder, TRUTH[split])
     for asked in files.records(path):
         where = f"{path}, {asked.get('image')}"
@@ -110,10 +146,16 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         facts = {key: value for key, value in asked.items() if key not in ("mask_rles", "image_path")}
         request = Request(
             frames=(path.parent / files.text(asked, "image", where=where),),
-            text="<image>\n" + re.sub(r"<Prompt(\d+)>", lambda found: f"region{int(found[1]) + 1}", _question(asked)),
+            text="<image>\n"
+            + re.sub(r"<Prompt(\d+)>", lambda found: f"region{int(found[1]) + 1}", _question(asked)),
             mask_prompts=tuple(regions),
         )
-        yield Item(name=asked["image"], request=request, facts=facts, truth=Prediction(text=str(asked.get("answer", ""))))
+        yield Item(
+            name=asked["image"],
+            request=request,
+            facts=facts,
+            truth=Prediction(text=str(asked.get("answer", ""))),
+        )
 
 
 def _question(record: dict[str, Any]) -> str:
@@ -135,14 +177,24 @@ def needs_judge(given: Given) -> bool:
     if given.predictions.is_dir():
         return False
     first = files.records(given.predictions)[0]
-    return "model_output" in first and _part([first], given.predictions) != "vqa" and "eval_result" not in first
+    return (
+        "model_output" in first and _part([first], given.predictions) != "vqa" and "eval_result" not in first
+    )
 
 
 def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     if given.data is None:
-        raise ValueError("gar_bench: to ask a judge, --data must be the folder with the questions and `images`")
+        raise ValueError(
+            "gar_bench: to ask a judge, --data must be the folder with the questions and `images`"
+        )
     records = files.records(given.predictions)
-    return gar_judge.ask(given, judge, out, records=records, questions=files.named(given.data, TRUTH[_part(records, given.predictions)]))
+    return gar_judge.ask(
+        given,
+        judge,
+        out,
+        records=records,
+        questions=files.named(given.data, TRUTH[_part(records, given.predictions)]),
+    )
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -156,5 +208,10 @@ SCORER = Scorer(
     options=frozenset({"predicted_only"}),
     sample_id=("image",),
     runner=Runner(items=items, record=record, splits=tuple(TRUTH), running=("accuracy", right)),
-    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".json", replay="files whose records have the judge's `eval_result`"),
+    judging=Judging(
+        needed=needs_judge,
+        ask=ask_judge,
+        suffix=".json",
+        replay="files whose records have the judge's `eval_result`",
+    ),
 )

@@ -1,7 +1,7 @@
 """GAR-Bench's captions, their pictures and regions -> a judge's True or False about each.
 
-As in the benchmark the judge is shown the picture, and every region cut out with its mask. What it is asked is said in other words than the
-benchmark's: the figures carry a note.
+As in the benchmark the judge is shown the picture, and every region cut out with its mask. What it is asked
+is said in other words than the benchmark's: the figures carry a note.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ def ask(given: Given, judge: Judge, out: Path, *, records: list[dict[str, Any]],
     known = files.by_id(files.records(questions), "image", where=str(questions))
     told = files.by_id(records, "image", where=str(given.predictions))
     files.refuse_unknown(told, known, where=given.predictions, what="questions")
-    requests = [_request(record, known[name], questions.parent / name, f"{given.predictions}, {name}") for name, record in told.items()]
+    requests = [
+        _request(record, known[name], questions.parent / name, f"{given.predictions}, {name}")
+        for name, record in told.items()
+    ]
     replies = judge.ask(requests, desc=f"gar_bench, judged by {judge.name}")
     whose = f"{judge.name}, asked in other words than the benchmark's"
-    judged = [record | {"eval_result": reply.strip(), "judge": whose} for record, reply in zip(records, replies, strict=True)]
+    judged = [
+        record | {"eval_result": reply.strip(), "judge": whose}
+        for record, reply in zip(records, replies, strict=True)
+    ]
     out.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
     return replace(given, predictions=out)
 
@@ -53,14 +59,23 @@ def ask(given: Given, judge: Judge, out: Path, *, records: list[dict[str, Any]],
 def _request(record: dict[str, Any], question: dict[str, Any], picture: Path, where: str) -> JudgeRequest:
     told = {"model_output": files.text(record, "model_output", where=where)}
     words = DETAILED if "predicate_name" in question else SIMPLE
-    keys = ("subject_name", "object_name", "predicate_name") if "predicate_name" in question else ("question", "answer")
+    keys = (
+        ("subject_name", "object_name", "predicate_name")
+        if "predicate_name" in question
+        else ("question", "answer")
+    )
     image = transforms.open_image(transforms.stored_pixels(picture))  # as the masks and the model had it
     parts: list[str | bytes] = ["The picture:", _png(image)]
     for number, coded in enumerate(files.value(question, "mask_rles", where=where)):
         mask = rle.decode(files.mask(coded, height=image.height, width=image.width, where=where))
         around = surroundings(mask)
         cut = np.asarray(image.convert("RGB"))[around], mask[around]
-        parts += [f"<Prompt{number}>:", _png(Image.fromarray(cut[0])), f"The mask of <Prompt{number}>:", _png(Image.fromarray(cut[1]))]
+        parts += [
+            f"<Prompt{number}>:",
+            _png(Image.fromarray(cut[0])),
+            f"The mask of <Prompt{number}>:",
+            _png(Image.fromarray(cut[1])),
+        ]
     parts.append(words.format(**told, **{key: files.text(question, key, where=where) for key in keys}))
     return JudgeRequest(system="", user=tuple(parts), schema=None, max_tokens=REPLY_TOKENS)
 

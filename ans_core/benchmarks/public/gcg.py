@@ -1,9 +1,11 @@
-"""Grounded conversation (GranD-f val / test): captions whose phrases carry masks -> AP, AP50, mIoU, recall, CIDEr, METEOR as NLTK has it.
+"""Grounded conversation (GranD-f val / test): captions whose phrases carry masks -> AP, AP50, mIoU, recall,
+CIDEr, METEOR as NLTK has it.
 
---predictions: a folder of `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks": [RLE]}, or such records a line; or a list of
-COCO results {"image_id", "category_id", "segmentation", "score"}, which has masks alone.
---data: a folder with `{val,test}_gcg_coco_mask_gt.json` and `.._caption_gt.json`, or a file of COCO instances. A model is run on such a
-folder with the pictures beside it.
+--predictions: a folder of `<image_id>.json` {"image_id", "caption", "phrases", "pred_masks": [RLE]}, or such
+records a line; or a list of COCO results {"image_id", "category_id", "segmentation", "score"}, which has
+masks alone.
+--data: a folder with `{val,test}_gcg_coco_mask_gt.json` and `.._caption_gt.json`, or a file of COCO
+instances. A model is run on such a folder with the pictures beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from ans_core.metrics.text import coco_tokens
 from ans_core.types import RLE, Prediction, Request
 
 QUESTION = (
-    "<image>\nCould you please give me a brief description of the image? Please respond with interleaved     segmentation masks for the"
+    "<image>\nCould you please give me a brief description of the image? Please respond with interleaved    "
+    " segmentation masks for the"
     " corresponding parts of the answer."
 )
 """Upstream's, with its five blanks."""
@@ -56,10 +59,13 @@ def score(given: Given) -> Scored:
     masks_file = _masks_file_of(given.data, given.predictions)
     truth, images = read_truth(masks_file)
     listed, drawn = _drawn(given.predictions, images)
-    missing = files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
+    missing = (
+        files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
+    )
     if given.predicted_only:
         images, missing = {image: images[image] for image in images if image in drawn}, []
-    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]  # all, or those predicted
+    # all, or those predicted
+    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
     if not kept:
         raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
@@ -73,7 +79,10 @@ def score(given: Given) -> Scored:
     ious = {image: iou_matrix(drawn.get(image, Drawn()).masks, true[image]) for image in images}
     mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
     metrics, notes = _average_precision(truth, kept, images, drawn), ["crowd regions are left out"]
-    ratios = {"mIoU": Ratio(numerators=mious), "recall_masks_only": _recall(ious, true, lambda image, i, j: 1.0)}
+    ratios = {
+        "mIoU": Ratio(numerators=mious),
+        "recall_masks_only": _recall(ious, true, lambda image, i, j: 1.0),
+    }
     ratios |= _phrase_recall(given, masks_file, ious, drawn, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
@@ -81,7 +90,9 @@ def score(given: Given) -> Scored:
             for key in ("category_id", *(["score"] if "score" in record else [])):
                 files.number(record, key, where=f"{given.predictions}, record {number}")
             categories[str(record["image_id"])].append(record["category_id"])
-        ratios["recall_same_category"] = _recall(ious, true, lambda image, i, j: float(categories[image][i] == true_categories[image][j]))
+        ratios["recall_same_category"] = _recall(
+            ious, true, lambda image, i, j: float(categories[image][i] == true_categories[image][j])
+        )
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
         metrics |= _coco(truth, listed)
@@ -108,7 +119,10 @@ def read_truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     images = files.by_id(files.listed(truth, "images", where=where), "id", where=f"{where}, images")
     for name, image in images.items():
         for key in ("height", "width"):
-            if not isinstance(size := files.number(image, key, where=f"{where}, image {name}"), int) or size < 1:
+            if (
+                not isinstance(size := files.number(image, key, where=f"{where}, image {name}"), int)
+                or size < 1
+            ):
                 raise ValueError(f"{where}, image {name}: {key} {size} is no number of pixels")
     for number, annotation in enumerate(files.listed(truth, "annotations", where=where)):
         here = f"{where}, annotation {number}"
@@ -121,7 +135,9 @@ def read_truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError(f"{here}: it needs a segmentation and iscrowd (0 or 1), as COCO's do")
         if annotation.get("iscrowd"):  # others are decoded where they are scored
             _mask(annotation, "segmentation", images[str(annotation["image_id"])], here)
-    for number, category in enumerate(files.listed(truth, "categories", where=where) if "categories" in truth else []):
+    for number, category in enumerate(
+        files.listed(truth, "categories", where=where) if "categories" in truth else []
+    ):
         files.number(category, "id", where=f"{where}, category {number}")
     return truth, images
 
@@ -131,14 +147,22 @@ def _masks_file_of(data: Path, predictions: Path) -> Path:
     if data.is_file():
         return data
     there = [
-        path for split in SPLITS for path in (_masks_file(data, split), _masks_file(data, split).with_suffix(".json.gz")) if path.is_file()
+        path
+        for split in SPLITS
+        for path in (_masks_file(data, split), _masks_file(data, split).with_suffix(".json.gz"))
+        if path.is_file()
     ]
     if len(there) < 2:
         return files.named(data, *(_masks_file(data, split).name for split in SPLITS))
     predicted = (
-        {path.stem for path in predictions.glob("*.json")} if predictions.is_dir() else {str(files.records(predictions)[0]["image_id"])}
+        {path.stem for path in predictions.glob("*.json")}
+        if predictions.is_dir()
+        else {str(files.records(predictions)[0]["image_id"])}
     )
-    return next((path for path in there if predicted & {str(image["id"]) for image in files.load(path)["images"]}), there[0])
+    return next(
+        (path for path in there if predicted & {str(image["id"]) for image in files.load(path)["images"]}),
+        there[0],
+    )
 
 
 def _masks_file(data: Path, split: str) -> Path:
@@ -152,11 +176,15 @@ def _captions_file(masks_file: Path) -> Path:
 def _drawn(predictions: Path, images: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Drawn]]:
     """COCO's results, if it is a list of these; and every image's prediction."""
     if predictions.is_dir():
-        return [], _of_records(((path.stem, files.load(path), str(path)) for path in sorted(predictions.glob("*.json"))), images)
+        return [], _of_records(
+            ((path.stem, files.load(path), str(path)) for path in sorted(predictions.glob("*.json"))), images
+        )
     listed = files.records(predictions)
     if "pred_masks" in listed[0]:
         told = files.by_id(listed, "image_id", where=str(predictions))
-        return [], _of_records(((name, record, f"{predictions}, image {name}") for name, record in told.items()), images)
+        return [], _of_records(
+            ((name, record, f"{predictions}, image {name}") for name, record in told.items()), images
+        )
     return listed, _of_results(listed, images, predictions)
 
 
@@ -174,7 +202,9 @@ def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path
     return dict(found)
 
 
-def _of_records(records: Iterable[tuple[str, dict[str, Any], str]], images: dict[str, Any]) -> dict[str, Drawn]:
+def _of_records(
+    records: Iterable[tuple[str, dict[str, Any], str]], images: dict[str, Any]
+) -> dict[str, Drawn]:
     """Of (image, its record, where it stands)."""
     found = {}
     for image, record, where in records:
@@ -183,21 +213,29 @@ def _of_records(records: Iterable[tuple[str, dict[str, Any], str]], images: dict
             continue
         if "caption" not in record and len(record) == 1:
             record = next(iter(record.values()))  # GLaMM's own files: {name: {...}}
-        masks = [_mask({"mask": m}, "mask", images[image], where) for m in files.value(record, "pred_masks", where=where)]
+        masks = [
+            _mask({"mask": m}, "mask", images[image], where)
+            for m in files.value(record, "pred_masks", where=where)
+        ]
         told = [*files.value(record, "phrases", where=where), *[""] * len(masks)][: len(masks)]
         found[image] = Drawn(masks=masks, phrases=told, caption=files.text(record, "caption", where=where))
     return found
 
 
 def _mask(record: dict[str, Any], key: str, image: dict[str, Any], where: str) -> RLE:
-    return files.mask(files.value(record, key, where=where), height=image["height"], width=image["width"], where=where)
+    return files.mask(
+        files.value(record, key, where=where), height=image["height"], width=image["width"], where=where
+    )
 
 
 def _average_precision(
     truth: dict[str, Any], kept: list[dict[str, Any]], images: dict[str, Any], drawn: dict[str, Drawn]
 ) -> dict[str, float]:
     """One category, all scores 1.0: among equals the order of the file decides."""
-    one = truth | {"annotations": [a | {"category_id": 1} for a in kept], "categories": [{"id": 1, "name": "object"}]}
+    one = truth | {
+        "annotations": [a | {"category_id": 1} for a in kept],
+        "categories": [{"id": 1, "name": "object"}],
+    }
     one["images"] = list(images.values())
     results = [
         {"image_id": images[image]["id"], "category_id": 1, "segmentation": mask, "score": 1.0}
@@ -215,7 +253,9 @@ def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, floa
     return {f"coco/{key}": value for key, value in coco_figures(truth, listed).items()}
 
 
-def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]], *, iou_type: Literal["segm", "bbox"] = "segm") -> dict[str, float]:
+def coco_figures(
+    truth: dict[str, Any], results: list[dict[str, Any]], *, iou_type: Literal["segm", "bbox"] = "segm"
+) -> dict[str, float]:
     """pycocotools' own twelve, of masks or of boxes. The truth needs its categories."""
     if not results:
         return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
@@ -230,7 +270,9 @@ def coco_figures(truth: dict[str, Any], results: list[dict[str, Any]], *, iou_ty
     return dict(zip((*COCO_NAMES, *COCO_RECALLS), map(float, evaluation.stats), strict=True))
 
 
-def _recall(ious: dict[str, Any], true: dict[str, list[RLE]], similarity: Callable[[str, int, int], float]) -> Ratio:
+def _recall(
+    ious: dict[str, Any], true: dict[str, list[RLE]], similarity: Callable[[str, int, int], float]
+) -> Ratio:
     """Pooled over images."""
     found = [recalled_pairs(ious[image], partial(similarity, image)) for image in ious]
     return Ratio(numerators=found, denominators=[len(true[image]) for image in ious])
@@ -246,21 +288,36 @@ def _recalls(ratios: dict[str, Ratio]) -> dict[str, float]:
 
 
 def _phrase_recall(
-    given: Given, masks_file: Path, ious: dict[str, Any], drawn: dict[str, Drawn], true: dict[str, list[RLE]], notes: list[str]
+    given: Given,
+    masks_file: Path,
+    ious: dict[str, Any],
+    drawn: dict[str, Drawn],
+    true: dict[str, list[RLE]],
+    notes: list[str],
 ) -> dict[str, Ratio]:
     """The benchmark's own recall, which also compares phrases."""
     assert given.data is not None
     if not given.text_encoder or not given.data.is_dir():
-        notes.append("recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the phrases of the truth")
+        notes.append(
+            "recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the "
+            "phrases of the truth"
+        )
         return {}
     encoder = PhraseEncoder(given.text_encoder)
     path = _captions_file(masks_file)
-    labels = {str(record["image_id"]): record["labels"] for record in files.value(files.load(path), "annotations", where=str(path))}
+    labels = {
+        str(record["image_id"]): record["labels"]
+        for record in files.value(files.load(path), "annotations", where=str(path))
+    }
     for image, masks in true.items():
         if len(labels.get(image, [])) != len(masks):
-            raise ValueError(f"{path}: image {image} has {len(labels.get(image, []))} labels and {len(masks)} true masks")
+            raise ValueError(
+                f"{path}: image {image} has {len(labels.get(image, []))} labels and {len(masks)} true masks"
+            )
     notes.append(f"recall compares phrases by {given.text_encoder}")
-    return {"recall": _recall(ious, true, lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))}
+    return {
+        "recall": _recall(ious, true, lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))
+    }
 
 
 def _captions(
@@ -270,32 +327,53 @@ def _captions(
     if given.predicted_only:
         truth = {image: texts for image, texts in truth.items() if image in drawn}
     told = [coco_tokens(drawn[image].caption or "") if image in drawn else "" for image in truth]
-    found = captions.scores_of(list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()])
+    found = captions.scores_of(
+        list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()]
+    )
     notes.append(captions.METEOR_NOTE)
     place = {image: n for n, image in enumerate(truth)}
     kept = ("METEOR_nltk", "CIDEr")
     if set(place) != set(images):  # a line of the table is an image of the masks
         return {key: found.metrics[key] for key in kept}, {}
     each = {key: [found.ratios[key].numerators[place[image]] for image in images] for key in kept}
-    return {key: found.metrics[key] for key in kept}, {key: Ratio(numerators=values) for key, values in each.items()}
+    return {key: found.metrics[key] for key in kept}, {
+        key: Ratio(numerators=values) for key, values in each.items()
+    }
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     if not (path := _masks_file(folder, split)).is_file():
-        raise ValueError(f"{path} is not there; give GranD-f's folder of the evaluation (val_test), or another --split")
+        raise ValueError(
+            f"{path} is not there; give GranD-f's folder of the evaluation (val_test), or another --split"
+        )
     truth = files.load(path)
-    pictures = files.pictures(folder, "images", "GranDf_HA_images/val_test", "../GranDf_HA_images/val_test", "../images")
+    pictures = files.pictures(
+        folder, "images", "GranDf_HA_images/val_test", "../GranDf_HA_images/val_test", "../images"
+    )
     sizes = {image["id"]: image for image in truth["images"]}
     masks: dict[str, list[RLE]] = defaultdict(list)
     for annotation in truth["annotations"]:
         where = f"{path}, annotation {annotation['id']}"
-        masks[str(annotation["image_id"])].append(_mask(annotation, "segmentation", sizes[annotation["image_id"]], where))
+        masks[str(annotation["image_id"])].append(
+            _mask(annotation, "segmentation", sizes[annotation["image_id"]], where)
+        )
     told = captions.caption_truth(_captions_file(path)) if _captions_file(path).is_file() else {}
     for image in truth["images"]:
         name = str(image["id"])
-        picture = pictures / image["file_name"] if "file_name" in image else files.picture(pictures, name, where=str(path))
-        answer = Prediction(text=next(iter(told.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name]))
-        yield Item(name=name, request=Request(frames=(picture,), text=QUESTION), facts={"image_id": name}, truth=answer)
+        picture = (
+            pictures / image["file_name"]
+            if "file_name" in image
+            else files.picture(pictures, name, where=str(path))
+        )
+        answer = Prediction(
+            text=next(iter(told.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name])
+        )
+        yield Item(
+            name=name,
+            request=Request(frames=(picture,), text=QUESTION),
+            facts={"image_id": name},
+            truth=answer,
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -310,7 +388,9 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 
 def miou(item: Item, prediction: Prediction) -> float:
     assert item.truth is not None
-    drawn, real = ([m[0] for m in masks if m[0] is not None] for masks in (prediction.masks, item.truth.masks))
+    drawn, real = (
+        [m[0] for m in masks if m[0] is not None] for masks in (prediction.masks, item.truth.masks)
+    )
     return float(np.mean([value for *_, value in best_pairs(iou_matrix(drawn, real))] or [0.0]))
 
 

@@ -1,5 +1,5 @@
-"""gRefCOCO: expressions that mean one object, several or none -> gIoU, cIoU, N-acc, T-acc, Pr@ as ReLA computes them. Formats:
-expressions.py."""
+"""gRefCOCO: expressions that mean one object, several or none -> gIoU, cIoU, N-acc, T-acc, Pr@ as ReLA
+computes them. Formats: expressions.py."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ def score(given: Given) -> Scored:
     found = expressions.read(given)
     metrics = grefcoco(found.answers)
     return Scored(
-        metrics=metrics | {"expressions": len(found.ids), "without_target": sum(not a.meant for a in found.answers)},
+        metrics=metrics
+        | {"expressions": len(found.ids), "without_target": sum(not a.meant for a in found.answers)},
         published={key: percent(value, 2) for key, value in metrics.items()},
         ratios=refcoco.ratios(found.answers, ABOVE) | accuracies(found.answers),
         samples=found.table(),
         missing=found.missing,
-        notes=["a missing prediction is wrong also where nothing was meant: it is not taken for an empty mask"] if found.missing else [],
+        notes=[
+            "a missing prediction is wrong also where nothing was meant: it is not taken for an empty mask"
+        ]
+        if found.missing
+        else [],
     )
 
 
@@ -37,5 +42,10 @@ SCORER = Scorer(
     score=score,
     data=refcoco.DATA,
     options=frozenset({"predicted_only", "split"}),
-    runner=Runner(items=expressions.items, record=expressions.record, splits=("val", "testA", "testB"), running=("IoU", expressions.iou)),
+    runner=Runner(
+        items=expressions.items,
+        record=expressions.record,
+        splits=("val", "testA", "testB"),
+        running=("IoU", expressions.iou),
+    ),
 )

@@ -1,10 +1,13 @@
-"""InfographicsVQA: replies against several answers -> ANLS over all, and per kind of answer, evidence and operation.
+"""InfographicsVQA: replies against several answers -> ANLS over all, and per kind of answer, evidence and
+operation.
 
---predictions: records {"questionId", "answer"}, as the benchmark's server takes them; --data infographicsVQA_val_v1.0_withQT.json, or its
-folder. A model is run on that folder, with the pictures in `infographicsvqa_images` or `images`.
+--predictions: records {"questionId", "answer"}, as the benchmark's server takes them; --data
+infographicsVQA_val_v1.0_withQT.json, or its folder. A model is run on that folder, with the pictures in
+`infographicsvqa_images` or `images`.
 
-ANLS of a question: the best of its answers' 1 - d / (length of the longer text), d = edit distance, both in lower case with single
-blanks; under .5 it is 0. `ANLS_raw_length` divides by the lengths before that, as the server's script and others do.
+ANLS of a question: the best of its answers' 1 - d / (length of the longer text), d = edit distance, both in
+lower case with single blanks; under .5 it is 0. `ANLS_raw_length` divides by the lengths before that, as the
+server's script and others do.
 """
 
 from __future__ import annotations
@@ -38,8 +41,18 @@ def score(given: Given) -> Scored:
         if name not in told and given.predicted_only:
             continue
         answers = _answers(question, where)
-        values = (0.0, 0.0) if name not in told else (anls(reply, answers), anls(reply, answers, raw_length=True))
-        samples.append({"questionId": name, "reply": reply, "ANLS": values[0], "ANLS_raw_length": values[1], **_kinds(question)})
+        values = (
+            (0.0, 0.0) if name not in told else (anls(reply, answers), anls(reply, answers, raw_length=True))
+        )
+        samples.append(
+            {
+                "questionId": name,
+                "reply": reply,
+                "ANLS": values[0],
+                "ANLS_raw_length": values[1],
+                **_kinds(question),
+            }
+        )
     lacking = 0 if given.predicted_only else len(missing)
     parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
     metrics: dict[str, float] = {name: sum(values) / len(values) for name, values in parts.items()}
@@ -53,7 +66,10 @@ def score(given: Given) -> Scored:
         ratios={name: Ratio(numerators=values) for name, values in parts.items()},
         samples=samples,
         missing=lacking,
-        notes=["ANLS divides by the lengths of the texts that are compared; ANLS_raw_length by those of the texts as they were written"],
+        notes=[
+            "ANLS divides by the lengths of the texts that are compared; ANLS_raw_length by those of the "
+            "texts as they were written"
+        ],
     )
 
 
@@ -98,8 +114,12 @@ def _kinds(question: Mapping[str, Any]) -> dict[str, list[str]]:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TRUTH)
     listed = _questions(path)
-    images = {name: files.text(asked, "image_local_name", where=f"{path}, {name}") for name, asked in listed.items()}
-    pictures = files.pictures_named(images.values(), files.pictures(folder, "infographicsvqa_images", "images"), where=path)
+    images = {
+        name: files.text(asked, "image_local_name", where=f"{path}, {name}") for name, asked in listed.items()
+    }
+    pictures = files.pictures_named(
+        images.values(), files.pictures(folder, "infographicsvqa_images", "images"), where=path
+    )
     for name, image in sorted(images.items(), key=lambda pair: pair[1]):
         where, asked = f"{path}, {name}", listed[name]
         question = files.text(asked, "question", where=where)

@@ -1,4 +1,5 @@
-"""Pairs of a true and a predicted masklet in one file -> J, F (DAVIS) over all frames, and referring segmentation's figures on every fifth.
+"""Pairs of a true and a predicted masklet in one file -> J, F (DAVIS) over all frames, and referring
+segmentation's figures on every fifth.
 
 {"height", "width", "frames", "pairs": [{"truth": [RLE or null], "prediction": [RLE or null]}]}
 """
@@ -28,7 +29,9 @@ def score(given: Given) -> Scored:
         raise ValueError(f"{where}: no pairs")
     js, fs, samples, answers = [], [], [], []
     for number, pair in enumerate(pairs):
-        truth, drawn = (_masklet(found, pair, key, where=f"{where}, pair {number}") for key in ("truth", "prediction"))
+        truth, drawn = (
+            _masklet(found, pair, key, where=f"{where}, pair {number}") for key in ("truth", "prediction")
+        )
         j, f = zip(*(j_and_f(p, t) for p, t in zip(drawn, truth, strict=True)), strict=True)
         js.append(float(np.mean(j)))
         fs.append(float(np.mean(f)))
@@ -41,14 +44,19 @@ def _scored(js: list[float], fs: list[float], samples: list[dict[str, Any]], ans
     j, f = float(np.mean(js)), float(np.mean(fs))
     metrics = {"J&F": (j + f) / 2, "J": j, "F": f, "pairs": len(js)}
     metrics |= {f"grefcoco/{key}": value for key, value in grefcoco(answers).items()}
-    metrics |= {f"reasonseg/{key}": value for key, value in reasonseg(answers).items()} | {"images": len(answers)}
+    metrics |= {f"reasonseg/{key}": value for key, value in reasonseg(answers).items()} | {
+        "images": len(answers)
+    }
     shown = {key: percent(value, 4) for key, value in metrics.items() if key.startswith("grefcoco/")}
     return Scored(
         metrics=metrics,
         published={key: percent(metrics[key]) for key in ("J&F", "J", "F")} | shown,
         ratios={"J": Ratio(numerators=js), "F": Ratio(numerators=fs)},
         samples=samples,
-        notes=[f"grefcoco/ and reasonseg/ take every {STEP}th frame of all pairs as an image", "J and F count all frames"],
+        notes=[
+            f"grefcoco/ and reasonseg/ take every {STEP}th frame of all pairs as an image",
+            "J and F count all frames",
+        ],
     )
 
 
@@ -65,10 +73,15 @@ def _figures(name: str, values: tuple[float, ...]) -> dict[str, Any]:
 
 def _masklet(record: dict[str, Any], pair: dict[str, Any], key: str, *, where: str) -> list[RLE]:
     listed = files.listed(pair, key, where=where)
-    height, width, frames = (int(files.number(record, name, where=where)) for name in ("height", "width", "frames"))
+    height, width, frames = (
+        int(files.number(record, name, where=where)) for name in ("height", "width", "frames")
+    )
     if len(listed) != frames or len(listed) < 3:
         raise ValueError(f"{where}: {len(listed)} masks of {key}, {frames} frames")
-    return [files.mask(m, height=height, width=width, where=f"{where}, {key}, frame {t}") for t, m in enumerate(listed)]
+    return [
+        files.mask(m, height=height, width=width, where=f"{where}, {key}, frame {t}")
+        for t, m in enumerate(listed)
+    ]
 
 
 SCORER = Scorer(score=score, data="", needs_data=False, sample_id=("pair",))

@@ -1,11 +1,14 @@
-"""MathVista: replies -> extracted answers -> accuracy over all, and per kind of question, answer, source, task and skill.
+"""MathVista: replies -> extracted answers -> accuracy over all, and per kind of question, answer, source,
+task and skill.
 
---predictions: the benchmark's output file {pid: {"response" or "extraction", ...}}, or records {"pid", "response"}. --data
-annot_testmini.json (or testmini.json) or its folder. A model is run on that folder with the pictures in `images`, by the official `query`.
+--predictions: the benchmark's output file {pid: {"response" or "extraction", ...}}, or records {"pid",
+"response"}. --data annot_testmini.json (or testmini.json) or its folder. A model is run on that folder with
+the pictures in `images`, by the official `query`.
 
-The answer is extracted by rule where the reply is an option or a number, and otherwise by a language model, as in the benchmark: the judge
-of params.yaml (asked in other words), --replay {pid: extraction}, or the file's own `extraction`. Then: a letter or the option with the
-smallest edit distance; int(x); round(x, precision); or the text as it is.
+The answer is extracted by rule where the reply is an option or a number, and otherwise by a language model,
+as in the benchmark: the judge of params.yaml (asked in other words), --replay {pid: extraction}, or the
+file's own `extraction`. Then: a letter or the option with the smallest edit distance; int(x); round(x,
+precision); or the text as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import (
+    Given,
+    Judge,
+    JudgeRequest,
+    Judging,
+    Scored,
+    Scorer,
+    accuracy,
+    percent,
+)
 from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
 
@@ -30,7 +42,10 @@ META = ("source", "category", "task", "context", "grade", "skills")
 REPLY_TOKENS = 64
 JUDGE = "judge"
 """Key of a replay file with the name of the model that extracted."""
-SYSTEM = "You copy the final answer out of a reply to a question. You write the answer alone, without a word around it."
+SYSTEM = (
+    "You copy the final answer out of a reply to a question. You write the answer alone, without a word "
+    "around it."
+)
 PROMPT = """\
 Question: {query}
 
@@ -48,14 +63,27 @@ def score(given: Given) -> Scored:
     for pid, problem in truth.items():
         if pid not in told and given.predicted_only:
             continue
-        found = extraction_of(told[pid], problem, extracted.get(pid), f"{given.predictions}, {pid}") if pid in told else ""
+        found = (
+            extraction_of(told[pid], problem, extracted.get(pid), f"{given.predictions}, {pid}")
+            if pid in told
+            else ""
+        )
         if found is None:
             raise ValueError(
-                f"{given.predictions}, {pid}: no rule reads an answer in {told[pid]['response'][:60]!r}; a language model does:"
+                f"{given.predictions}, {pid}: no rule reads an answer in {told[pid]['response'][:60]!r}; a "
+                "language model does:"
                 " --replay {pid: extraction}, or name a judge in params.yaml"
             )
-        said = normalised(found, problem) if found else None  # the official script gives an empty reply the shortest option
-        samples.append({"pid": pid, "answer": said, "right": said is not None and said == str(problem["answer"]), **_kinds(problem)})
+        # the official script gives an empty reply the shortest option
+        said = normalised(found, problem) if found else None
+        samples.append(
+            {
+                "pid": pid,
+                "answer": said,
+                "right": said is not None and said == str(problem["answer"]),
+                **_kinds(problem),
+            }
+        )
     metrics, ratio = accuracy(("", s["right"]) for s in samples)
     for kind in (*KINDS, *META):
         for value in sorted({value for s in samples for value in s[kind]}):
@@ -68,7 +96,9 @@ def score(given: Given) -> Scored:
         ratios={"accuracy": ratio},
         samples=samples,
         missing=0 if given.predicted_only else len(missing),
-        notes=[f"judge: {judge} extracted answers, asked in other words than the benchmark's"] if judge else [],
+        notes=[f"judge: {judge} extracted answers, asked in other words than the benchmark's"]
+        if judge
+        else [],
     )
 
 
@@ -108,7 +138,9 @@ def _told(given: Given) -> dict[str, dict[str, Any]]:
     if isinstance(loaded, dict):
         wrong = [pid for pid, entry in loaded.items() if not isinstance(entry, dict)]
         if wrong:
-            raise ValueError(f"{given.predictions}, {wrong[0]}: expected an object with `response` or `extraction`")
+            raise ValueError(
+                f"{given.predictions}, {wrong[0]}: expected an object with `response` or `extraction`"
+            )
         return loaded
     return files.by_id(files.records(given.predictions), "pid", where=str(given.predictions))
 
@@ -125,15 +157,23 @@ def _extracted(given: Given) -> dict[str, str]:
 def _kinds(problem: Mapping[str, Any]) -> dict[str, list[str]]:
     meta = problem.get("metadata") or {}
     own = {kind: [str(problem[kind])] for kind in KINDS}
-    return own | {k: [str(v) for v in (meta[k] if isinstance(meta.get(k), list) else [meta[k]])] if k in meta else [] for k in META}
+    return own | {
+        k: [str(v) for v in (meta[k] if isinstance(meta.get(k), list) else [meta[k]])] if k in meta else []
+        for k in META
+    }
 
 
-def extraction_of(entry: Mapping[str, Any], problem: Mapping[str, Any], replayed: str | None, where: str) -> str | None:
-    """Return the answer within a reply, by rule or as it was extracted; None: a language model must read it."""
+def extraction_of(
+    entry: Mapping[str, Any], problem: Mapping[str, Any], replayed: str | None, where: str
+) -> str | None:
+    """Return the answer within a reply, by rule or as it was extracted; None: a language model must read
+    it."""
     if "extraction" in entry:
         return files.text(entry, "extraction", where=where)
     response = files.text(entry, "response", where=where).strip()
-    if not response or (problem["question_type"] == "multi_choice" and response in (problem.get("choices") or ())):
+    if not response or (
+        problem["question_type"] == "multi_choice" and response in (problem.get("choices") or ())
+    ):
         return response
     if problem["question_type"] == "multi_choice" and re.fullmatch(r"\(?[A-Z]\)?\.?", response):
         return response.strip("().")
@@ -167,7 +207,11 @@ def _option(text: str, choices: list[str]) -> str:
     letters = re.findall(r"\(([a-zA-Z])\)", text)
     letter = letters[0].upper() if letters else text
     place = string.ascii_uppercase.find(letter) if len(letter) == 1 else -1
-    return choices[place] if 0 <= place < len(choices) else min(choices, key=lambda choice: int(edit_distance(letter, choice)))
+    return (
+        choices[place]
+        if 0 <= place < len(choices)
+        else min(choices, key=lambda choice: int(edit_distance(letter, choice)))
+    )
 
 
 def needs_judge(given: Given) -> bool:
@@ -179,7 +223,11 @@ def needs_judge(given: Given) -> bool:
 def _unread(given: Given, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the replies that no rule reads."""
     told = {pid: entry for pid, entry in _told(given).items() if pid in truth}
-    return {pid: entry for pid, entry in told.items() if extraction_of(entry, truth[pid], None, str(given.predictions)) is None}
+    return {
+        pid: entry
+        for pid, entry in told.items()
+        if extraction_of(entry, truth[pid], None, str(given.predictions)) is None
+    }
 
 
 def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
@@ -187,7 +235,10 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     open_ = _unread(given, truth)
     requests = [
         JudgeRequest(
-            system=SYSTEM, user=PROMPT.format(query=_query(truth[pid]), response=entry["response"]), schema=None, max_tokens=REPLY_TOKENS
+            system=SYSTEM,
+            user=PROMPT.format(query=_query(truth[pid]), response=entry["response"]),
+            schema=None,
+            max_tokens=REPLY_TOKENS,
         )
         for pid, entry in open_.items()
     ]
@@ -201,18 +252,26 @@ def _query(problem: Mapping[str, Any]) -> str:
     """The benchmark's own, which tells the form of the answer; without one, question and options."""
     if problem.get("query"):
         return str(problem["query"])
-    options = [f"({letter}) {text}" for letter, text in zip(string.ascii_uppercase, problem.get("choices") or (), strict=False)]
+    options = [
+        f"({letter}) {text}"
+        for letter, text in zip(string.ascii_uppercase, problem.get("choices") or (), strict=False)
+    ]
     return "\n".join([f"Question: {problem['question']}", *(["Choices:", *options] if options else [])])
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, *TRUTH)
     problems = _problems(path)
-    images = {pid: files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/") for pid, problem in problems.items()}
+    images = {
+        pid: files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/")
+        for pid, problem in problems.items()
+    }
     pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
     for pid, image in sorted(images.items(), key=lambda pair: pair[1]):
         request = Request(frames=(pictures[image],), text=f"<image>\n{_query(problems[pid])}")
-        yield Item(name=pid, request=request, facts={"pid": pid}, truth=Prediction(text=problems[pid]["answer"]))
+        yield Item(
+            name=pid, request=request, facts={"pid": pid}, truth=Prediction(text=problems[pid]["answer"])
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -225,5 +284,10 @@ SCORER = Scorer(
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("pid",),
     runner=Runner(items=items, record=record, splits=("testmini",)),
-    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".json", replay="--replay EXTRACTIONS.json, or each answer's `extraction`"),
+    judging=Judging(
+        needed=needs_judge,
+        ask=ask_judge,
+        suffix=".json",
+        replay="--replay EXTRACTIONS.json, or each answer's `extraction`",
+    ),
 )

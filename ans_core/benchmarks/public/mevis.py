@@ -1,4 +1,5 @@
-"""MeViS (v1 valid_u, v2 in the same layout; any split whose masks are public): J, F, J&F. Formats: clips_of_expressions.py."""
+"""MeViS (v1 valid_u, v2 in the same layout; any split whose masks are public): J, F, J&F. Formats:
+clips_of_expressions.py."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""MM-Vet: a judge's score of every reply, from 0 to 1 in tenths -> means over all, per capability, and per set of capabilities.
+"""MM-Vet: a judge's score of every reply, from 0 to 1 in tenths -> means over all, per capability, and per
+set of capabilities.
 
---predictions: {id: reply}, the file that the benchmark's own evaluator reads, or records {"id", "prediction"}. --data mm-vet.json or its
-folder. --replay: its evaluator's grades ({id: {"model", "content", "score"}}, a score a run), or those that a judge wrote here.
+--predictions: {id: reply}, the file that the benchmark's own evaluator reads, or records {"id",
+"prediction"}. --data mm-vet.json or its folder. --replay: its evaluator's grades ({id: {"model", "content",
+"score"}}, a score a run), or those that a judge wrote here.
 
-A judge that is asked sees question, true answer and reply, in other words than the benchmark's: the figures carry a note. It is not asked
-about an empty reply (of an agent that ran into a limit), which counts 0. In a true answer `<AND>` joins what all must be there, `<OR>` what
-may stand for each other. A model is run on mm-vet.json with the folder `images`.
+A judge that is asked sees question, true answer and reply, in other words than the benchmark's: the figures
+carry a note. It is not asked about an empty reply (of an agent that ran into a limit), which counts 0. In a
+true answer `<AND>` joins what all must be there, `<OR>` what may stand for each other. A model is run on
+mm-vet.json with the folder `images`.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ Question: {question} | True answer: {truth} | Given answer: {reply} | Grade:"""
 
 def score(given: Given) -> Scored:
     if given.replay is None:
-        raise ValueError("mm_vet is scored by a judge: --replay with its recorded grades, or name a judge in params.yaml")
+        raise ValueError(
+            "mm_vet is scored by a judge: --replay with its recorded grades, or name a judge in params.yaml"
+        )
     truth, told = _truth(given), _told(given)
     missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
     grades = files.load(given.replay)
@@ -58,9 +63,13 @@ def score(given: Given) -> Scored:
             continue
         else:
             graded = [0.0]
-        samples.append({"id": name, "capability": capability, "score": sum(graded) / len(graded), "runs": len(graded)})
+        samples.append(
+            {"id": name, "capability": capability, "score": sum(graded) / len(graded), "runs": len(graded)}
+        )
     metrics = {"score": _mean(samples), "questions": len(samples)}
-    named = sorted({one for s in samples for one in s["capability"]}, key=lambda one: (*CAPABILITIES, one).index(one))
+    named = sorted(
+        {one for s in samples for one in s["capability"]}, key=lambda one: (*CAPABILITIES, one).index(one)
+    )
     metrics |= {f"score/{one}": _mean([s for s in samples if one in s["capability"]]) for one in named}
     for mix in sorted({"_".join(s["capability"]) for s in samples}):
         metrics[f"score/only/{mix}"] = _mean([s for s in samples if "_".join(s["capability"]) == mix])
@@ -94,13 +103,18 @@ def _told(given: Given) -> dict[str, str]:
     if isinstance(loaded, dict):
         return {name: files.text(loaded, name, where=str(given.predictions)) for name in loaded}
     records = files.by_id(files.records(given.predictions), "id", where=str(given.predictions))
-    return {name: files.text(record, "prediction", where=f"{given.predictions}, {name}") for name, record in records.items()}
+    return {
+        name: files.text(record, "prediction", where=f"{given.predictions}, {name}")
+        for name, record in records.items()
+    }
 
 
 def _grades(grade: Any, reply: str, where: str) -> list[float]:
     """Return a question's scores, one a run of the judge."""
     found: list[Any] = files.listed(grade, "score", where=where)
-    if not found or not all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in found):
+    if not found or not all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in found
+    ):
         raise ValueError(f"{where}: score {str(found)[:60]} is no list of numbers from 0 to 1")
     for key in ("model", "content"):
         if key in grade:
@@ -119,7 +133,10 @@ def _notes(grades: Mapping[str, Any], names: Iterable[str], path: Path) -> list[
     judges = sorted({judge for grade in graded for judge in grade.get("model", ())})
     ours = any("prediction" in grade for grade in graded)
     unread = sum(number_of(said) is None for grade in graded for said in grade.get("content", ()))
-    notes = [f"judge: {', '.join(judges) or f'the one that wrote {path.name}'} (published with gpt-4-0613); another judge moves the figure"]
+    notes = [
+        f"judge: {', '.join(judges) or f'the one that wrote {path.name}'} (published with gpt-4-0613); "
+        "another judge moves the figure"
+    ]
     notes += ["the judge was asked in other words than the benchmark's, once"] if ours else []
     return notes + ([f"{unread} replies of the judge are no grade and count 0"] if unread else [])
 
@@ -139,16 +156,27 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
     replied = {name: reply for name, reply in told.items() if reply.strip()}
     requests = []
     for name, reply in replied.items():
-        question, answer = (files.text(truth[name], key, where=f"{given.data}, {name}") for key in ("question", "answer"))
+        question, answer = (
+            files.text(truth[name], key, where=f"{given.data}, {name}") for key in ("question", "answer")
+        )
         spaced = answer.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
         user = PROMPT.format(question=question, truth=" ".join(spaced.split()), reply=reply)
         requests.append(JudgeRequest(system=SYSTEM, user=user, schema=None, max_tokens=REPLY_TOKENS))
     said = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
     grades = {
-        name: {"model": [judge.name], "content": [content], "score": [number_of(content) or 0.0], "prediction": reply}
+        name: {
+            "model": [judge.name],
+            "content": [content],
+            "score": [number_of(content) or 0.0],
+            "prediction": reply,
+        }
         for (name, reply), content in zip(replied.items(), said, strict=True)
     }
-    grades |= {name: {"content": [], "score": [0.0], "prediction": told[name]} for name in told if name not in replied}
+    grades |= {
+        name: {"content": [], "score": [0.0], "prediction": told[name]}
+        for name in told
+        if name not in replied
+    }
     out.write_text(json.dumps(grades, indent=1) + "\n", encoding="utf-8")
     return replace(given, replay=out)
 
@@ -156,12 +184,21 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, QUESTIONS)
     questions = _questions(path)
-    images = {name: files.text(asked, "imagename", where=f"{path}, {name}") for name, asked in questions.items()}
+    images = {
+        name: files.text(asked, "imagename", where=f"{path}, {name}") for name, asked in questions.items()
+    }
     pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
     for name, image in sorted(images.items(), key=lambda pair: pair[1]):
-        question, answer = (files.text(questions[name], key, where=f"{path}, {name}") for key in ("question", "answer"))
+        question, answer = (
+            files.text(questions[name], key, where=f"{path}, {name}") for key in ("question", "answer")
+        )
         request = Request(frames=(pictures[image],), text=f"<image>\n{question}")
-        yield Item(name=name, request=request, facts={"id": name, "question": question}, truth=Prediction(text=answer))
+        yield Item(
+            name=name,
+            request=request,
+            facts={"id": name, "question": question},
+            truth=Prediction(text=answer),
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -173,5 +210,10 @@ SCORER = Scorer(
     data=f"{QUESTIONS}, or its folder",
     options=frozenset({"replay", "predicted_only"}),
     runner=Runner(items=items, record=record),
-    judging=Judging(needed=lambda given: given.replay is None, ask=ask_judge, suffix=".json", replay="--replay GRADES.json"),
+    judging=Judging(
+        needed=lambda given: given.replay is None,
+        ask=ask_judge,
+        suffix=".json",
+        replay="--replay GRADES.json",
+    ),
 )

@@ -1,9 +1,12 @@
-"""MMBench with CircularEval: the replies to every rotation of a question's options -> the share of questions right in all of them.
+"""MMBench with CircularEval: the replies to every rotation of a question's options -> the share of questions
+right in all of them.
 
---predictions: records {"index", "A", "B", "C", "D", "answer", "prediction"} (by `category` too where they have one); copies of a question
-have its index + k * 1,000,000. A reply that names no option counts as wrong ("exact_matching"), where the official program may ask a judge.
+--predictions: records {"index", "A", "B", "C", "D", "answer", "prediction"} (by `category` too where they
+have one); copies of a question have its index + k * 1,000,000. A reply that names no option counts as wrong
+("exact_matching"), where the official program may ask a judge.
 
-A model is run on the released table (`mmbench_dev_en.tsv` or another *.tsv of the folder, pictures inside), with all rotations.
+A model is run on the released table (`mmbench_dev_en.tsv` or another *.tsv of the folder, pictures inside),
+with all rotations.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ _SEPARATORS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 _NAMED = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
 """Any word may begin with the letter, as in the official program: "the answer is a dog" means A."""
 _REFUSALS = (
-    "Sorry, I can't help with images of people yet.", "I can't process this file.", "I'm sorry, but without the image provided",
+    "Sorry, I can't help with images of people yet.", "I can't process this file.",
+    "I'm sorry, but without the image provided",
     "Cannot determine the answer",
 )  # fmt: skip
 
@@ -35,29 +39,48 @@ def score(given: Given) -> Scored:
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for number, record in enumerate(records, start=1):
         if not str(record["index"]).isdecimal():
-            raise ValueError(f"{given.predictions}, record {number}: index {record['index']!r} is no whole number")
+            raise ValueError(
+                f"{given.predictions}, record {number}: index {record['index']!r} is no whole number"
+            )
         groups[int(record["index"]) % ROTATION].append(record)
     samples, unparsed = [], 0
     for index, copies in groups.items():
         where = f"{given.predictions}, question {index}"
         options = options_of(copies[0])
         if len(copies) != len(options):
-            raise ValueError(f"{where}: {len(copies)} rotations of {len(options)} options; CircularEval asks as many as there are options")
+            raise ValueError(
+                f"{where}: {len(copies)} rotations of {len(options)} options; CircularEval asks as many as "
+                "there are options"
+            )
         letters = [letter_of(files.text(c, "prediction", where=where), options_of(c)) for c in copies]
         unparsed += letters.count(None)
-        right = [letter == files.text(c, "answer", where=where) for letter, c in zip(letters, copies, strict=True)]
+        right = [
+            letter == files.text(c, "answer", where=where) for letter, c in zip(letters, copies, strict=True)
+        ]
         first = min(range(len(copies)), key=lambda i: int(copies[i]["index"]))
-        samples.append({"index": index, "category": copies[0].get("category", ""), "right": all(right), "first_pass": right[first]})
+        samples.append(
+            {
+                "index": index,
+                "category": copies[0].get("category", ""),
+                "right": all(right),
+                "first_pass": right[first],
+            }
+        )
     found, ratio = accuracy((s["category"] or "all", s["right"]) for s in samples)
     vanilla, _ = accuracy(("", s["first_pass"]) for s in samples)
     return Scored(
         metrics=found | {"accuracy_first_pass": vanilla["accuracy"], "unparsed": unparsed},
-        published={"accuracy": percent(found["accuracy"]), "accuracy_first_pass": percent(vanilla["accuracy"])},
+        published={
+            "accuracy": percent(found["accuracy"]),
+            "accuracy_first_pass": percent(vanilla["accuracy"]),
+        },
         ratios={"accuracy": ratio},
         samples=samples,
         notes=[
-            "accuracy: right in every rotation (CircularEval); accuracy_first_pass: in the first alone (VanillaEval)",
-            "a reply that names no option is wrong (exact_matching); with a judge the official program draws one where the judge fails",
+            "accuracy: right in every rotation (CircularEval); accuracy_first_pass: in the first alone "
+            "(VanillaEval)",
+            "a reply that names no option is wrong (exact_matching); with a judge the official program "
+            "draws one where the judge fails",
         ],
     )
 
@@ -68,8 +91,8 @@ def options_of(record: dict[str, Any]) -> dict[str, str]:
 
 
 def letter_of(reply: str, options: dict[str, str]) -> str | None:
-    """The one option letter among the words, if it first comes within the last four; else of "answer is B"; else the one option whose text
-    is in the reply; None: a refusal, or none of these (VLMEvalKit's rules)."""
+    """The one option letter among the words, if it first comes within the last four; else of "answer is B";
+    else the one option whose text is in the reply; None: a refusal, or none of these (VLMEvalKit's rules)."""
     if any(refusal in reply for refusal in _REFUSALS):
         return None
     words = reply.translate(_SEPARATORS).split()
@@ -88,12 +111,15 @@ def letter_of(reply: str, options: dict[str, str]) -> str | None:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Every question once for each of its options, rotated by one each time."""
-    for row, picture in questions.table(folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *sorted(p.name for p in folder.glob("*.tsv"))):
+    for row, picture in questions.table(
+        folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *sorted(p.name for p in folder.glob("*.tsv"))
+    ):
         texts, where = list(options_of(row).values()), f"{folder}, question {row['index']}"
         letters = "ABCD"[: len(texts)]
         if files.text(row, "answer", where=where) not in letters or not texts:
             raise ValueError(
-                f"{where}: answer {row['answer']!r} is none of its options {letters}; is this the test split, without answers?"
+                f"{where}: answer {row['answer']!r} is none of its options {letters}; is this the test "
+                "split, without answers?"
             )
         for shift in range(len(texts)):
             options = dict(zip(letters, texts[shift:] + texts[:shift], strict=True))
@@ -101,7 +127,10 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             index = int(row["index"]) + shift * ROTATION
             yield Item(
                 name=str(index),
-                request=Request(frames=(picture,), text=questions.ask(row["question"], options, hint=row.get("hint", "") or "")),
+                request=Request(
+                    frames=(picture,),
+                    text=questions.ask(row["question"], options, hint=row.get("hint", "") or ""),
+                ),
                 facts={"index": index, "category": row.get("category", ""), **options, "answer": answer},
                 truth=Prediction(text=answer),
             )
@@ -120,5 +149,7 @@ SCORER = Scorer(
     data="",
     needs_data=False,
     sample_id=("index",),
-    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("first passes right", right)),
+    runner=Runner(
+        items=items, record=record, truth=lambda folder, split: None, running=("first passes right", right)
+    ),
 )

@@ -1,11 +1,12 @@
-"""MME: two yes-or-no questions a picture -> accuracy and accuracy+ (both questions right) of 14 tasks; their sums are the benchmark's
-scores of perception (up to 2000) and cognition (up to 800).
+"""MME: two yes-or-no questions a picture -> accuracy and accuracy+ (both questions right) of 14 tasks; their
+sums are the benchmark's scores of perception (up to 2000) and cognition (up to 800).
 
---predictions: the folder of the official results, `<task>.txt` with lines `image<TAB>question<TAB>answer<TAB>reply`; or records
-{"category", "image", "question", "answer", "prediction"}. --data: the release's folder, against which they are checked.
+--predictions: the folder of the official results, `<task>.txt` with lines
+`image<TAB>question<TAB>answer<TAB>reply`; or records {"category", "image", "question", "answer",
+"prediction"}. --data: the release's folder, against which they are checked.
 
-As in the official program a reply means yes if its first four letters (lower case) hold "yes", else no if they hold "no"; any other is
-wrong.
+As in the official program a reply means yes if its first four letters (lower case) hold "yes", else no if
+they hold "no"; any other is wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,18 @@ from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction, Request
 
 TASKS = {
-    "perception": ("existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "OCR"),
+    "perception": (
+        "existence",
+        "count",
+        "position",
+        "color",
+        "posters",
+        "celebrity",
+        "scene",
+        "landmark",
+        "artwork",
+        "OCR",
+    ),
     "cognition": ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"),
 }
 NAME = ("category", "image", "question")
@@ -30,8 +42,13 @@ NAME = ("category", "image", "question")
 
 
 def score(given: Given) -> Scored:
-    records = _of_results(given.predictions) if given.predictions.is_dir() else files.records(given.predictions)
-    samples = [_sample(record, f"{given.predictions}, record {number}") for number, record in enumerate(records, start=1)]
+    records = (
+        _of_results(given.predictions) if given.predictions.is_dir() else files.records(given.predictions)
+    )
+    samples = [
+        _sample(record, f"{given.predictions}, record {number}")
+        for number, record in enumerate(records, start=1)
+    ]
     told = files.by_id(samples, "id", where=str(given.predictions))
     missing = 0
     if given.data is not None:
@@ -41,11 +58,16 @@ def score(given: Given) -> Scored:
         pictures[sample["category"]][sample["image"]].append(sample["right"])
     for task, right in pictures.items():
         if uneven := [image for image, answers in right.items() if len(answers) != 2]:
-            raise ValueError(f"{given.predictions}, {task}: not two questions about {files.shown(uneven)}; accuracy+ counts pairs")
+            raise ValueError(
+                f"{given.predictions}, {task}: not two questions about {files.shown(uneven)}; accuracy+ "
+                "counts pairs"
+            )
     metrics, ratios, notes = _scores(pictures)
     return Scored(
         metrics=metrics | {"questions": len(samples), "unparsed": sum(s["parsed"] is None for s in samples)},
-        published={key: f"{value:.1f}" for key, value in metrics.items() if key in TASKS or key.startswith("score/")},
+        published={
+            key: f"{value:.1f}" for key, value in metrics.items() if key in TASKS or key.startswith("score/")
+        },
         ratios=ratios,
         samples=samples,
         missing=missing,
@@ -53,7 +75,9 @@ def score(given: Given) -> Scored:
     )
 
 
-def _scores(pictures: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, float], dict[str, Ratio], list[str]]:
+def _scores(
+    pictures: dict[str, dict[str, list[bool]]],
+) -> tuple[dict[str, float], dict[str, Ratio], list[str]]:
     """{task: {image: the two answers right or not}} -> metrics, their ratios, notes."""
     metrics: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
@@ -62,13 +86,25 @@ def _scores(pictures: dict[str, dict[str, list[bool]]]) -> tuple[dict[str, float
         if lacking := [task for task in tasks if task not in pictures]:
             notes.append(f"{group} is left out: no question of {', '.join(lacking)}")
             continue
-        points = {task: [50.0 * sum(answers) + 100 * all(answers) for answers in pictures[task].values()] for task in tasks}
+        points = {
+            task: [50.0 * sum(answers) + 100 * all(answers) for answers in pictures[task].values()]
+            for task in tasks
+        }
         metrics[group] = sum(sum(values) / len(values) for values in points.values())
         count = sum(map(len, points.values()))  # a mean over pictures, in which every task weighs the same
-        ratios[group] = Ratio(numerators=[value * count / len(values) for values in points.values() for value in values])
+        ratios[group] = Ratio(
+            numerators=[value * count / len(values) for values in points.values() for value in values]
+        )
     for task, right in pictures.items():
-        accuracy, both = sum(map(sum, right.values())) / (2 * len(right)), sum(map(all, right.values())) / len(right)
-        metrics |= {f"accuracy/{task}": accuracy, f"accuracy_plus/{task}": both, f"score/{task}": 100 * (accuracy + both)}
+        accuracy, both = (
+            sum(map(sum, right.values())) / (2 * len(right)),
+            sum(map(all, right.values())) / len(right),
+        )
+        metrics |= {
+            f"accuracy/{task}": accuracy,
+            f"accuracy_plus/{task}": both,
+            f"score/{task}": 100 * (accuracy + both),
+        }
     return metrics, ratios, notes
 
 
@@ -78,8 +114,14 @@ def _of_results(folder: Path) -> list[dict[str, Any]]:
         for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
             parts = line.split("\t")
             if len(parts) != 4:
-                raise ValueError(f"{path}, line {number}: {len(parts)} columns; it needs image, question, answer, reply, with tabs between")
-            found.append(dict(zip(("image", "question", "answer", "prediction"), parts, strict=True)) | {"category": path.stem})
+                raise ValueError(
+                    f"{path}, line {number}: {len(parts)} columns; it needs image, question, answer, reply, "
+                    "with tabs between"
+                )
+            found.append(
+                dict(zip(("image", "question", "answer", "prediction"), parts, strict=True))
+                | {"category": path.stem}
+            )
     if not found:
         raise ValueError(f"{folder}: no <task>.txt with replies")
     return found
@@ -93,7 +135,13 @@ def _sample(record: dict[str, Any], where: str) -> dict[str, Any]:
     if truth.lower() not in ("yes", "no"):
         raise ValueError(f"{where}: the answer is {truth!r}, not Yes or No")
     parsed = yes_or_no(files.text(record, "prediction", where=where))
-    return {"id": "/".join(named.values()), **named, "answer": truth, "parsed": parsed, "right": parsed == truth.lower()}
+    return {
+        "id": "/".join(named.values()),
+        **named,
+        "answer": truth,
+        "parsed": parsed,
+        "right": parsed == truth.lower(),
+    }
 
 
 def yes_or_no(reply: str) -> str | None:
@@ -107,28 +155,38 @@ def _checked(told: dict[str, dict[str, Any]], data: Path, path: Path) -> tuple[l
     missing = files.refuse_unknown(told, asked, where=path, what="questions")
     for name, sample in told.items():
         if sample["answer"].lower() != asked[name]["answer"].lower():
-            raise ValueError(f"{path}, {name}: answer {sample['answer']!r} is not the question's {asked[name]['answer']!r}")
+            raise ValueError(
+                f"{path}, {name}: answer {sample['answer']!r} is not the question's {asked[name]['answer']!r}"
+            )
     wrong = {"parsed": "", "right": False}
     return [told.get(name, {"id": name, **facts, **wrong}) for name, facts in asked.items()], len(missing)
 
 
 def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield (picture, {"category", "image", "question", "answer"}) of the release: a folder for each task with `<name>.txt` (lines
-    `question<TAB>answer`) beside the picture, or the two apart in `questions_answers_YN` and `images`."""
+    """Yield (picture, {"category", "image", "question", "answer"}) of the release: a folder for each task
+    with `<name>.txt` (lines `question<TAB>answer`) beside the picture, or the two apart in
+    `questions_answers_YN` and `images`."""
     found = False
-    for task in sorted(path for path in folder.iterdir() if path.name in (*TASKS["perception"], *TASKS["cognition"])):
+    for task in sorted(
+        path for path in folder.iterdir() if path.name in (*TASKS["perception"], *TASKS["cognition"])
+    ):
         apart = (task / "questions_answers_YN").is_dir()
         texts, pictures = (task / "questions_answers_YN", task / "images") if apart else (task, task)
         for path in sorted(texts.glob("*.txt")):
             picture = next((p for p in sorted(pictures.glob(f"{path.stem}.*")) if p.suffix != ".txt"), None)
             if picture is None:
                 raise ValueError(f"{path}: no picture {path.stem}.* in {pictures}")
-            for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
+            for number, line in enumerate(
+                path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1
+            ):
                 asked, _, answer = line.strip().rpartition("\t")
                 if not asked or answer.lower() not in ("yes", "no"):
                     raise ValueError(f"{path}, line {number}: not a question, a tab, and Yes or No")
                 found = True
-                yield picture, {"category": task.name, "image": picture.name, "question": asked, "answer": answer}
+                yield (
+                    picture,
+                    {"category": task.name, "image": picture.name, "question": asked, "answer": answer},
+                )
     if not found:
         raise ValueError(f"{folder}: no <task>/<name>.txt with questions; give MME's release folder")
 

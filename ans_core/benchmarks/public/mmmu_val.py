@@ -1,11 +1,13 @@
-"""MMMU validation: free replies -> letters and numbers by the official rules -> accuracy over all, per domain and subject.
+"""MMMU validation: free replies -> letters and numbers by the official rules -> accuracy over all, per domain
+and subject.
 
---predictions: {subject: [{"id", "question_type", "answer", "all_choices", "index2ans", "response"}]} (the official output.json files in
-one), or such records with "subject", one a line; or {id: final answer}, already parsed, with --data answer_dict_val.json. A model is run on
-the released folders `<subject>/validation-*.parquet`.
+--predictions: {subject: [{"id", "question_type", "answer", "all_choices", "index2ans", "response"}]} (the
+official output.json files in one), or such records with "subject", one a line; or {id: final answer}, already
+parsed, with --data answer_dict_val.json. A model is run on the released folders
+`<subject>/validation-*.parquet`.
 
-A multiple-choice reply that names no option gets a random one from the official script. Here it is wrong; `accuracy_with_guesses` is the
-official number, drawn as there (seed 42, subjects in the file's order).
+A multiple-choice reply that names no option gets a random one from the official script. Here it is wrong;
+`accuracy_with_guesses` is the official number, drawn as there (seed 42, subjects in the file's order).
 """
 
 from __future__ import annotations
@@ -29,17 +31,23 @@ DOMAINS = {
     "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
     "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
     "Health and Medicine": (
-        "Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine", "Pharmacy", "Public_Health",
+        "Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine", "Pharmacy",
+        "Public_Health",
     ),
     "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
     "Tech and Engineering": (
-        "Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power", "Materials",
+        "Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power",
+        "Materials",
         "Mechanical_Engineering",
     ),
 }  # fmt: skip
 _DOMAIN_OF = {subject: domain for domain, subjects in DOMAINS.items() for subject in subjects}
 _INDICATORS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-_NUMBERS = (r"-?\b\d{1,3}(?:,\d{3})+\b", r"-?\d+(?:\.\d+)?[eE][+-]?\d+", r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+_NUMBERS = (
+    r"-?\b\d{1,3}(?:,\d{3})+\b",
+    r"-?\d+(?:\.\d+)?[eE][+-]?\d+",
+    r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])",
+)
 """With thousands commas, scientific, plain."""
 
 
@@ -55,9 +63,13 @@ def score(given: Given) -> Scored:
     samples: list[dict[str, Any]] = []
     for subject, records in loaded.items():
         if not isinstance(records, list):
-            raise ValueError(f"{given.predictions}: {subject} holds {rle.short(records)}, not a list of records")
+            raise ValueError(
+                f"{given.predictions}: {subject} holds {rle.short(records)}, not a list of records"
+            )
         files.by_id(records, "id", where=f"{given.predictions}, {subject}")
-        samples += [_judged(record, subject, rng, f"{given.predictions}, {record['id']}") for record in records]
+        samples += [
+            _judged(record, subject, rng, f"{given.predictions}, {record['id']}") for record in records
+        ]
     if not samples:
         raise ValueError(f"{given.predictions}: no records")
     missing = _check_truth(samples, given)
@@ -73,7 +85,11 @@ def _by_subject(records: list[dict[str, Any]], where: str) -> dict[str, list[dic
 
 def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
     reply = files.text(record, "response", where=where)
-    name, kind, truth = str(record["id"]), files.text(record, "question_type", where=where), _answer(record, "answer", where)
+    name, kind, truth = (
+        str(record["id"]),
+        files.text(record, "question_type", where=where),
+        _answer(record, "answer", where),
+    )
     if kind != "multiple-choice":
         right = open_right(truth, reply)
         return {
@@ -85,8 +101,13 @@ def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str
             "right_with_guess": right,
             "open": True,
         }
-    letters, texts = files.listed(record, "all_choices", where=where, of=str), files.value(record, "index2ans", where=where)
-    if not letters or not all(isinstance(files.value(texts, one, where=f"{where}, index2ans"), str) for one in letters):
+    letters, texts = (
+        files.listed(record, "all_choices", where=where, of=str),
+        files.value(record, "index2ans", where=where),
+    )
+    if not letters or not all(
+        isinstance(files.value(texts, one, where=f"{where}, index2ans"), str) for one in letters
+    ):
         raise ValueError(f"{where}: index2ans has no text for each of all_choices {letters}")
     letter = letter_of(reply, letters, texts)
     guess = rng.choice(letters) if letter is None else letter
@@ -118,17 +139,24 @@ def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
         return 0
     path = files.named(given.data, "answer_dict_val.json")
     truth = _official(path)
-    missing = files.refuse_unknown([s["id"] for s in samples], truth, where=given.predictions, what="questions")
+    missing = files.refuse_unknown(
+        [s["id"] for s in samples], truth, where=given.predictions, what="questions"
+    )
     for sample in samples:
         if sample["truth"] != truth[sample["id"]]["ground_truth"]:
-            raise ValueError(f"{given.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one in {path.name}")
+            raise ValueError(
+                f"{given.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one "
+                f"in {path.name}"
+            )
     samples += [_wrong(name, truth[name]) for name in missing]
     return len(missing)
 
 
 def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
     if given.data is None:
-        raise ValueError(f"{given.predictions} holds final answers only: --data answer_dict_val.json has the truth")
+        raise ValueError(
+            f"{given.predictions} holds final answers only: --data answer_dict_val.json has the truth"
+        )
     truth = _official(files.named(given.data, "answer_dict_val.json"))
     missing = files.refuse_unknown(answers, truth, where=given.predictions, what="questions")
     samples = []
@@ -138,7 +166,9 @@ def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
             continue
         said, real = answers[name], entry["ground_truth"]
         multiple = entry["question_type"] == "multiple-choice"
-        right = said == real if multiple else _open_match(real, _candidates(said, f"{given.predictions}, {name}"))
+        right = (
+            said == real if multiple else _open_match(real, _candidates(said, f"{given.predictions}, {name}"))
+        )
         samples.append(_wrong(name, entry) | {"parsed": said, "right": right, "right_with_guess": right})
     return _scored(samples, len(missing))
 
@@ -168,18 +198,23 @@ def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
     metrics["unparsed"] = sum(s["parsed"] is None and not s["open"] for s in samples)
     return Scored(
         metrics=metrics,
-        published={"accuracy_with_guesses": f"{metrics['accuracy_with_guesses']:.3f}", "accuracy": percent(metrics["accuracy"], 2)},
+        published={
+            "accuracy_with_guesses": f"{metrics['accuracy_with_guesses']:.3f}",
+            "accuracy": percent(metrics["accuracy"], 2),
+        },
         ratios={"accuracy": ratio, "accuracy_with_guesses": Ratio(numerators=[float(g) for g in guessed])},
         samples=samples,
         missing=missing,
         notes=[
-            "accuracy counts replies without a letter as wrong; accuracy_with_guesses draws one for them, as the official script (seed 42)"
+            "accuracy counts replies without a letter as wrong; accuracy_with_guesses draws one for them, "
+            "as the official script (seed 42)"
         ],
     )
 
 
 def letter_of(reply: str, letters: Sequence[str], texts: Mapping[str, str]) -> str | None:
-    """The option a reply names: as (A), else as a word A, else by its text; of several the one named last; None: none."""
+    """The option a reply names: as (A), else as a word A, else by its text; of several the one named last;
+    None: none."""
     for sign in (",", ".", "!", "?", ";", ":", "'"):
         reply = reply.strip(sign)
     padded = f" {reply} "
@@ -203,9 +238,11 @@ def _open_match(truth: str | list[str], candidates: Sequence[str | float]) -> bo
 
 
 def open_candidates(reply: str) -> list[str | float]:
-    """What an open reply may mean: the tails behind its indicator words, and every number in them; without a tail the whole reply.
+    """What an open reply may mean: the tails behind its indicator words, and every number in them; without a
+    tail the whole reply.
 
-    As in the official script, an empty tail counts for nothing and gives way to the next word's, even a longer one.
+    As in the official script, an empty tail counts for nothing and gives way to the next word's, even a
+    longer one.
     """
     said = reply.strip().strip(".").lower()
     sentences = re.split(r"\.\s(?=[A-Z])|\n", said)
@@ -224,7 +261,8 @@ def open_candidates(reply: str) -> list[str | float]:
 
 
 def _normalised(text: str) -> list[str | float]:
-    """A number rounded to 2 decimals, else lower case; one letter with a blank on either side, so that it is no part of a word."""
+    """A number rounded to 2 decimals, else lower case; one letter with a blank on either side, so that it is
+    no part of a word."""
     text = text.strip()
     try:
         return [round(float(text.replace(",", "")), 2)]
@@ -234,7 +272,8 @@ def _normalised(text: str) -> list[str | float]:
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    """Questions of several pictures are asked about the first: a model of this family takes several pictures for a clip."""
+    """Questions of several pictures are asked about the first: a model of this family takes several pictures
+    for a clip."""
     import pyarrow.parquet as parquet
 
     subjects = [path for path in sorted(folder.iterdir()) if any(path.glob(f"{split}-*.parquet"))]
@@ -263,7 +302,9 @@ def _item(row: dict[str, Any], subject: str, where: str) -> Item:
         facts |= {"all_choices": list(options), "index2ans": options}
     return Item(
         name=name,
-        request=Request(frames=(picture,), text=questions.ask(question, options if kind == "multiple-choice" else {})),
+        request=Request(
+            frames=(picture,), text=questions.ask(question, options if kind == "multiple-choice" else {})
+        ),
         facts=facts,
         truth=Prediction(text=str(truth)),
     )

@@ -1,4 +1,5 @@
-"""Figures of other systems, with their sources, to set beside one's own (published.json; percent, as they are printed there)."""
+"""Figures of other systems, with their sources, to set beside one's own (published.json; percent, as they are
+printed there)."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ WHOLE = {
     "mme": {"": 2374},
     "infographicsvqa": {"val": 2801},
 }
-"""Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS', DAVIS', SA-V's and MME's as
-their papers say, the others' as their files. Another number means other data in the same layout, a part, or another release."""
+"""Samples of the real benchmarks (expressions; vos: objects): RefCOCO's of the UNC and UMD splits, MeViS',
+DAVIS', SA-V's and MME's as their papers say, the others' as their files. Another number means other data in
+the same layout, a part, or another release."""
 COUNTS = {"gar_bench": "vqa/count", "dlc_bench": "objects", "ferret_bench": "questions", "mme": "questions"}
-"""Benchmark -> its metric that holds the number of samples, where that is not the number of the table's lines."""
+"""Benchmark -> its metric that holds the number of samples, where that is not the number of the table's
+lines."""
 IN_PERCENT = {("ferret_bench", "score")}
 """Metrics of ours that are percent already."""
 VOS = {"davis17": "DAVIS17", "mose": "MOSE", "sav": "SA-V"}
@@ -35,8 +38,14 @@ VOS = {"davis17": "DAVIS17", "mose": "MOSE", "sav": "SA-V"}
 SPLITS = {"valid_u": "val_u", "valid": "val"}
 """Folder names of splits -> what they are called in tables."""
 PROTOCOLS = {
-    ("refcoco", "cIoU"): ("cIoU_upstream", "the published figure leaves out expressions without a mask; ours beside it does, too"),
-    ("ref_davis17", "J&F"): ("J&F", "mean over expressions, as upstream; DAVIS' own script averages over objects"),
+    ("refcoco", "cIoU"): (
+        "cIoU_upstream",
+        "the published figure leaves out expressions without a mask; ours beside it does, too",
+    ),
+    ("ref_davis17", "J&F"): (
+        "J&F",
+        "mean over expressions, as upstream; DAVIS' own script averages over objects",
+    ),
 }
 """(benchmark, metric) -> the metric of ours that is computed as the published one, and how."""
 
@@ -54,7 +63,9 @@ class Published:
 
 
 def published(benchmark: str) -> list[Published]:
-    text = resources.files("ans_core.benchmarks.public").joinpath("published.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("ans_core.benchmarks.public").joinpath("published.json").read_text(encoding="utf-8")
+    )
     return [Published(**row) for row in json.loads(text) if row["benchmark"] == benchmark]
 
 
@@ -74,8 +85,8 @@ class Row:
 
 
 def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -> list[Row]:
-    """Return the published figures of a benchmark, with ours where `whole` samples (lines of the table) of the split are the real
-    benchmark's number. split "": the one with that number."""
+    """Return the published figures of a benchmark, with ours where `whole` samples (lines of the table) of
+    the split are the real benchmark's number. split "": the one with that number."""
     scorer = "refcoco" if name in ("refcoco+", "refcocog") else "vos" if name in VOS else name
     sizes = WHOLE.get(name, {})
     whole = size_of(name, metrics, lines=whole)
@@ -93,7 +104,13 @@ def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -
         ours = None
         if real and same and key in metrics and _same_convention(name, metrics):
             ours = metrics[key] * (1 if (scorer, key) in IN_PERCENT else 100)
-        rows.append(Row(figure=figure, ours=ours, note="; ".join(filter(None, (figure.note, protocol if ours is not None else "")))))
+        rows.append(
+            Row(
+                figure=figure,
+                ours=ours,
+                note="; ".join(filter(None, (figure.note, protocol if ours is not None else ""))),
+            )
+        )
     return rows
 
 
@@ -103,12 +120,15 @@ def size_of(name: str, metrics: Mapping[str, float], *, lines: int) -> int:
 
 
 def part(name: str, metrics: Mapping[str, float], *, lines: int) -> list[str]:
-    """Return a note where predictions that hold their own truth are of fewer samples than the benchmark has: nobody counts what is
-    missing."""
+    """Return a note where predictions that hold their own truth are of fewer samples than the benchmark has:
+    nobody counts what is missing."""
     known, size = WHOLE.get(name, {}), size_of(name, metrics, lines=lines)
     if not size or size >= min(known.values(), default=0):
         return []
-    return [f"a part of the benchmark: {size} of its {min(known.values())} samples; what is missing is not counted"]
+    return [
+        f"a part of the benchmark: {size} of its {min(known.values())} samples; what is missing is not "
+        "counted"
+    ]
 
 
 def _same_convention(name: str, metrics: Mapping[str, float]) -> bool:

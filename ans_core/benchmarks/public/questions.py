@@ -1,4 +1,5 @@
-"""What question benchmarks share when a model is asked: tables (TSV) with the pictures inside, and the words around a question."""
+"""What question benchmarks share when a model is asked: tables (TSV) with the pictures inside, and the words
+around a question."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ REFERENCE = 64
 def ask(question: str, options: Mapping[str, str], *, hint: str = "") -> str:
     """Without options a word or phrase is asked for."""
     lines = [hint] if hint else []
-    lines += [question, *(f"{letter}. {text}" for letter, text in options.items()), LETTER if options else SHORT]
+    lines += [
+        question,
+        *(f"{letter}. {text}" for letter, text in options.items()),
+        LETTER if options else SHORT,
+    ]
     return "<image>\n" + "\n".join(lines)
 
 
 def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:
-    """Yield (row, its picture) of the table; one picture is in memory at a time, and those that several rows name."""
+    """Yield (row, its picture) of the table; one picture is in memory at a time, and those that several rows
+    name."""
     path = files.named(folder, *names)
     named = {row["image"] for row in _rows(path) if len(row["image"]) <= REFERENCE}
     shared: dict[str, str] = {}
@@ -38,7 +44,10 @@ def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:
         except ValueError:
             picture = b""
         if len(coded) <= REFERENCE or not picture:
-            raise ValueError(f"{path}, line {number}: `image` is neither a picture in base64 nor the index of an earlier row")
+            raise ValueError(
+                f"{path}, line {number}: `image` is neither a picture in base64 nor the index of an earlier "
+                "row"
+            )
         yield {key: value for key, value in row.items() if key != "image"}, picture
 
 
@@ -47,5 +56,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t")
         if absent := {"index", "question", "image"} - set(rows.fieldnames or ()):
-            raise ValueError(f"{path}: columns {', '.join(sorted(absent))} are missing; it has {rows.fieldnames}")
+            raise ValueError(
+                f"{path}: columns {', '.join(sorted(absent))} are missing; it has {rows.fieldnames}"
+            )
         yield from rows

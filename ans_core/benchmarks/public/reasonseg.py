@@ -1,10 +1,10 @@
-"""ReasonSeg: a mask a question -> gIoU, cIoU as LISA computes them, and P@0.5 to 0.9; all, and of short (phrases) and long queries
-(sentences). Formats of predictions: expressions.py.
+"""ReasonSeg: a mask a question -> gIoU, cIoU as LISA computes them, and P@0.5 to 0.9; all, and of short
+(phrases) and long queries (sentences). Formats of predictions: expressions.py.
 
---data: the release's folder (`<split>/<name>.jpg`, `.json` with "text", "is_sentence", "shapes"), with --split, or the split's own; or
-records {"id": <name>, "mask": RLE, "ignore": RLE or none, "is_sentence": true or false or none}. As in LISA the polygons are filled as
-OpenCV fills them, the larger first, and pixels of a region to be ignored count neither for nor against. The first text of a picture is
-asked.
+--data: the release's folder (`<split>/<name>.jpg`, `.json` with "text", "is_sentence", "shapes"), with
+--split, or the split's own; or records {"id": <name>, "mask": RLE, "ignore": RLE or none, "is_sentence": true
+or false or none}. As in LISA the polygons are filled as OpenCV fills them, the larger first, and pixels of a
+region to be ignored count neither for nor against. The first text of a picture is asked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def score(given: Given) -> Scored:
     for name, of in kinds.items():
         if any(of):
             answers = [a for a, counts in zip(found.answers, of, strict=True) if counts]
-            figures = reasonseg(answers) | shares_above(answers, refcoco.THRESHOLDS) | {"questions": len(answers)}
+            figures = (
+                reasonseg(answers) | shares_above(answers, refcoco.THRESHOLDS) | {"questions": len(answers)}
+            )
             metrics |= {name + key: value for key, value in figures.items()}
             ratios |= {name + key: _among(ratio, of) for key, ratio in refcoco.ratios(found.answers).items()}
     return Scored(
@@ -73,7 +75,11 @@ def _among(ratio: Ratio, of: Sequence[bool]) -> Ratio:
 
 
 def _truth(data: Path, split: str) -> dict[str, Truth]:
-    found = {path.stem: truth_of(path)[1] for path in _questions(data, split)} if data.is_dir() else dict(_recorded(data))
+    found = (
+        {path.stem: truth_of(path)[1] for path in _questions(data, split)}
+        if data.is_dir()
+        else dict(_recorded(data))
+    )
     if not found:
         raise ValueError(f"{data}: no true masks")
     return found
@@ -87,7 +93,11 @@ def _recorded(path: Path) -> Iterator[tuple[str, Truth]]:
         ignored, sentence = record.get("ignore"), record.get("is_sentence")
         if sentence is not None and not isinstance(sentence, bool):
             raise ValueError(f"{where}: is_sentence is {rle.short(sentence)}, not true or false")
-        region = None if ignored is None else files.mask(ignored, height=height, width=width, where=f"{where}, ignore")
+        region = (
+            None
+            if ignored is None
+            else files.mask(ignored, height=height, width=width, where=f"{where}, ignore")
+        )
         yield name, Truth(mask=masks[name], ignored=region, sentence=sentence)
 
 
@@ -95,7 +105,10 @@ def _questions(folder: Path, split: str) -> list[Path]:
     inner = folder / split if split and (folder / split).is_dir() else folder
     paths = sorted(inner.glob("*.json"))
     if not paths:
-        raise ValueError(f"{inner}: no <name>.json beside <name>.jpg; give ReasonSeg's folder and --split, or the split's own")
+        raise ValueError(
+            f"{inner}: no <name>.json beside <name>.jpg; give ReasonSeg's folder and --split, or the "
+            "split's own"
+        )
     return paths
 
 
@@ -110,7 +123,10 @@ def truth_of(path: Path) -> tuple[Query, Truth]:
 def painted(shapes: Sequence[Shape], *, height: int, width: int) -> UInt8[np.ndarray, "H W"]:
     """Paint the shapes over each other, the larger first, as LISA does."""
     drawn = [
-        (filled([(int(x), int(y)) for x, y in shape.points], height=height, width=width), "ignore" in shape.label.lower())
+        (
+            filled([(int(x), int(y)) for x, y in shape.points], height=height, width=width),
+            "ignore" in shape.label.lower(),
+        )
         for shape in shapes
         if shape.label.lower() != OLD and shape.points
     ]
@@ -126,7 +142,9 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         query, truth = truth_of(path)
         text = query.text[0].strip()
         question = SENTENCE if query.is_sentence else expressions.QUESTION
-        request = Request(frames=(files.picture(path.parent, path.stem, where=str(path)),), text=question.format(text))
+        request = Request(
+            frames=(files.picture(path.parent, path.stem, where=str(path)),), text=question.format(text)
+        )
         yield Item(
             name=path.stem,
             request=request,
@@ -144,5 +162,11 @@ SCORER = Scorer(
     score=score,
     data="the release, or records of true masks",
     options=frozenset({"predicted_only", "split"}),
-    runner=Runner(items=items, record=expressions.record, splits=SPLITS, running=("IoU", expressions.iou), split_of=split_of),
+    runner=Runner(
+        items=items,
+        record=expressions.record,
+        splits=SPLITS,
+        running=("IoU", expressions.iou),
+        split_of=split_of,
+    ),
 )

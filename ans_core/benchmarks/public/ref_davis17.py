@@ -1,5 +1,5 @@
-"""Ref-DAVIS17: J, F, J&F over all (video, expression) pairs, and of each of the four annotations (expression 4k + a of object k is of
-annotation a). Formats: clips_of_expressions.py."""
+"""Ref-DAVIS17: J, F, J&F over all (video, expression) pairs, and of each of the four annotations (expression
+4k + a of object k is of annotation a). Formats: clips_of_expressions.py."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.scored import Given, Scored, Scorer
 
-ANNOTATIONS = ("annotator1_first_frame", "annotator1_full_video", "annotator2_first_frame", "annotator2_full_video")
+ANNOTATIONS = (
+    "annotator1_first_frame",
+    "annotator1_full_video",
+    "annotator2_first_frame",
+    "annotator2_full_video",
+)
 
 
 def score(given: Given) -> Scored:
     found = video.results(given)
     more: dict[str, float] = {}
     if odd := [f"{r.video}/{r.expression}" for r in found if not r.expression.isdecimal()]:
-        raise ValueError(f"{given.data}: expressions {files.shown(odd)} have no number; 4k + a is of object k and annotation a")
+        raise ValueError(
+            f"{given.data}: expressions {files.shown(odd)} have no number; 4k + a is of object k and "
+            "annotation a"
+        )
     for a, name in enumerate(ANNOTATIONS):
         if of_one := [r for r in found if int(r.expression) % len(ANNOTATIONS) == a]:
             more |= {f"{key}/{name}": value for key, value in video.figures(of_one).items()}
     return video.scored(
-        found, more=more, notes=["the mean over expressions, as upstream computes it, not by DAVIS' own script over objects"]
+        found,
+        more=more,
+        notes=["the mean over expressions, as upstream computes it, not by DAVIS' own script over objects"],
     )
 
 
 SCORER = Scorer(
-    score=score, data=video.DATA, options=frozenset({"predicted_only"}), sample_id=video.SAMPLE_ID, runner=video.runner("valid", "val")
+    score=score,
+    data=video.DATA,
+    options=frozenset({"predicted_only"}),
+    sample_id=video.SAMPLE_ID,
+    runner=video.runner("valid", "val"),
 )

@@ -1,5 +1,5 @@
-"""Ref-YouTube-VOS: J, F, J&F over expressions, of masks in MeViS' layout (the valid split's are on the server alone). Formats:
-clips_of_expressions.py."""
+"""Ref-YouTube-VOS: J, F, J&F over expressions, of masks in MeViS' layout (the valid split's are on the server
+alone). Formats: clips_of_expressions.py."""
 
 from __future__ import annotations
 

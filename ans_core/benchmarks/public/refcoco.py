@@ -1,7 +1,7 @@
 """RefCOCO, RefCOCO+, RefCOCOg: a mask an expression -> cIoU, gIoU, P@0.5 to 0.9. Formats: expressions.py.
 
-No mask is a miss: IoU 0, its true pixels in cIoU's union. Upstream leaves such expressions out of cIoU's sums; that optimistic number is
-`cIoU_upstream`.
+No mask is a miss: IoU 0, its true pixels in cIoU's union. Upstream leaves such expressions out of cIoU's
+sums; that optimistic number is `cIoU_upstream`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def score(given: Given) -> Scored:
         ratios=ratios(found.answers) | ({"cIoU_upstream": upstream} if answered else {}),
         samples=found.table(),
         missing=found.missing,
-        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"] if answered else [],
+        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"]
+        if answered
+        else [],
     )
 
 
@@ -45,7 +47,10 @@ def ratios(answers: list[Answer], thresholds: tuple[float, ...] = THRESHOLDS) ->
     }
     if any(meant):
         found |= {
-            f"P@{t:g}": Ratio(numerators=[int(a.meant and a.counts.iou >= t) for a in answers], denominators=meant) for t in thresholds
+            f"P@{t:g}": Ratio(
+                numerators=[int(a.meant and a.counts.iou >= t) for a in answers], denominators=meant
+            )
+            for t in thresholds
         }
     return found
 

@@ -1,7 +1,9 @@
-"""Region captions of RefCOCOg (val): a caption of the object that a mask shows -> METEOR, CIDEr. Scored as captions.py does.
+"""Region captions of RefCOCOg (val): a caption of the object that a mask shows -> METEOR, CIDEr. Scored as
+captions.py does.
 
-A model is run on the folder with `finetune_refcocog_val_with_mask.json` (COCO's layout: a picture has its "caption", its annotation the
-mask) and the pictures of COCO's train2014. Upstream removes the letters "is" from an answer, also inside words; here only tags are removed.
+A model is run on the folder with `finetune_refcocog_val_with_mask.json` (COCO's layout: a picture has its
+"caption", its annotation the mask) and the pictures of COCO's train2014. Upstream removes the letters "is"
+from an answer, also inside words; here only tags are removed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     found = files.load(path)
     pictures = files.pictures(path.parent, "images", "train2014", "../images/coco2014/train2014", "../images")
     masks: dict[Any, Any] = {a["image_id"]: a for a in files.value(found, "annotations", where=str(path))}
-    shown: dict[str, list[dict[str, Any]]] = defaultdict(list)  # the file has a picture entry for every object in it
+    # the file has a picture entry for every object in it
+    shown: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for image in files.value(found, "images", where=str(path)):
         shown[files.text(image, "file_name", where=str(path))].append(image)
     for name, entries in shown.items():
@@ -32,9 +35,13 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             where = f"{path}, image {image['id']}"
             if image["id"] not in masks:
                 raise ValueError(f"{where}: no annotation has its mask")
-            region = files.mask(masks[image["id"]]["segmentation"], height=image["height"], width=image["width"], where=where)
+            region = files.mask(
+                masks[image["id"]]["segmentation"], height=image["height"], width=image["width"], where=where
+            )
             caption = files.text(image, "caption", where=where)
-            yield captions.region_item(str(image["id"]), pictures / Path(name).name, region, question=QUESTION, caption=caption)
+            yield captions.region_item(
+                str(image["id"]), pictures / Path(name).name, region, question=QUESTION, caption=caption
+            )
 
 
 SCORER = Scorer(
@@ -42,6 +49,10 @@ SCORER = Scorer(
     data="",
     needs_data=False,
     runner=Runner(
-        items=items, record=captions.record, splits=("val",), truth=lambda folder, split: None, running=("METEOR", captions.meteor)
+        items=items,
+        record=captions.record,
+        splits=("val",),
+        truth=lambda folder, split: None,
+        running=("METEOR", captions.meteor),
     ),
 )

@@ -1,8 +1,9 @@
-"""ReVOS: J, F, J&F, accuracy A and robustness R for referring and reasoning expressions and overall (the mean of the two). Formats:
-clips_of_expressions.py, and mask_dict_foreground.json {video: {"masks_rle": [RLE or null per frame]}} for R.
+"""ReVOS: J, F, J&F, accuracy A and robustness R for referring and reasoning expressions and overall (the mean
+of the two). Formats: clips_of_expressions.py, and mask_dict_foreground.json {video: {"masks_rle": [RLE or
+null per frame]}} for R.
 
-Expressions of type 2 (no such object) are left out, as in the public scorer. It adds overlapping objects up (2 for a pixel of two), which
-breaks A and R there; here they are united.
+Expressions of type 2 (no such object) are left out, as in the public scorer. It adds overlapping objects up
+(2 for a pixel of two), which breaks A and R there; here they are united.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ def score(given: Given) -> Scored:
         kind = files.value(clip.record, "type_id", where=clip.name)
         if isinstance(kind, int) and kind in TYPES:
             where = f"{path}, {clip.video}"
-            masks = files.listed(files.value(foreground, clip.video, where=str(path)), "masks_rle", where=where)
+            masks = files.listed(
+                files.value(foreground, clip.video, where=str(path)), "masks_rle", where=where
+            )
             if len(masks) != len(clip.truth):
                 raise ValueError(f"{where}: {len(masks)} masks for {len(clip.truth)} frames")
             groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, masks)))
     if empty := [name for name, found in groups.items() if not found]:
-        raise ValueError(f"{given.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of both types")
+        raise ValueError(
+            f"{given.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
+            "both types"
+        )
     metrics: dict[str, float] = {}
     rounded: dict[str, dict[str, float]] = {}
     for name, found in groups.items():
@@ -47,15 +53,23 @@ def score(given: Given) -> Scored:
             "R": [b for _, _, b in found],
         }
         means = {key: float(np.mean(values)) for key, values in columns.items()}
-        rounded[name] = {key: float(np.mean([round(100 * v, 2) for v in values])) for key, values in columns.items()}
-        metrics |= {f"{name}/{key}": value for key, value in _with_both(means).items()} | {f"{name}/expressions": len(found)}
+        rounded[name] = {
+            key: float(np.mean([round(100 * v, 2) for v in values])) for key, values in columns.items()
+        }
+        metrics |= {f"{name}/{key}": value for key, value in _with_both(means).items()} | {
+            f"{name}/expressions": len(found)
+        }
     for key in ("J&F", "J", "F", "A", "R"):
         metrics[f"overall/{key}"] = (metrics[f"referring/{key}"] + metrics[f"reasoning/{key}"]) / 2
     overall = {key: (rounded["referring"][key] + rounded["reasoning"][key]) / 2 for key in "JFAR"}
     shown = {
-        f"{name}/{key}": f"{v:.1f}" for name, values in (rounded | {"overall": overall}).items() for key, v in _with_both(values).items()
+        f"{name}/{key}": f"{v:.1f}"
+        for name, values in (rounded | {"overall": overall}).items()
+        for key, v in _with_both(values).items()
     }
-    base = video.scored([r for found in groups.values() for r, _, _ in found], notes=["overall: the mean of the two types"])
+    base = video.scored(
+        [r for found in groups.values() for r, _, _ in found], notes=["overall: the mean of the two types"]
+    )
     return replace(base, metrics=metrics, published=shown, ratios=_overall(groups))
 
 
@@ -63,9 +77,15 @@ def _overall(groups: dict[str, list[tuple[video.Result, float, float]]]) -> dict
     """The mean of the two types' means: every expression weighs 1 / the number of its type."""
     weights = [1 / len(found) for found in groups.values() for _ in found]
     results = [result for found in groups.values() for result, _, _ in found]
-    columns = {"J&F": [(r.j + r.f) / 2 for r in results], "J": [r.j for r in results], "F": [r.f for r in results]}
+    columns = {
+        "J&F": [(r.j + r.f) / 2 for r in results],
+        "J": [r.j for r in results],
+        "F": [r.f for r in results],
+    }
     return {
-        f"overall/{key}": Ratio(numerators=[w * v for w, v in zip(weights, values, strict=True)], denominators=weights)
+        f"overall/{key}": Ratio(
+            numerators=[w * v for w, v in zip(weights, values, strict=True)], denominators=weights
+        )
         for key, values in columns.items()
     }
 
@@ -75,7 +95,8 @@ def _with_both(means: dict[str, float]) -> dict[str, float]:
 
 
 def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[float, float]:
-    """A: share of pixels that agree. R: 1 - predicted pixels outside the truth / pixels of any object, not below 0. Means over frames."""
+    """A: share of pixels that agree. R: 1 - predicted pixels outside the truth / pixels of any object, not
+    below 0. Means over frames."""
     if clip.prediction is None:
         return 0.0, 0.0
     accuracies, robust = [], []
@@ -84,14 +105,22 @@ def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[fl
         pixels = counts(drawn, real)
         accuracies.append(1 - (pixels.union - pixels.intersection) / (height * width))
         outside = rle.area(drawn) - pixels.intersection
-        whole = 0 if around is None else rle.area(files.mask(around, height=height, width=width, where=f"{clip.name}, foreground"))
+        whole = (
+            0
+            if around is None
+            else rle.area(files.mask(around, height=height, width=width, where=f"{clip.name}, foreground"))
+        )
         robust.append(max(1 - outside / (whole + 1e-6), 0.0))
     return float(np.mean(accuracies)), float(np.mean(robust))
 
 
 def question(expression: str) -> str:
     """Upstream's: a question of the reasoning part is asked as it is."""
-    return f"<image>\n {expression} Please respond with a segmentation mask." if "?" in expression else video.QUESTION.format(expression)
+    return (
+        f"<image>\n {expression} Please respond with a segmentation mask."
+        if "?" in expression
+        else video.QUESTION.format(expression)
+    )
 
 
 SCORER = Scorer(

@@ -1,7 +1,7 @@
 """SA-Co/VEval: noun phrases and clips in, scored masklets out -> mask mAP, phrase AP, cgF1, HOTA.
 
---predictions: records {"video_id", "category_id", "score", "segmentations": [RLE or null per frame]}. --data: the truth file ("videos",
-"annotations", "video_np_pairs"). TETA is not computed: it is a program of its own.
+--predictions: records {"video_id", "category_id", "score", "segmentations": [RLE or null per frame]}. --data:
+the truth file ("videos", "annotations", "video_np_pairs"). TETA is not computed: it is a program of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def score(given: Given) -> Scored:
             raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
         drawn[pair].append(_masklet(record, videos, where))
         scores[pair].append(float(files.number(record, "score", where=where)))
-    groups = {pair: Group(scores=scores[pair], ious=masklet_ious(drawn[pair], true[pair])) for pair in phrases}
+    groups = {
+        pair: Group(scores=scores[pair], ious=masklet_ious(drawn[pair], true[pair])) for pair in phrases
+    }
     per_category = average_precision(groups)
     per_phrase = average_precision({(pair, "any"): group for pair, group in groups.items()})
     metrics = {"mask_mAP": per_category["AP"]} | {f"phrase_{key}": value for key, value in per_phrase.items()}
@@ -46,10 +48,17 @@ def score(given: Given) -> Scored:
     metrics |= hota([_tracks(sure[pair], true[pair]) for pair in phrases])
     return Scored(
         metrics=metrics
-        | {"phrases": len(phrases), "true_masklets": sum(map(len, true.values())), "masklets": sum(map(len, drawn.values()))},
+        | {
+            "phrases": len(phrases),
+            "true_masklets": sum(map(len, true.values())),
+            "masklets": sum(map(len, drawn.values())),
+        },
         published={key: f"{100 * metrics[key]:.1f}" for key in ("mask_mAP", "phrase_AP", "cgF1", "HOTA")},
         samples=[_sample(pair, phrases[pair], group) for pair, group in groups.items()],
-        notes=["HOTA takes masklets that score above .5, pooled over phrases", "TETA is left out: it is a program of its own"],
+        notes=[
+            "HOTA takes masklets that score above .5, pooled over phrases",
+            "TETA is left out: it is a program of its own",
+        ],
     )
 
 
@@ -75,7 +84,10 @@ def _tracks(drawn: list[list[RLE | None]], true: list[list[RLE | None]]) -> Trac
     """A masklet is there in the frames where it has a pixel."""
     frames = []
     for t in range(max(map(len, [*drawn, *true]), default=0)):
-        ours, theirs = ([(i, m) for i, masklet in enumerate(side) if (m := masklet[t]) and rle.area(m)] for side in (drawn, true))
+        ours, theirs = (
+            [(i, m) for i, masklet in enumerate(side) if (m := masklet[t]) and rle.area(m)]
+            for side in (drawn, true)
+        )
         similarity = iou_matrix([m for _, m in theirs], [m for _, m in ours])
         frames.append(Frame(true=[i for i, _ in theirs], drawn=[i for i, _ in ours], similarity=similarity))
     return tracks(frames)
@@ -89,14 +101,22 @@ def _masklet(record: dict[str, Any], videos: dict[Any, dict[str, Any]], where: s
     if len(listed) != video["length"]:
         raise ValueError(f"{where}: {len(listed)} masks, the video has {video['length']} frames")
     return [
-        None if m is None else files.mask(m, height=video["height"], width=video["width"], where=f"{where}, frame {t}")
+        None
+        if m is None
+        else files.mask(m, height=video["height"], width=video["width"], where=f"{where}, frame {t}")
         for t, m in enumerate(listed)
     ]
 
 
 def _sample(pair: Pair, phrase: str, group: Group) -> dict[str, Any]:
     best = float(group.ious.max()) if group.ious.size else None
-    return {"video_id": pair[0], "noun_phrase": phrase, "masklets": len(group.scores), "true": group.ious.shape[1], "best_iou": best}
+    return {
+        "video_id": pair[0],
+        "noun_phrase": phrase,
+        "masklets": len(group.scores),
+        "true": group.ious.shape[1],
+        "best_iou": best,
+    }
 
 
 SCORER = Scorer(score=score, data="the truth file of SA-Co/VEval", sample_id=("video_id", "noun_phrase"))

@@ -33,7 +33,8 @@ class Given:
 @dataclass(frozen=True, kw_only=True)
 class Scored:
     metrics: dict[str, float]
-    """Unrounded, shares in [0, 1] unless the benchmark counts otherwise. A figure that nothing speaks for is left out."""
+    """Unrounded, shares in [0, 1] unless the benchmark counts otherwise. A figure that nothing speaks for is
+    left out."""
     published: dict[str, str] = field(default_factory=dict)
     """Main figures as the benchmark's own scorer prints them (percent, rounded)."""
     ratios: dict[str, Ratio] = field(default_factory=dict)
@@ -67,7 +68,8 @@ class Judging:
     needed: Callable[[Given], bool]
     """Without a judge these files can't be scored."""
     ask: Callable[[Given, Judge, Path], Given]
-    """Write the judge's replies to the file, and return what is then scored. The file names the judge, and gives the same figures again."""
+    """Write the judge's replies to the file, and return what is then scored. The file names the judge, and
+    gives the same figures again."""
     suffix: str
     replay: str
     """How somebody gives recorded replies instead."""
@@ -87,9 +89,13 @@ class Scorer:
     judging: Judging | None = None
 
     def table(self, scored: Scored) -> Iterator[dict[str, Any]]:
-        """Yield the samples' records with `sample`, their name, and `terms` {metric: [numerator, denominator]}, from which two systems are
-        compared sample by sample."""
-        terms = {key: ratio.terms().tolist() for key, ratio in scored.ratios.items() if len(ratio.numerators) == len(scored.samples)}
+        """Yield the samples' records with `sample`, their name, and `terms` {metric: [numerator,
+        denominator]}, from which two systems are compared sample by sample."""
+        terms = {
+            key: ratio.terms().tolist()
+            for key, ratio in scored.ratios.items()
+            if len(ratio.numerators) == len(scored.samples)
+        }
         for number, sample in enumerate(scored.samples):
             name = "/".join(str(sample[key]) for key in self.sample_id if key in sample)
             yield {"sample": name, **sample, "terms": {key: values[number] for key, values in terms.items()}}
@@ -98,19 +104,25 @@ class Scorer:
 def scores_of(table: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return each sample's value of the main metric: the first one that is a mean over samples."""
     metric = main_metric(table)
-    return {} if metric is None else {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
+    return (
+        {}
+        if metric is None
+        else {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
+    )
 
 
 def main_metric(table: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the first metric to which every sample contributes a value of its own."""
     terms: Mapping[str, Any] = table[0].get("terms", {}) if table else {}
     means = [name for name in terms if all(row["terms"][name][1] == 1 for row in table)]
-    return next(iter(means or [name for name in terms if all(row["terms"][name][1] > 0 for row in table)]), None)
+    return next(
+        iter(means or [name for name in terms if all(row["terms"][name][1] > 0 for row in table)]), None
+    )
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:
-    """(group, right or not) of every sample -> `accuracy`, `correct`, `count` over all and `accuracy/<group>` and so on for each but
-    "", which is none."""
+    """(group, right or not) of every sample -> `accuracy`, `correct`, `count` over all and `accuracy/<group>`
+    and so on for each but "", which is none."""
     listed = list(right)
     groups: dict[str, list[bool]] = {"": [answer for _, answer in listed]}
     for group, answer in listed:

@@ -1,7 +1,8 @@
-"""SEED-Bench: predicted and true letters -> accuracy over all and per dimension (the number before "_" in question_id,
-as in SEED-Bench 2; the ids of SEED-Bench 1 name none).
+"""SEED-Bench: predicted and true letters -> accuracy over all and per dimension (the number before "_" in
+question_id, as in SEED-Bench 2; the ids of SEED-Bench 1 name none).
 
---predictions: records {"question_id", "prediction", "gt_answer"}. A question that the file holds twice counts twice, as it is published.
+--predictions: records {"question_id", "prediction", "gt_answer"}. A question that the file holds twice counts
+twice, as it is published.
 
 A model is run on SEED-Bench.json with the folder SEED-Bench-image, on the questions about single pictures.
 """
@@ -28,19 +29,32 @@ def score(given: Given) -> Scored:
     parts = []
     for number, record in enumerate(records):
         where = f"{given.predictions}, record {number}"
-        parts.append([files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")])
-    found, ratio = accuracy((name.split("_")[0] if "_" in name else "", told.strip() == real.strip()) for name, told, real in parts)
+        parts.append(
+            [files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")]
+        )
+    found, ratio = accuracy(
+        (name.split("_")[0] if "_" in name else "", told.strip() == real.strip())
+        for name, told, real in parts
+    )
     as_they_are = sum(told == real for _, told, real in parts)
     twice = len(parts) - len({name for name, _, _ in parts})
     notes = ["blanks around letters don't count; `correct_with_blanks` is the number where they do"]
     if twice:
         notes.append(f"{twice} question ids occur twice and count twice, as in the published file")
     return Scored(
-        metrics=found | {"correct_with_blanks": as_they_are, "accuracy_with_blanks": as_they_are / len(parts)},
+        metrics=found
+        | {"correct_with_blanks": as_they_are, "accuracy_with_blanks": as_they_are / len(parts)},
         published={"accuracy_with_blanks": percent(as_they_are / len(parts), 2)}
-        | {key: percent(value, 2 if key == "accuracy" else 1) for key, value in found.items() if key.startswith("accuracy")},
+        | {
+            key: percent(value, 2 if key == "accuracy" else 1)
+            for key, value in found.items()
+            if key.startswith("accuracy")
+        },
         ratios={"accuracy": ratio},
-        samples=[{"question_id": name, "prediction": told, "right": told.strip() == real.strip()} for name, told, real in parts],
+        samples=[
+            {"question_id": name, "prediction": told, "right": told.strip() == real.strip()}
+            for name, told, real in parts
+        ],
         notes=notes,
     )
 
@@ -48,17 +62,30 @@ def score(given: Given) -> Scored:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, "SEED-Bench.json", "SEED-Bench-2.json")
     pictures = files.pictures(folder, "SEED-Bench-image", "images")
-    listed = [q for q in files.value(files.load(path), "questions", where=str(path)) if str(q.get("data_type", "")).lower() in SINGLE]
+    listed = [
+        q
+        for q in files.value(files.load(path), "questions", where=str(path))
+        if str(q.get("data_type", "")).lower() in SINGLE
+    ]
     if not listed:
         raise ValueError(f"{path}: no question whose data_type is {' or '.join(SINGLE)}")
     for question in sorted(listed, key=lambda q: str(q["data_id"])):
         where = f"{path}, question {question.get('question_id')}"
-        options = {letter: files.text(question, f"choice_{letter.lower()}", where=where) for letter in LETTERS}
+        options = {
+            letter: files.text(question, f"choice_{letter.lower()}", where=where) for letter in LETTERS
+        }
         name = f"{question['question_type_id']}_{str(question['question_id']).rpartition('_')[2]}"
         yield Item(
             name=name,
-            request=Request(frames=(pictures / str(question["data_id"]),), text=questions.ask(question["question"], options)),
-            facts={"question_id": name, "gt_answer": files.text(question, "answer", where=where), "options": options},
+            request=Request(
+                frames=(pictures / str(question["data_id"]),),
+                text=questions.ask(question["question"], options),
+            ),
+            facts={
+                "question_id": name,
+                "gt_answer": files.text(question, "answer", where=where),
+                "options": options,
+            },
             truth=Prediction(text=question["answer"]),
         )
 
@@ -83,6 +110,8 @@ SCORER = Scorer(
         record=record,
         truth=lambda folder, split: None,
         running=("accuracy", right),
-        notes=("the model is asked for a letter; the official protocol takes the option with the lowest loss",),
+        notes=(
+            "the model is asked for a letter; the official protocol takes the option with the lowest loss",
+        ),
     ),
 )

@@ -1,14 +1,15 @@
 """ViRL39K's hold-out: replies -> final answers -> accuracy over all and per category.
 
-ViRL39K is a training set. One picture in 50 is held out, chosen by a hash of its name. Questions about that picture alone are asked; no
-question that shows it, alone or among others, may be trained on (`held_out`).
+ViRL39K is a training set. One picture in 50 is held out, chosen by a hash of its name. Questions about that
+picture alone are asked; no question that shows it, alone or among others, may be trained on (`held_out`).
 
---predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet with `qid`, `question`,
-`answer`, `category`, `image`, and the folder `images`.
+--predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet
+with `qid`, `question`, `answer`, `category`, `image`, and the folder `images`.
 
-The answer is what stands in the last \\boxed{} of a reply, or the whole reply. Both sides are compared as texts without blanks, dollar,
-degree and percent signs and LaTeX's spacing, and as numbers (fractions too) with a relative tolerance of 1e-4. Units are compared: `5 cm`
-is not `5`. The release recommends math-verify, which drops units and knows more equal forms: here such an answer counts as wrong.
+The answer is what stands in the last \\boxed{} of a reply, or the whole reply. Both sides are compared as
+texts without blanks, dollar, degree and percent signs and LaTeX's spacing, and as numbers (fractions too)
+with a relative tolerance of 1e-4. Units are compared: `5 cm` is not `5`. The release recommends math-verify,
+which drops units and knows more equal forms: here such an answer counts as wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TOLERANCE = 1e-4
 BOXED = "\\boxed{"
 ASKED = "Give the final answer in \\boxed{}."
 COLUMNS = ("qid", "question", "answer", "category", "image")
-_NOISE = re.compile(r"\\(?:left|right|,|;|!|:|quad|displaystyle)|\\text\s*\{\s*([^{}]*)\}|\^?\\circ|\^\{\\circ\}|°|[$\s]|\\%|%")
+_NOISE = re.compile(
+    r"\\(?:left|right|,|;|!|:|quad|displaystyle)|\\text\s*\{\s*([^{}]*)\}|\^?\\circ|\^\{\\circ\}|°|[$\s]|\\%|%"
+)
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?)([\d.]+)/([\d.]+)")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?(?:e[+-]?\d+)?")
 """Commas stand between thousands: `1,200` is a number, `1,2` is two."""
@@ -39,7 +42,9 @@ _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?(?:e[+-
 
 def held_out(images: Sequence[str]) -> bool:
     """Whether one of a question's pictures is held out, so that the question may not be trained on."""
-    return any(int.from_bytes(hashlib.sha256(image.encode()).digest()[:8], "big") % SHARE == 0 for image in images)
+    return any(
+        int.from_bytes(hashlib.sha256(image.encode()).digest()[:8], "big") % SHARE == 0 for image in images
+    )
 
 
 def score(given: Given) -> Scored:
@@ -47,15 +52,28 @@ def score(given: Given) -> Scored:
     samples: list[dict[str, Any]] = []
     for name, record in records.items():
         where = f"{given.predictions}, {name}"
-        reply, answer, category = (files.text(record, key, where=where) for key in ("prediction", "answer", "category"))
-        samples.append({"qid": name, "category": category, "said": final(reply), "right": same(reply, answer), "boxed": BOXED in reply})
+        reply, answer, category = (
+            files.text(record, key, where=where) for key in ("prediction", "answer", "category")
+        )
+        samples.append(
+            {
+                "qid": name,
+                "category": category,
+                "said": final(reply),
+                "right": same(reply, answer),
+                "boxed": BOXED in reply,
+            }
+        )
     found, ratio = accuracy((s["category"], s["right"]) for s in samples)
     return Scored(
         metrics=found | {"boxed": sum(s["boxed"] for s in samples) / len(samples)},
         published={key: percent(value, 1) for key, value in found.items() if key.startswith("accuracy")},
         ratios={"accuracy": ratio},
         samples=samples,
-        notes=[f"a hold-out of a training set (one picture in {SHARE}, by hash), about which nothing is published"],
+        notes=[
+            f"a hold-out of a training set (one picture in {SHARE}, by hash), about which nothing is "
+            "published"
+        ],
     )
 
 
@@ -82,7 +100,8 @@ def same(reply: str, answer: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """In lower case, without blanks, dollar, degree and percent signs and LaTeX's spacing; `(A)`, `A.` and `A` are one."""
+    """In lower case, without blanks, dollar, degree and percent signs and LaTeX's spacing; `(A)`, `A.` and
+    `A` are one."""
     bare = _NOISE.sub(lambda found: found[1] or "", text).strip().removesuffix(".").lower()
     return bare[1] if re.fullmatch(r"\([a-z]\)", bare) else bare
 
@@ -126,7 +145,9 @@ def _asked(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _item(row: dict[str, Any], picture: Path, where: str) -> Item:
-    question, answer, category = (files.text(row, key, where=where) for key in ("question", "answer", "category"))
+    question, answer, category = (
+        files.text(row, key, where=where) for key in ("question", "answer", "category")
+    )
     asked = question.replace("<image>", "").strip()
     facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
     request = Request(frames=(picture,), text=f"<image>\n{asked}\n{ASKED}")

@@ -1,4 +1,5 @@
-"""Semi-supervised video object segmentation (DAVIS 2017, MOSE, SA-V): folders of PNGs of object numbers -> J, F, J&F.
+"""Semi-supervised video object segmentation (DAVIS 2017, MOSE, SA-V): folders of PNGs of object numbers -> J,
+F, J&F.
 
 Public conventions give different numbers for the same masks; a figure names its own.
     davis   the objects up to the highest number of the first true frame, every frame but the first and last; frames before an object
@@ -8,7 +9,8 @@ Public conventions give different numbers for the same masks; a figure names its
             is drawn). The two are equal where object numbers have no gaps, as in DAVIS.
     mose    vos-benchmark, SA-V's too: every object of the truth, from the first frame on in which truth or prediction shows it, without
             the clip's first and last frame; every number is an object.
-All average over an object's frames, then over the objects of all videos. Files: vos_files.py; how a SAM2 is run: vos_items.py.
+All average over an object's frames, then over the objects of all videos. Files: vos_files.py; how a SAM2 is
+run: vos_items.py.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ def score(given: Given) -> Scored:
         gaps += convention != "mose" and len(existing(clip)) < highest(clip)
         tracked += CONVENTIONS[convention](clip)
     if not tracked:
-        raise ValueError(f"{given.data or given.predictions}: no object in the frames that count (the first and last of a clip don't)")
+        raise ValueError(
+            f"{given.data or given.predictions}: no object in the frames that count (the first and last of "
+            "a clip don't)"
+        )
     return _scored(tracked, convention, voids, gaps)
 
 
@@ -79,7 +84,8 @@ def _numbered(clip: Clip, numbers: list[int]) -> list[Tracked]:
     predicted = {int(n) for frame in clip.predictions for n in np.unique(frame)}
     if other := sorted(predicted - {0, *numbers}):
         raise ValueError(
-            f"{clip.name}: a predicted mask holds object {other[0]}; the truth, up to the highest number of its first frame, has objects"
+            f"{clip.name}: a predicted mask holds object {other[0]}; the truth, up to the highest number of "
+            "its first frame, has objects"
             f" {', '.join(map(str, numbers))}; --convention mose also scores objects that appear later"
         )
     truth = [np.where(frame == VOID, 0, frame) for frame in clip.truth]
@@ -89,7 +95,9 @@ def _numbered(clip: Clip, numbers: list[int]) -> list[Tracked]:
 def mose(clip: Clip) -> list[Tracked]:
     truth, predictions = clip.truth[1:-1], clip.predictions[1:-1]
     there = [set(np.unique(frame).tolist()) - {0} for frame in truth]
-    either = [seen | set(np.unique(drawn).tolist()) - {0} for seen, drawn in zip(there, predictions, strict=True)]
+    either = [
+        seen | set(np.unique(drawn).tolist()) - {0} for seen, drawn in zip(there, predictions, strict=True)
+    ]
     found = []
     for k in sorted(set().union(*there)):
         start = next(t for t, seen in enumerate(either) if k in seen)
@@ -97,11 +105,17 @@ def mose(clip: Clip) -> list[Tracked]:
     return found
 
 
-CONVENTIONS: dict[str, Callable[[Clip], list[Tracked]]] = {"davis": davis, "davis2017-evaluation": davis2017_evaluation, "mose": mose}
+CONVENTIONS: dict[str, Callable[[Clip], list[Tracked]]] = {
+    "davis": davis,
+    "davis2017-evaluation": davis2017_evaluation,
+    "mose": mose,
+}
 
 
 def _tracked(clip: Clip, k: int, truth: list[IndexMask], predictions: list[IndexMask]) -> Tracked:
-    j, f = zip(*(j_and_f(drawn == k, real == k) for drawn, real in zip(predictions, truth, strict=True)), strict=True)
+    j, f = zip(
+        *(j_and_f(drawn == k, real == k) for drawn, real in zip(predictions, truth, strict=True)), strict=True
+    )
     return Tracked(clip=clip.name, object_id=k, j=list(j), f=list(f))
 
 
@@ -111,19 +125,36 @@ def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> S
     for name, found in (("J", js), ("F", fs)):
         metrics |= {f"{name}": _mean(s.mean for s in found)}
         if convention != "mose":
-            metrics |= {f"{name}_recall": _mean(s.recall for s in found), f"{name}_decay": _mean(s.decay for s in found)}
+            metrics |= {
+                f"{name}_recall": _mean(s.recall for s in found),
+                f"{name}_decay": _mean(s.decay for s in found),
+            }
     both = [(j.mean + f.mean) / 2 for j, f in zip(js, fs, strict=True)]
-    metrics = {"J&F": (metrics["J"] + metrics["F"]) / 2} | metrics | {"objects": len(tracked), "videos": len({t.clip for t in tracked})}
-    notes = [f"convention {convention}: " + ("vos-benchmark and SA-V" if convention == "mose" else "davis2017-evaluation")]
+    metrics = (
+        {"J&F": (metrics["J"] + metrics["F"]) / 2}
+        | metrics
+        | {"objects": len(tracked), "videos": len({t.clip for t in tracked})}
+    )
+    notes = [
+        f"convention {convention}: "
+        + ("vos-benchmark and SA-V" if convention == "mose" else "davis2017-evaluation")
+    ]
     if gaps and convention == "davis":
         notes.append(
-            f"{gaps} videos have gaps in their object numbers: only objects that exist are counted; --convention davis2017-evaluation"
+            f"{gaps} videos have gaps in their object numbers: only objects that exist are counted; "
+            "--convention davis2017-evaluation"
             " also counts the missing numbers, as DAVIS' own code does"
         )
     elif gaps:
-        notes.append(f"{gaps} videos have gaps in their object numbers: the missing numbers, which don't exist, count as objects")
+        notes.append(
+            f"{gaps} videos have gaps in their object numbers: the missing numbers, which don't exist, "
+            "count as objects"
+        )
     if convention != "mose" and any(len(t.j) > 256 for t in tracked):
-        notes.append("decay of clips longer than 256 frames: of their quarters; davis2017-evaluation counts frames in 8 bits there")
+        notes.append(
+            "decay of clips longer than 256 frames: of their quarters; davis2017-evaluation counts frames "
+            "in 8 bits there"
+        )
     if voids:
         notes.append(f"{voids} videos hold the number 255, which this convention counts as an object")
     return Scored(
@@ -138,12 +169,18 @@ def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> S
 def _ratios(name: str, found: list[Statistics], convention: str) -> dict[str, Ratio]:
     means = {name: Ratio(numerators=[s.mean for s in found])}
     if convention != "mose":
-        means |= {f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in found]) for key in ("recall", "decay")}
+        means |= {
+            f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in found]) for key in ("recall", "decay")
+        }
     return means
 
 
 def _record(tracked: Tracked, j: Statistics, f: Statistics) -> dict[str, Any]:
-    figures = {f"{name}_{key}": getattr(s, key) for name, s in (("J", j), ("F", f)) for key in ("mean", "recall", "decay")}
+    figures = {
+        f"{name}_{key}": getattr(s, key)
+        for name, s in (("J", j), ("F", f))
+        for key in ("mean", "recall", "decay")
+    }
     return {"video": tracked.clip, "object": tracked.object_id, "frames": len(tracked.j), **figures}
 
 

@@ -1,8 +1,9 @@
-"""Clips of DAVIS 2017, MOSE and SA-V whose objects a SAM2 follows: each from the first frame that shows it, by its true mask.
+"""Clips of DAVIS 2017, MOSE and SA-V whose objects a SAM2 follows: each from the first frame that shows it,
+by its true mask.
 
-DAVIS   JPEGImages/480p/<video>, Annotations/480p/<video>, ImageSets/2017/<split>.txt
-MOSE    <split>/JPEGImages/<video>, <split>/Annotations/<video>
-SA-V    sav_<split>/JPEGImages_24fps/<video>, sav_<split>/Annotations_6fps/<video>/<object>, sav_<split>/sav_<split>.txt
+DAVIS   JPEGImages/480p/<video>, Annotations/480p/<video>, ImageSets/2017/<split>.txt MOSE
+<split>/JPEGImages/<video>, <split>/Annotations/<video> SA-V    sav_<split>/JPEGImages_24fps/<video>,
+sav_<split>/Annotations_6fps/<video>/<object>, sav_<split>/sav_<split>.txt
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from jaxtyping import UInt8
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
-from ans_core.benchmarks.public.vos_files import annotated_frames, folders, masks_folder, split_folder, videos_of
+from ans_core.benchmarks.public.vos_files import (
+    annotated_frames,
+    folders,
+    masks_folder,
+    split_folder,
+    videos_of,
+)
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle, transforms
 from ans_core.pictures.media import place_in_time
@@ -33,7 +40,10 @@ def items(root: Path, split: str) -> Iterator[Item]:
     inner = split_folder(root, split)
     listed = videos_of(root, split)
     if not listed and split not in (inner.name, inner.name.removeprefix("sav_")) and inner == root:
-        raise ValueError(f"{root} has no list and no folder of split {split!r}; give the folder of the split, or one of a data set")
+        raise ValueError(
+            f"{root} has no list and no folder of split {split!r}; give the folder of the split, or one of "
+            "a data set"
+        )
     pictures, masks = files.pictures(inner, *PICTURES), masks_folder(inner)
     for video in listed or folders(masks):
         for folder in (pictures / video, masks / video):
@@ -48,12 +58,15 @@ def items(root: Path, split: str) -> Iterator[Item]:
             name=video,
             request=Request(frames=tuple(frames), text="", clip=True),
             facts={"video": video, "frames": [frame.stem for frame in frames], "size": [height, width]},
-            objects=cache(partial(_objects, masks / video, tuple(frame.stem for frame in frames), (height, width))),
+            objects=cache(
+                partial(_objects, masks / video, tuple(frame.stem for frame in frames), (height, width))
+            ),
         )
 
 
 def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Objects:
-    """Read the PNGs of a video. Raises ValueError for one that is of no frame or of another size, and without any object."""
+    """Read the PNGs of a video. Raises ValueError for one that is of no frame or of another size, and without
+    any object."""
     names = folders(folder)
     shown: dict[str, dict[str, RLE]] = {}
     seen: set[int] = set()
@@ -62,7 +75,9 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
         for frame in annotated_frames(folder / one):
             labels = _labels(folder / one, frame, frames, size)
             numbers = set(np.unique(labels).tolist()) - {0}
-            found = {one: rle.encode(labels > 0)} if one else {str(n): rle.encode(labels == n) for n in numbers}
+            found = (
+                {one: rle.encode(labels > 0)} if one else {str(n): rle.encode(labels == n) for n in numbers}
+            )
             shown[frame] = shown.get(frame, {}) | found
             if not one:
                 seen, inside = seen | numbers, inside | with_inside(labels)
@@ -77,14 +92,20 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
         raise ValueError(f"{folder}: no object in its {len(shown)} PNGs")
     known = sorted(appearing, key=lambda name: (len(name), name))  # numbers in their order
     nothing = rle.empty(*size)
-    masklets = tuple(tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in known)
+    masklets = tuple(
+        tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in known
+    )
     return Objects(names=tuple(known), masklets=masklets, overlap=bool(names))
 
 
-def _labels(folder: Path, frame: str, frames: tuple[str, ...], size: tuple[int, int]) -> UInt8[np.ndarray, "H W"]:
+def _labels(
+    folder: Path, frame: str, frames: tuple[str, ...], size: tuple[int, int]
+) -> UInt8[np.ndarray, "H W"]:
     path = folder / f"{frame}.png"
     if frame not in frames:
-        raise ValueError(f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}")
+        raise ValueError(
+            f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}"
+        )
     labels = files.index_mask(path)
     if labels.shape != size:
         raise ValueError(f"{path}: [height, width] {labels.shape}, but the video's frames are {size}")
@@ -94,7 +115,12 @@ def _labels(folder: Path, frame: str, frames: tuple[str, ...], size: tuple[int, 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     assert item.objects is not None
     objects = item.objects()
-    return {**item.facts, "objects": list(objects.names), "overlap": objects.overlap, "masks": prediction.masks}
+    return {
+        **item.facts,
+        "objects": list(objects.names),
+        "overlap": objects.overlap,
+        "masks": prediction.masks,
+    }
 
 
 def mean_j(item: Item, prediction: Prediction) -> float:
@@ -106,7 +132,9 @@ def mean_j(item: Item, prediction: Prediction) -> float:
         for drawn, real in zip(masklet, truth, strict=True)
         if real is not None
     ]
-    return float(np.mean([counts(drawn or rle.empty(*item.facts["size"]), real).iou for drawn, real in pairs]))
+    return float(
+        np.mean([counts(drawn or rle.empty(*item.facts["size"]), real).iou for drawn, real in pairs])
+    )
 
 
 def split_of(root: Path) -> str:
@@ -120,7 +148,8 @@ def truth(root: Path, split: str) -> Path:
     one = next(iter(folders(masks / video)), "")
     if len(annotated_frames(masks / video / one)) < 3:
         raise UnscoredError(
-            f"{masks / video / one} has the first frame's mask alone (the others are on the server): `ans eval submit vos` writes the file"
+            f"{masks / video / one} has the first frame's mask alone (the others are on the server): `ans "
+            "eval submit vos` writes the file"
         )
     return root
 

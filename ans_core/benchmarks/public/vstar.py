@@ -1,12 +1,13 @@
 """V*Bench with free-text replies (DeepEyes' protocol) -> accuracy per question type and over all.
 
---predictions: records {"image", "test_type", "question", "options", "answer", "pred_ans"}; `letter` is that of the right option (without it
-the options are not shuffled and A is right), `judged` what a text judge said of a reply that no rule decides (true or
-false, 1 or 0, "1" or "0"; without it the reply is wrong).
+--predictions: records {"image", "test_type", "question", "options", "answer", "pred_ans"}; `letter` is that
+of the right option (without it the options are not shuffled and A is right), `judged` what a text judge said
+of a reply that no rule decides (true or false, 1 or 0, "1" or "0"; without it the reply is wrong).
 
-A model is run on the release: folders `direct_attributes` and `relative_position`, beside each picture a JSON file with `question` and
-`options`, the first of which is right. It is asked with the options in an order that the picture's name decides: told A, B, C, D as
-they are listed, a model that always says A would be right everywhere.
+A model is run on the release: folders `direct_attributes` and `relative_position`, beside each picture a JSON
+file with `question` and `options`, the first of which is right. It is asked with the options in an order that
+the picture's name decides: told A, B, C, D as they are listed, a model that always says A would be right
+everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def score(given: Given) -> Scored:
         where = f"{given.predictions}, record {number}"
         for key in ("test_type", "image", "question", "answer"):
             files.text(record, key, where=where)
-        ruled = by_rule(files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where))
+        ruled = by_rule(
+            files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where)
+        )
         if ruled is None and "judged" in record:
             judged += 1
             verdicts.append(files.verdict(record, "judged", where=where))
@@ -50,8 +53,10 @@ def score(given: Given) -> Scored:
         ratios={"accuracy": ratio},
         samples=[_sample(r, right) for r, right in zip(records, verdicts, strict=True)],
         notes=[
-            "free replies, the protocol of DeepEyes; the official V* score (lowest loss of the options' texts) is another protocol",
-            f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`); {undecided} without one are wrong",
+            "free replies, the protocol of DeepEyes; the official V* score (lowest loss of the options' "
+            "texts) is another protocol",
+            f"{judged} replies that no rule decides: as the text judge of that run decided (`judged`); "
+            f"{undecided} without one are wrong",
         ],
     )
 
@@ -79,30 +84,64 @@ def by_rule(reply: str, answer: str, *, letter: str = "A") -> bool | None:
 
 
 def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
-    return {"image": record["image"], "test_type": record["test_type"], "question": record["question"], "right": right}
+    return {
+        "image": record["image"],
+        "test_type": record["test_type"],
+        "question": record["question"],
+        "right": right,
+    }
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    found = [(kind, path) for kind in TYPES for path in sorted((folder / kind).glob("*")) if path.suffix.lower() in files.PICTURES]
+    found = [
+        (kind, path)
+        for kind in TYPES
+        for path in sorted((folder / kind).glob("*"))
+        if path.suffix.lower() in files.PICTURES
+    ]
     if not found:
-        raise ValueError(f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release")
+        raise ValueError(
+            f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release"
+        )
     known = {picture.with_suffix(".json") for _, picture in found}
-    if alone := [f"{kind}/{path.name}" for kind in TYPES for path in sorted((folder / kind).glob("*.json")) if path not in known]:
-        raise ValueError(f"{folder}: {len(alone)} questions have no picture beside them: {files.shown(alone)}; put the pictures there")
+    if alone := [
+        f"{kind}/{path.name}"
+        for kind in TYPES
+        for path in sorted((folder / kind).glob("*.json"))
+        if path not in known
+    ]:
+        raise ValueError(
+            f"{folder}: {len(alone)} questions have no picture beside them: {files.shown(alone)}; put the "
+            "pictures there"
+        )
     for kind, picture in found:
         annotation = picture.with_suffix(".json")
         where = str(annotation)
         asked = files.load(annotation)
         listed = files.listed(asked, "options", where=where, of=str)
         if not 0 < len(listed) <= len(string.ascii_uppercase):
-            raise ValueError(f"{where}: {len(listed)} options; there must be one for each of some letters from A to Z")
+            raise ValueError(
+                f"{where}: {len(listed)} options; there must be one for each of some letters from A to Z"
+            )
         name = f"{kind}/{picture.name}"
         order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
         options = [listed[place] for place in order]
         letter, question = string.ascii_uppercase[order.index(0)], files.text(asked, "question", where=where)
-        facts = {"image": name, "test_type": kind, "question": question, "options": options, "letter": letter, "answer": listed[0]}
+        facts = {
+            "image": name,
+            "test_type": kind,
+            "question": question,
+            "options": options,
+            "letter": letter,
+            "answer": listed[0],
+        }
         text = questions.ask(question, dict(zip(string.ascii_uppercase, options, strict=False)))
-        yield Item(name=name, request=Request(frames=(picture,), text=text), facts=facts, truth=Prediction(text=letter))
+        yield Item(
+            name=name,
+            request=Request(frames=(picture,), text=text),
+            facts=facts,
+            truth=Prediction(text=letter),
+        )
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -123,6 +162,9 @@ SCORER = Scorer(
         record=record,
         truth=lambda folder, split: None,
         running=("accuracy", right),
-        notes=("the options are asked about in an order that the picture's name decides; in DeepEyes' runs A is always right",),
+        notes=(
+            "the options are asked about in an order that the picture's name decides; in DeepEyes' runs A "
+            "is always right",
+        ),
     ),
 )

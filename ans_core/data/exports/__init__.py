@@ -1,4 +1,5 @@
-"""Exports of annotation tools in, a folder of our own format out: `annotations.json` and the pictures beside it.
+"""Exports of annotation tools in, a folder of our own format out: `annotations.json` and the pictures beside
+it.
 
 ans_core/data/formats/layouts.py recognises a layout; here it is one reader and one line.
 """
@@ -16,7 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ans_core.data.exports import cvat, label_studio, labelme, masks, panoptic, read_as_samples, supervisely, via, voc, yolo
+from ans_core.data.exports import (
+    cvat,
+    label_studio,
+    labelme,
+    masks,
+    panoptic,
+    read_as_samples,
+    supervisely,
+    via,
+    voc,
+    yolo,
+)
 from ans_core.data.exports.labelled import Export, Labelled
 from ans_core.data.formats import checks, layouts, plain
 from ans_core.pictures import orientation, rle, transforms
@@ -57,8 +69,8 @@ EXPORTS: dict[str, Reader] = {
 
 
 def import_export(source: Path, out: Path, *, form: str | None = None) -> list[str]:
-    """Read an export (its file, folder or zip) and write `out`, whole or not at all; return what to tell. Raises DataError naming the file
-    and record of whatever is wrong, and for a folder `out` that exists."""
+    """Read an export (its file, folder or zip) and write `out`, whole or not at all; return what to tell.
+    Raises DataError naming the file and record of whatever is wrong, and for a folder `out` that exists."""
     if out.exists():
         raise checks.DataError(f"{out} exists; give another folder with --out, or remove it")
     if not source.exists():
@@ -75,9 +87,11 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
                 export.labelled = merged(export.labelled)
             except checks.DataError as error:  # it names files of a folder that goes
                 raise checks.DataError(str(error).replace(unpacked, str(source))) from None
-            if not (has_val := any(labelled.split == "val" for labelled in export.labelled)):  # a hash of the name holds some out
+            # a hash of the name holds some out
+            if not (has_val := any(labelled.split == "val" for labelled in export.labelled)):
                 export.labelled = [
-                    replace(labelled, split=None if labelled.split == "train" else labelled.split) for labelled in export.labelled
+                    replace(labelled, split=None if labelled.split == "train" else labelled.split)
+                    for labelled in export.labelled
                 ]
             doubtful = _write(export, partial)
             export.file = Path(str(export.file).replace(unpacked, str(source)))
@@ -87,10 +101,21 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
                 for split in plain.splits(partial)
             }
         except checks.DataError as error:  # nothing is left at the place that it names
-            raise checks.DataError(f"{source}, imported: {str(error).replace(str(partial), str(out))}") from None
+            raise checks.DataError(
+                f"{source}, imported: {str(error).replace(str(partial), str(out))}"
+            ) from None
     counts = ", ".join(f"{split} {count:,}" for split, count in pictures.items())
-    how = "as the export has them" if has_val else 'the export has no "val": one picture in five by a hash of its name'
-    return [*_told(export), *doubtful, f"pictures by split: {counts} ({how})", f"wrote {out / 'annotations.json'}"]
+    how = (
+        "as the export has them"
+        if has_val
+        else 'the export has no "val": one picture in five by a hash of its name'
+    )
+    return [
+        *_told(export),
+        *doubtful,
+        f"pictures by split: {counts} ({how})",
+        f"wrote {out / 'annotations.json'}",
+    ]
 
 
 def _unpacked(archive: Path, into: Path) -> Path:
@@ -107,36 +132,45 @@ def _unpacked(archive: Path, into: Path) -> Path:
 
 
 def _layout(place: Path, form: str | None) -> tuple[str, list[Path]]:
-    """Return the layout, `form` if it is given, and its files with labels. Raises DataError for none that is known, and for several."""
+    """Return the layout, `form` if it is given, and its files with labels. Raises DataError for none that is
+    known, and for several."""
     found = layouts.recognise(place)
     if form is not None:
         files = [place] if place.is_file() else found.get(form, [])
         if not files:
-            raise checks.DataError(f"{place} holds no labels of the layout {form}, but {_names(place, found)}")
+            raise checks.DataError(
+                f"{place} holds no labels of the layout {form}, but {_names(place, found)}"
+            )
         return form, files
     known = {layout: files for layout, files in found.items() if layout in EXPORTS}
     if len(known) == 1:
         return next(iter(known.items()))
     if "annotations" in found and not known:
         raise checks.DataError(
-            f"{place} is in our own format already: `ans data check {place}` and `ans finetune {place}` read it as it is"
+            f"{place} is in our own format already: `ans data check {place}` and `ans finetune {place}` "
+            "read it as it is"
         )
     if "sam" in found and not known:
         raise checks.DataError(layouts.WORDLESS.format(file=found["sam"][0]))
     if known:
         raise checks.DataError(
-            f"{place} holds labels of {len(known)} layouts: {_names(place, known)}; name one with --format, or give the path of one file"
+            f"{place} holds labels of {len(known)} layouts: {_names(place, known)}; name one with --format, "
+            "or give the path of one file"
         )
     raise checks.DataError(f"{place} holds no labels of {sorted(EXPORTS)}. {layouts.HOW}")
 
 
 def _names(place: Path, found: dict[str, list[Path]]) -> str:
-    return ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in found.items()) or "none that is known"
+    return (
+        ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in found.items())
+        or "none that is known"
+    )
 
 
 def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
-    """Return the records with one of each picture and text: the same picture may stand in an export twice (in two tasks, under two ids).
-    Referring means the objects of all; of captions with the same masks one is left. Raises DataError if they are in two splits."""
+    """Return the records with one of each picture and text: the same picture may stand in an export twice (in
+    two tasks, under two ids). Referring means the objects of all; of captions with the same masks one is
+    left. Raises DataError if they are in two splits."""
     found: dict[tuple[Any, ...], Labelled] = {}
     for one in labelled:
         counts = [mask["counts"] for mask in one.masks]
@@ -144,15 +178,20 @@ def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
         if (before := found.setdefault(key, one)) is one:
             continue
         if before.split != one.split:
-            raise checks.DataError(f"{one.picture} with {one.text!r} is in the splits {before.split} and {one.split}; leave it in one")
+            raise checks.DataError(
+                f"{one.picture} with {one.text!r} is in the splits {before.split} and {one.split}; leave it "
+                "in one"
+            )
         there = {mask["counts"] for mask in before.masks}
-        found[key] = replace(before, masks=[*before.masks, *(mask for mask in one.masks if mask["counts"] not in there)])
+        found[key] = replace(
+            before, masks=[*before.masks, *(mask for mask in one.masks if mask["counts"] not in there)]
+        )
     return list(found.values())
 
 
 def _write(export: Export, out: Path) -> list[str]:
-    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get numbers. Return what is
-    doubtful."""
+    """Copy the pictures to `images/` and write the records. Pictures of one name from several folders get
+    numbers. Return what is doubtful."""
     (out / "images").mkdir()
     names: dict[Path, str] = {}
     taken: set[str] = set()
@@ -166,17 +205,22 @@ def _write(export: Export, out: Path) -> list[str]:
             names[labelled.picture] = name
             taken.add(name)
             shutil.copyfile(labelled.picture, out / "images" / name)
-        masks = [_of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks]
+        masks = [
+            _of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks
+        ]
         record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": masks}
         more = {"task": labelled.task} if labelled.task != "referring" else {}
         records.append(record | more | ({"split": labelled.split} if labelled.split else {}))
-    (out / "annotations.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    (out / "annotations.json").write_text(
+        json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+    )
     return _doubtful(names) if export.drawn_upright else []
 
 
 def _of_stored(mask: RLE, picture: Path) -> RLE:
-    """Return a mask that was drawn in a labelling tool on the stored pixels, which annotations.json's masks are of. Tools show pictures
-    upright; the mask's size tells of one that does not, if the picture is turned by a quarter."""
+    """Return a mask that was drawn in a labelling tool on the stored pixels, which annotations.json's masks
+    are of. Tools show pictures upright; the mask's size tells of one that does not, if the picture is turned
+    by a quarter."""
     (width, height), turn = transforms.stored(picture)
     of_stored = orientation.swaps_sides(turn) and height != width and mask["size"] == [height, width]
     return mask if of_stored else rle.stored(mask, turn)
@@ -192,8 +236,10 @@ def _doubtful(pictures: Iterable[Path]) -> list[str]:
     if not names:
         return []
     return [
-        f"warning: {len(names):,} pictures are turned or mirrored by an EXIF tag that leaves their size, as {names[0]}. Their masks are "
-        "taken as drawn on the turned picture, which tools show: look at them (`ans data show`); if they lie wrong, turn the pixels, drop "
+        f"warning: {len(names):,} pictures are turned or mirrored by an EXIF tag that leaves their size, as "
+        f"{names[0]}. Their masks are "
+        "taken as drawn on the turned picture, which tools show: look at them (`ans data show`); if they "
+        "lie wrong, turn the pixels, drop "
         "the tag and label these again"
     ]
 

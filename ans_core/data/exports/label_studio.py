@@ -1,4 +1,5 @@
-"""Label Studio's JSON -> records: brush masks, polygons, rectangles and ellipses, with labels and texts of each region."""
+"""Label Studio's JSON -> records: brush masks, polygons, rectangles and ellipses, with labels and texts of
+each region."""
 
 from __future__ import annotations
 
@@ -9,19 +10,37 @@ from urllib.parse import parse_qs, unquote, urlparse
 import numpy as np
 from jaxtyping import UInt8
 
-from ans_core.data.exports.labelled import NO_PIXEL, SUFFIXES, TEXTS, Export, Shape, clipped, ellipse, find, records, turned
+from ans_core.data.exports.labelled import (
+    NO_PIXEL,
+    SUFFIXES,
+    TEXTS,
+    Export,
+    Shape,
+    clipped,
+    ellipse,
+    find,
+    records,
+    turned,
+)
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
 from ans_core.types import RLE
 
 
 def read(place: Path, file: Path) -> Export:
-    """Read the format `JSON` (not JSON-MIN, which has no sizes). Pictures are in `images/` beside it, or beside it, also by the names that
-    uploading gave them. Of several annotations of a task the ground truth counts; without one the task is a fault."""
+    """Read the format `JSON` (not JSON-MIN, which has no sizes). Pictures are in `images/` beside it, or
+    beside it, also by the names that uploading gave them. Of several annotations of a task the ground truth
+    counts; without one the task is a fault."""
     export, faults = Export(file=file), checks.Faults(file)
     for number, task in enumerate(checks.load_list(file)):
         with faults:
-            _task(task, export, file, f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}", faults)
+            _task(
+                task,
+                export,
+                file,
+                f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}",
+                faults,
+            )
     faults.tell()
     return export
 
@@ -32,12 +51,16 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
     done = [one for one in _objects(task, "annotations", where=where) if not one.get("was_cancelled")]
     chosen = [one for one in done if one.get("ground_truth")] or done
     if len(chosen) > 1:
-        raise checks.DataError(f"{where}: {len(chosen)} annotations; mark one of them as ground truth, or delete the others")
+        raise checks.DataError(
+            f"{where}: {len(chosen)} annotations; mark one of them as ground truth, or delete the others"
+        )
     results = _objects(chosen[0], "result", where=f"{where}, annotation") if chosen else []
     if not results:
         export.left_out["tasks without an annotation"] += 1
         return
-    picture = find([file.parent / "images", file.parent], _picture_name(task["data"], results, where=where), where=where)
+    picture = find(
+        [file.parent / "images", file.parent], _picture_name(task["data"], results, where=where), where=where
+    )
     regions: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         regions.setdefault(str(result.get("id")), []).append(result)
@@ -52,7 +75,10 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
             if shape:
                 shapes.append(shape)
             else:
-                export.left_out[f"of type {', '.join(sorted({str(part.get('type')) for part in parts}))}, which has no pixels"] += 1
+                export.left_out[
+                    f"of type {', '.join(sorted({str(part.get('type')) for part in parts}))}, which has no "
+                    "pixels"
+                ] += 1
     export.labelled += records(picture, shapes, split=None)
 
 
@@ -60,19 +86,28 @@ def _objects(holder: dict[str, Any], key: str, *, where: str) -> list[dict[str, 
     """Return a list of JSON objects; a missing one is empty."""
     found = holder.get(key, [])
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise checks.DataError(f"{where}: {key} is {rle.short(found)}, not a list of objects; export it again")
+        raise checks.DataError(
+            f"{where}: {key} is {rle.short(found)}, not a list of objects; export it again"
+        )
     return found
 
 
 def _texts(value: Any, *, where: str) -> list[str]:
     """Return the texts of a text area: a list, or one by itself."""
-    return [checks.text(text, where=f"{where}, text") for text in (value if isinstance(value, list) else [value])]
+    return [
+        checks.text(text, where=f"{where}, text") for text in (value if isinstance(value, list) else [value])
+    ]
 
 
 def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where: str) -> str:
-    """Return the picture's path from the task's data: under the only key, `image`, or the one whose value looks like a picture."""
+    """Return the picture's path from the task's data: under the only key, `image`, or the one whose value
+    looks like a picture."""
     values = {key: value for key, value in data.items() if isinstance(value, str)}
-    pictures = [value for value in values.values() if Path(urlparse(value).path + urlparse(value).query).suffix.lower() in SUFFIXES]
+    pictures = [
+        value
+        for value in values.values()
+        if Path(urlparse(value).path + urlparse(value).query).suffix.lower() in SUFFIXES
+    ]
     told = values.get("image") or (pictures[0] if len(pictures) == 1 else None)
     if not told:
         raise checks.DataError(f"{where}: which of its data {sorted(data)} is the picture? Name it `image`")
@@ -84,17 +119,30 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
 def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape | None:
     """Return the object that the results with one id describe; None if they draw nothing."""
     if not all(isinstance(part.get("value", {}), dict) for part in parts):
-        raise checks.DataError(f"{where}: value is {[rle.short(part.get('value')) for part in parts]}, not an object; export it again")
+        raise checks.DataError(
+            f"{where}: value is {[rle.short(part.get('value')) for part in parts]}, not an object; export "
+            "it again"
+        )
     values = {key: value for part in parts for key, value in part.get("value", {}).items()}
-    drawing = next((part for part in parts if {"rle", "points", "radiusX", "x"} & part.get("value", {}).keys()), None)
+    drawing = next(
+        (part for part in parts if {"rle", "points", "radiusX", "x"} & part.get("value", {}).keys()), None
+    )
     if drawing is None or str(drawing.get("type")).startswith(("keypoint", "vector", "relation")):
         return None
     if drawing.get("image_rotation"):
-        raise checks.DataError(f"{where}: drawn on a picture turned by {drawing['image_rotation']} degrees; turn the file itself instead")
+        raise checks.DataError(
+            f"{where}: drawn on a picture turned by {drawing['image_rotation']} degrees; turn the file "
+            "itself instead"
+        )
     stated = (drawing.get("original_height"), drawing.get("original_width"))
     height, width = checks.image_size(picture, where=where, stated=stated)
     mask = _mask(values, height=height, width=width, where=where)
-    labels = [label for key, value in values.items() if key.endswith("labels") and isinstance(value, list) for label in value]
+    labels = [
+        label
+        for key, value in values.items()
+        if key.endswith("labels") and isinstance(value, list)
+        for label in value
+    ]
     texts = tuple(
         (str(part.get("from_name", "")).lower(), text)
         for part in parts
@@ -105,16 +153,23 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
     if len(labels) > 1 or not (labels or known):
         fields = sorted({name for name, _ in texts})
         raise checks.DataError(
-            f"{where}: labels {labels} and texts of {fields}; an object needs one label, or a text area of {sorted(TEXTS)}"
+            f"{where}: labels {labels} and texts of {fields}; an object needs one label, or a text area of "
+            f"{sorted(TEXTS)}"
         )
-    return Shape(mask=mask, label=checks.text(labels[0], where=f"{where}, label") if labels else "", texts=known)
+    return Shape(
+        mask=mask, label=checks.text(labels[0], where=f"{where}, label") if labels else "", texts=known
+    )
 
 
 def _mask(value: dict[str, Any], *, height: int, width: int, where: str) -> RLE:
-    """Coordinates are percent of the picture's sides; a rectangle turns around its upper left corner, an ellipse around its centre."""
+    """Coordinates are percent of the picture's sides; a rectangle turns around its upper left corner, an
+    ellipse around its centre."""
     if "rle" in value:
         return checks.mask(
-            rle.encode(brush(value["rle"], height=height, width=width, where=where)), height=height, width=width, where=where
+            rle.encode(brush(value["rle"], height=height, width=width, where=where)),
+            height=height,
+            width=width,
+            where=where,
         )
     across, down = width / 100, height / 100
     try:
@@ -125,33 +180,53 @@ def _mask(value: dict[str, Any], *, height: int, width: int, where: str) -> RLE:
             outline = ellipse(*centre, value["radiusX"] * across, value["radiusY"] * down)
             polygon = turned(outline, centre, float(value.get("rotation", 0)))
         else:
-            x, y, wide, high = value["x"] * across, value["y"] * down, value["width"] * across, value["height"] * down
-            polygon = turned([(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)], (x, y), float(value.get("rotation", 0)))
+            x, y, wide, high = (
+                value["x"] * across,
+                value["y"] * down,
+                value["width"] * across,
+                value["height"] * down,
+            )
+            polygon = turned(
+                [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)],
+                (x, y),
+                float(value.get("rotation", 0)),
+            )
     except (KeyError, TypeError, ValueError) as error:
-        raise checks.DataError(f"{where}: no rectangle, polygon, ellipse or brush ({error!r}): {rle.short(value)}") from None
+        raise checks.DataError(
+            f"{where}: no rectangle, polygon, ellipse or brush ({error!r}): {rle.short(value)}"
+        ) from None
     return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:
-    """Decode Label Studio's own compression of an RGBA picture (thi.ng/rle-pack) and return where alpha is not 0.
+    """Decode Label Studio's own compression of an RGBA picture (thi.ng/rle-pack) and return where alpha is
+    not 0.
 
-    A stream of bits: 32 the number of values, 5 the bits of a value less 1, four times 4 the bits of a run's length less 1; then runs: a
-    bit that tells one value repeated from values one by one, 2 bits that choose the bits of the length, the length less 1, the value(s).
+    A stream of bits: 32 the number of values, 5 the bits of a value less 1, four times 4 the bits of a run's
+    length less 1; then runs: a bit that tells one value repeated from values one by one, 2 bits that choose
+    the bits of the length, the length less 1, the value(s).
     """
-    if not isinstance(content, list) or not all(isinstance(byte, int) and 0 <= byte < 256 for byte in content):
+    if not isinstance(content, list) or not all(
+        isinstance(byte, int) and 0 <= byte < 256 for byte in content
+    ):
         raise checks.DataError(f"{where}: rle is {rle.short(content)}, not a list of bytes")
     stream = _Bits(bytes(content))
     try:
         total, size = stream.read(32), stream.read(5) + 1
         if total != height * width * 4:
-            raise checks.DataError(f"{where}: its rle has {total} values; RGBA of {width} x {height} pixels has {height * width * 4}")
+            raise checks.DataError(
+                f"{where}: its rle has {total} values; RGBA of {width} x {height} pixels has "
+                f"{height * width * 4}"
+            )
         lengths = [stream.read(4) + 1 for _ in range(4)]
         values: UInt8[np.ndarray, " total"] = np.zeros(total, np.uint8)
         place = 0
         while place < total:
             repeated = stream.read(1)
             end = place + 1 + stream.read(lengths[stream.read(2)])
-            values[place:end] = stream.read(size) if repeated else [stream.read(size) for _ in range(end - place)]
+            values[place:end] = (
+                stream.read(size) if repeated else [stream.read(size) for _ in range(end - place)]
+            )
             place = end
     except (EOFError, ValueError) as error:
         if isinstance(error, checks.DataError):

@@ -27,8 +27,14 @@ ImportedTask = Literal["referring", "region_caption"]
 SPLITS = {"train": "train", "val": "val", "test": "test"} | MEANT
 """Name of a folder, subset or tag -> split."""
 SUFFIXES = nearest_file.PICTURES
-TEXTS = {"text": "referring", "expression": "referring", "caption": "region_caption", "description": "region_caption"}
-"""Names of an attribute or field whose value is a text about the object, and the task that it makes; the label is not used then."""
+TEXTS = {
+    "text": "referring",
+    "expression": "referring",
+    "caption": "region_caption",
+    "description": "region_caption",
+}
+"""Names of an attribute or field whose value is a text about the object, and the task that it makes; the
+label is not used then."""
 UPLOADED = re.compile(r"^[0-9a-f]{8}-")
 """What Label Studio puts before the name of an uploaded file."""
 
@@ -51,7 +57,8 @@ class Export:
     left_out: Counter[str] = field(default_factory=Counter)
     """By reason."""
     drawn_upright: bool = True
-    """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they are of the stored pixels."""
+    """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they
+    are of the stored pixels."""
 
     def mask(self, segmentation: object, *, height: int, width: int, where: str) -> RLE | None:
         """Decode an object's mask. One that teaches nothing, as it has no pixel, is counted and None."""
@@ -64,7 +71,10 @@ class Export:
     def check(self) -> None:
         if not self.labelled:
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items())
-            raise checks.DataError(f"{self.file}: no mask in it ({why or 'no picture has a shape'}); draw polygons, boxes or masks")
+            raise checks.DataError(
+                f"{self.file}: no mask in it ({why or 'no picture has a shape'}); draw polygons, boxes or "
+                "masks"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +87,33 @@ class Shape:
 
 
 def records(picture: Path, shapes: Iterable[Shape], *, split: str | None) -> list[Labelled]:
-    """Return a referring record a text, which means all objects that have it (a label where an object has no text), and a region caption
-    an object with a caption."""
+    """Return a referring record a text, which means all objects that have it (a label where an object has no
+    text), and a region caption an object with a caption."""
     meant: dict[str, tuple[str, list[RLE]]] = {}
     captions: list[Labelled] = []
     for shape in shapes:
-        texts = [(TEXTS[name], checks.text(text, where=str(picture))) for name, text in shape.texts if name in TEXTS and text.strip()]
+        texts = [
+            (TEXTS[name], checks.text(text, where=str(picture)))
+            for name, text in shape.texts
+            if name in TEXTS and text.strip()
+        ]
         for task, text in texts or [("referring", shape.label)]:
             if task == "referring":
                 meant.setdefault(checks.text_key(text), (text, []))[1].append(shape.mask)
             else:
-                captions.append(Labelled(picture=picture, text=text, masks=[shape.mask], task="region_caption", split=split))
-    return [Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()] + captions
+                captions.append(
+                    Labelled(
+                        picture=picture, text=text, masks=[shape.mask], task="region_caption", split=split
+                    )
+                )
+    return [
+        Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()
+    ] + captions
 
 
-def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Export, checks.Faults], None]) -> Export:
+def each_picture(
+    place: Path, files: Iterable[Path], read: Callable[[Path, Export, checks.Faults], None]
+) -> Export:
     """Read files that hold the labels of one picture each. Raises DataError for all faults together."""
     export, faults = Export(file=place), checks.Faults(place)
     for file in files:
@@ -102,27 +124,49 @@ def each_picture(place: Path, files: Iterable[Path], read: Callable[[Path, Expor
 
 
 def split_of(file: Path, place: Path) -> str | None:
-    """Return the split that the innermost folder of that name below `place` tells, as `train`, `valid` or `val2017`."""
+    """Return the split that the innermost folder of that name below `place` tells, as `train`, `valid` or
+    `val2017`."""
     folders = file.relative_to(place).parts[:-1]
-    return next((SPLITS[name] for folder in reversed(folders) if (name := folder.lower().rstrip("0123456789")) in SPLITS), None)
+    return next(
+        (
+            SPLITS[name]
+            for folder in reversed(folders)
+            if (name := folder.lower().rstrip("0123456789")) in SPLITS
+        ),
+        None,
+    )
 
 
 def listed_splits(place: Path) -> dict[str, str]:
-    """Return picture (without suffix) -> split by Pascal VOC's lists, `ImageSets/<task>/train.txt`; those of one class have other names."""
-    lists = [(SPLITS[file.stem.lower()], file) for file in sorted(place.rglob("ImageSets/*/*.txt")) if file.stem.lower() in SPLITS]
-    return {line.split()[0]: split for split, file in lists for line in checks.load_text(file).splitlines() if line.strip()}
+    """Return picture (without suffix) -> split by Pascal VOC's lists, `ImageSets/<task>/train.txt`; those of
+    one class have other names."""
+    lists = [
+        (SPLITS[file.stem.lower()], file)
+        for file in sorted(place.rglob("ImageSets/*/*.txt"))
+        if file.stem.lower() in SPLITS
+    ]
+    return {
+        line.split()[0]: split
+        for split, file in lists
+        for line in checks.load_text(file).splitlines()
+        if line.strip()
+    }
 
 
 def split_of_file(file: Path, place: Path) -> str | None:
-    """Return the split that a file's own name tells, as `instances_train2017.json` or `val.json`, else its folders'."""
+    """Return the split that a file's own name tells, as `instances_train2017.json` or `val.json`, else its
+    folders'."""
     named = SPLIT_OF.fullmatch(file.stem)
     return SPLITS[named["split"].lower()] if named else split_of(file, place)
 
 
 def picture_folders(file: Path) -> list[Path]:
-    """Return where the pictures of a file of COCO's kind may be: in a folder of its split, in `images/`, or beside it."""
+    """Return where the pictures of a file of COCO's kind may be: in a folder of its split, in `images/`, or
+    beside it."""
     subset = file.stem.partition("_")[2] or file.stem  # instances_train2017 -> train2017
-    names = dict.fromkeys(f"{folder}{name}" for name in (subset, subset.rstrip("0123456789")) for folder in ("", "images/"))
+    names = dict.fromkeys(
+        f"{folder}{name}" for name in (subset, subset.rstrip("0123456789")) for folder in ("", "images/")
+    )
     return [file.parent / up / name for up in (".", "..") for name in [*names, "images", "."]]
 
 
@@ -133,17 +177,21 @@ def of_stem(folders: Iterable[Path], stem: str) -> Path | None:
 
 
 def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
-    """Return the picture that an export names: by its whole path below one of the folders, or by its last part, with or without an
-    upload's prefix."""
+    """Return the picture that an export names: by its whole path below one of the folders, or by its last
+    part, with or without an upload's prefix."""
     name = name.replace("\\", "/")  # written on Windows
     leaf = name.rpartition("/")[2]
     for folder in folders:
         for candidate in dict.fromkeys((name.lstrip("/"), leaf, UPLOADED.sub("", leaf))):
             if candidate and (path := checks.inside(folder, candidate, where=where)).is_file():
                 return path
-    searched, nearest = ", ".join(map(str, folders)), nearest_file.hint(*(folder / name.lstrip("/") for folder in folders))
+    searched, nearest = (
+        ", ".join(map(str, folders)),
+        nearest_file.hint(*(folder / name.lstrip("/") for folder in folders)),
+    )
     raise checks.DataError(
-        f"{where}: the picture {rle.short(name)} is not in {searched}; export with the pictures, or put them there{nearest}"
+        f"{where}: the picture {rle.short(name)} is not in {searched}; export with the pictures, or put "
+        f"them there{nearest}"
     )
 
 
@@ -151,7 +199,11 @@ def turned(points: Sequence[tuple[float, float]], around: tuple[float, float], d
     """Return the polygon's coordinates, turned clockwise as seen on the screen."""
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     x0, y0 = around
-    return [part for x, y in points for part in (x0 + (x - x0) * cosine - (y - y0) * sine, y0 + (x - x0) * sine + (y - y0) * cosine)]
+    return [
+        part
+        for x, y in points
+        for part in (x0 + (x - x0) * cosine - (y - y0) * sine, y0 + (x - x0) * sine + (y - y0) * cosine)
+    ]
 
 
 def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[tuple[float, float]]:
@@ -161,17 +213,21 @@ def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[tuple[
 
 
 def clipped(polygon: Sequence[float], height: int, width: int) -> list[float]:
-    """Move points to the picture's edge: tools draw a little over it, and circles and turned boxes may leave the picture."""
+    """Move points to the picture's edge: tools draw a little over it, and circles and turned boxes may leave
+    the picture."""
     return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
 
 
-def placed(part: Bool[np.ndarray, "h w"], *, left: int, top: int, height: int, width: int, where: str) -> Bool[np.ndarray, "H W"]:
+def placed(
+    part: Bool[np.ndarray, "h w"], *, left: int, top: int, height: int, width: int, where: str
+) -> Bool[np.ndarray, "H W"]:
     """Return the mask of the picture whose box from (left, top) on is `part`."""
     full = np.zeros((height, width), bool)
     box = full[top : top + part.shape[0], left : left + part.shape[1]]
     if left < 0 or top < 0 or box.shape != part.shape:
         raise checks.DataError(
-            f"{where}: its box of [height, width] = {list(part.shape)} at {[left, top]} leaves the picture of {width} x {height}"
+            f"{where}: its box of [height, width] = {list(part.shape)} at {[left, top]} leaves the picture "
+            f"of {width} x {height}"
         )
     box[:] = part
     return full

@@ -1,4 +1,5 @@
-"""labelme's `<picture>.json` (shapes, imagePath) -> records: polygons, rectangles, circles and masks, by label and group."""
+"""labelme's `<picture>.json` (shapes, imagePath) -> records: polygons, rectangles, circles and masks, by
+label and group."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 
-from ans_core.data.exports.labelled import Export, Shape, clipped, each_picture, ellipse, find, placed, records, split_of
+from ans_core.data.exports.labelled import (
+    Export,
+    Shape,
+    clipped,
+    each_picture,
+    ellipse,
+    find,
+    placed,
+    records,
+    split_of,
+)
 from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import Point
 from ans_core.pictures import rle
@@ -38,8 +49,8 @@ class LabelmeFile(checks.Record):
 
 
 def read(place: Path, files: list[Path]) -> Export:
-    """Shapes of one label and group are one object in pieces; a shape's description makes a region caption. Points and lines have no
-    pixels: left out and counted. Folders named train, val ... tell the split."""
+    """Shapes of one label and group are one object in pieces; a shape's description makes a region caption.
+    Points and lines have no pixels: left out and counted. Folders named train, val ... tell the split."""
 
     def picture(file: Path, export: Export, faults: checks.Faults) -> None:
         content = checks.record(LabelmeFile, checks.load_json(file), where=str(file))
@@ -71,7 +82,9 @@ def _picture(file: Path, name: str, place: Path) -> Path:
 
 
 def _object(label: str, pieces: list[tuple[LabelmeShape, RLE]]) -> Shape:
-    texts = tuple(dict.fromkeys(("description", shape.description) for shape, _ in pieces if shape.description))
+    texts = tuple(
+        dict.fromkeys(("description", shape.description) for shape, _ in pieces if shape.description)
+    )
     return Shape(mask=rle.union([mask for _, mask in pieces]), label=label, texts=texts)
 
 

@@ -1,4 +1,5 @@
-"""Pictures with mask PNGs (values or colours are classes) and a list of the classes -> records: a class means all its pixels."""
+"""Pictures with mask PNGs (values or colours are classes) and a list of the classes -> records: a class means
+all its pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from PIL import Image
 
-from ans_core.data.exports.labelled import Export, Shape, colour_codes, each_picture, listed_splits, of_stem, records, split_of
+from ans_core.data.exports.labelled import (
+    Export,
+    Shape,
+    colour_codes,
+    each_picture,
+    listed_splits,
+    of_stem,
+    records,
+    split_of,
+)
 from ans_core.data.formats import checks
 from ans_core.data.formats.layouts import MASK_FOLDERS
 from ans_core.pictures import rle
@@ -22,7 +32,8 @@ NOTHING = {"background", "_background_", "bg", "unlabeled", "unlabelled", "void"
 VOID_COLOUR = 224 + 256 * 224 + 65536 * 192
 """Pascal VOC's void: as VOID in masks of values no class, unless the list names it."""
 HOW = (
-    "write classes.txt beside the folder of masks, one class a line: the first line is value 0 (background), the second value 1, and so "
+    "write classes.txt beside the folder of masks, one class a line: the first line is value 0 "
+    "(background), the second value 1, and so "
     "on; of masks of 0 and 255 the second line is 255"
 )
 
@@ -35,8 +46,9 @@ class Classes:
 
 
 def read(place: Path, file: Path) -> Export:
-    """`file` names the classes: Roboflow's _classes.csv, CVAT's labelmap.txt, or classes.txt. Where CVAT's `SegmentationObject/` is
-    there, its colours part a class into objects. Folders named train, valid ... or lists in `ImageSets/` tell the split."""
+    """`file` names the classes: Roboflow's _classes.csv, CVAT's labelmap.txt, or classes.txt. Where CVAT's
+    `SegmentationObject/` is there, its colours part a class into objects. Folders named train, valid ... or
+    lists in `ImageSets/` tell the split."""
     if file.is_dir():
         raise checks.DataError(f"{file}: the values of its masks have no names; {HOW}")
     classes, root = _classes(file), file.parent
@@ -44,10 +56,14 @@ def read(place: Path, file: Path) -> Export:
     masks = _mask_files(root)
     pairs = {mask: shown for mask in masks if (shown := _picture_of(mask, root))}
     if not pairs:
-        raise checks.DataError(f"{root}: no PNG in {', '.join(MASK_FOLDERS)} has a picture of its name in {', '.join(PICTURE_FOLDERS)}")
+        raise checks.DataError(
+            f"{root}: no PNG in {', '.join(MASK_FOLDERS)} has a picture of its name in "
+            f"{', '.join(PICTURE_FOLDERS)}"
+        )
     if lonely := [mask for mask in masks if mask not in pairs]:
         raise checks.DataError(
-            f"{lonely[0]} and {len(lonely) - 1} more masks have no picture of their name in {', '.join(PICTURE_FOLDERS)}; put them there,"
+            f"{lonely[0]} and {len(lonely) - 1} more masks have no picture of their name in "
+            f"{', '.join(PICTURE_FOLDERS)}; put them there,"
             " or remove these"
         )
     two = not classes.coloured and max(classes.names) == 1
@@ -63,11 +79,17 @@ def read(place: Path, file: Path) -> Export:
         names = {int(value): classes.names.get(int(value)) for value in np.unique(values)}
         unknown = [value for value, name in names.items() if not name and value not in (VOID, VOID_COLOUR)]
         if unknown:
-            raise checks.DataError(f"{mask}: values {unknown[:5]} are no class of {file.name}, which has {rle.short(classes.names)}")
+            raise checks.DataError(
+                f"{mask}: values {unknown[:5]} are no class of {file.name}, which has "
+                f"{rle.short(classes.names)}"
+            )
         shapes = []
         for value, name in names.items():
             if name and name.lower() not in NOTHING:
-                shapes += [Shape(mask=rle.encode(part), label=checks.text(name, where=str(file))) for part in _parts(values == value, mask)]
+                shapes += [
+                    Shape(mask=rle.encode(part), label=checks.text(name, where=str(file)))
+                    for part in _parts(values == value, mask)
+                ]
         if not shapes:
             export.left_out["pictures without an object"] += 1
         export.labelled += records(image, shapes, split=listed.get(mask.stem) or split_of(mask, place))
@@ -90,7 +112,10 @@ def _classes(file: Path) -> Classes:
     if not lines:
         raise checks.DataError(f"{file} is empty; {HOW}")
     numbered = [line.strip() for line in text]  # an empty line is a value without a class
-    return Classes(names=dict(enumerate(numbered)) if len(numbered) > 1 else {0: "background", 1: lines[0]}, coloured=False)
+    return Classes(
+        names=dict(enumerate(numbered)) if len(numbered) > 1 else {0: "background", 1: lines[0]},
+        coloured=False,
+    )
 
 
 def _code(colour: str) -> int:
@@ -105,10 +130,15 @@ def _mask_files(root: Path) -> list[Path]:
 
 
 def _picture_of(mask: Path, root: Path) -> Path | None:
-    """Return the picture of a mask: of the same name, but for `_mask`, in the folder of pictures for the folder of masks, or beside it."""
+    """Return the picture of a mask: of the same name, but for `_mask`, in the folder of pictures for the
+    folder of masks, or beside it."""
     parts = mask.relative_to(root).parts[:-1]
     place = next((place for place, part in enumerate(parts) if part in MASK_FOLDERS), None)
-    folders = [mask.parent] if place is None else [root.joinpath(*parts[:place], name, *parts[place + 1 :]) for name in PICTURE_FOLDERS]
+    folders = (
+        [mask.parent]
+        if place is None
+        else [root.joinpath(*parts[:place], name, *parts[place + 1 :]) for name in PICTURE_FOLDERS]
+    )
     return of_stem(folders, mask.stem.removesuffix("_mask"))
 
 
@@ -120,7 +150,10 @@ def _values(file: Path, *, coloured: bool) -> Int64[np.ndarray, "H W"]:
         if pixels.ndim == 3 and (pixels[..., :3] == pixels[..., :1]).all():  # grey, saved as colour
             pixels = pixels[..., 0]
         if pixels.ndim == 3:
-            raise checks.DataError(f"{file} has colours; name them in labelmap.txt beside its folder, a line each: name:red,green,blue::")
+            raise checks.DataError(
+                f"{file} has colours; name them in labelmap.txt beside its folder, a line each: "
+                "name:red,green,blue::"
+            )
         return pixels.astype(np.int64)
 
 
@@ -131,5 +164,7 @@ def _parts(full: Bool[np.ndarray, "H W"], mask: Path) -> list[Bool[np.ndarray, "
         return [full]
     objects = _values(file, coloured=True)
     if objects.shape != full.shape:
-        raise checks.DataError(f"{file} has [height, width] = {list(objects.shape)}, {mask} {list(full.shape)}")
+        raise checks.DataError(
+            f"{file} has [height, width] = {list(objects.shape)}, {mask} {list(full.shape)}"
+        )
     return [full & (objects == value) for value in np.unique(objects[full])]

@@ -1,4 +1,5 @@
-"""Exports that training can read as they are (COCO instances, upstream's fine-tuning file) -> the same records."""
+"""Exports that training can read as they are (COCO instances, upstream's fine-tuning file) -> the same
+records."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import posixpath
 from pathlib import Path
 from typing import cast
 
-from ans_core.data.exports.labelled import NO_PIXEL, Export, ImportedTask, Labelled, picture_folders, split_of_file
+from ans_core.data.exports.labelled import (
+    NO_PIXEL,
+    Export,
+    ImportedTask,
+    Labelled,
+    picture_folders,
+    split_of_file,
+)
 from ans_core.data.formats import checks, coco, plain
 from ans_core.data.formats.files import ImageFolders
 from ans_core.types import Sample
 
 
 def coco_file(place: Path, file: Path) -> Export:
-    """A category's name is the text, and means all its objects in the picture. Splits come from the names of the file and its folders."""
+    """A category's name is the text, and means all its objects in the picture. Splits come from the names of
+    the file and its folders."""
     images = ImageFolders(picture_folders(file), where=str(file))
     samples = list(coco.instances(file, images, name=file.stem))
     split = split_of_file(file, place)
@@ -21,7 +30,9 @@ def coco_file(place: Path, file: Path) -> Export:
     content = checks.load_json(file)
     lost = {
         NO_PIXEL: len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
-        "pictures without an object": len({posixpath.normpath(str(image.get("file_name"))) for image in content["images"]})
+        "pictures without an object": len(
+            {posixpath.normpath(str(image.get("file_name"))) for image in content["images"]}
+        )
         - len({sample.image_id for sample in samples}),
     }
     export.left_out.update({reason: count for reason, count in lost.items() if count})
@@ -30,11 +41,19 @@ def coco_file(place: Path, file: Path) -> Export:
 
 def finetune_file(place: Path, file: Path) -> Export:
     """Upstream's masks are of the stored pixels."""
-    samples = [sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)]
+    samples = [
+        sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)
+    ]
     return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], drawn_upright=False)
 
 
 def _labelled(sample: Sample, split: str | None) -> Labelled:
     (picture,) = sample.frames
     masks = [mask for (mask,) in sample.masks if mask is not None]
-    return Labelled(picture=cast(Path, picture), text=sample.text, masks=masks, task=cast(ImportedTask, sample.task), split=split)
+    return Labelled(
+        picture=cast(Path, picture),
+        text=sample.text,
+        masks=masks,
+        task=cast(ImportedTask, sample.task),
+        split=split,
+    )

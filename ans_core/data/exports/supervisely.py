@@ -1,4 +1,5 @@
-"""Supervisely's project (`<data set>/ann/<picture>.json`, pictures in `img/`) -> records: polygons, rectangles and bitmaps."""
+"""Supervisely's project (`<data set>/ann/<picture>.json`, pictures in `img/`) -> records: polygons,
+rectangles and bitmaps."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 
-from ans_core.data.exports.labelled import SPLITS, TEXTS, Export, Shape, each_picture, find, placed, records, split_of
+from ans_core.data.exports.labelled import (
+    SPLITS,
+    TEXTS,
+    Export,
+    Shape,
+    each_picture,
+    find,
+    placed,
+    records,
+    split_of,
+)
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
 
@@ -38,12 +49,15 @@ class Object(checks.Record):
 
 
 def read(place: Path, files: list[Path]) -> Export:
-    """An object's tag `text`, `caption` ... is a text about it. A picture's tag or the data set's name tells the split."""
+    """An object's tag `text`, `caption` ... is a text about it. A picture's tag or the data set's name tells
+    the split."""
 
     def picture(file: Path, export: Export, faults: checks.Faults) -> None:
         labels = checks.record(Labels, checks.load_json(file), where=str(file))
         image = find([file.parent.parent / "img", file.parent], file.stem, where=str(file))
-        height, width = checks.image_size(image, where=str(file), stated=(labels.size.height, labels.size.width))
+        height, width = checks.image_size(
+            image, where=str(file), stated=(labels.size.height, labels.size.width)
+        )
         shapes = []
         for number, value in enumerate(labels.objects):
             with faults:
@@ -53,11 +67,23 @@ def read(place: Path, files: list[Path]) -> Export:
                 if form is None:
                     export.left_out[f"of type {drawn.geometryType}, which has no pixels"] += 1
                 elif mask := export.mask(form, height=height, width=width, where=where):
-                    texts = tuple((name.lower(), str(text)) for name, text in _tags(drawn.tags) if name.lower() in TEXTS and text)
-                    shapes.append(Shape(mask=mask, label=checks.text(drawn.classTitle, where=f"{where}, classTitle"), texts=texts))
+                    texts = tuple(
+                        (name.lower(), str(text))
+                        for name, text in _tags(drawn.tags)
+                        if name.lower() in TEXTS and text
+                    )
+                    shapes.append(
+                        Shape(
+                            mask=mask,
+                            label=checks.text(drawn.classTitle, where=f"{where}, classTitle"),
+                            texts=texts,
+                        )
+                    )
         if not labels.objects:
             export.left_out["pictures without an object"] += 1
-        tagged = next((SPLITS[name.lower()] for name, _ in _tags(labels.tags) if name.lower() in SPLITS), None)
+        tagged = next(
+            (SPLITS[name.lower()] for name, _ in _tags(labels.tags) if name.lower() in SPLITS), None
+        )
         export.labelled += records(image, shapes, split=tagged or split_of(file, place))
 
     return each_picture(place, files, picture)
@@ -75,9 +101,13 @@ def _form(drawn: Object, *, height: int, width: int, where: str) -> object:
         return None
     try:
         outline = [(float(x), float(y)) for x, y in drawn.points["exterior"]]
-        holes = [[float(part) for point in hole for part in point] for hole in drawn.points.get("interior", [])]
+        holes = [
+            [float(part) for point in hole for part in point] for hole in drawn.points.get("interior", [])
+        ]
     except (KeyError, TypeError, ValueError):
-        raise checks.DataError(f"{where}: points are {rle.short(drawn.points)}, not exterior and interior") from None
+        raise checks.DataError(
+            f"{where}: points are {rle.short(drawn.points)}, not exterior and interior"
+        ) from None
     if drawn.geometryType == "rectangle" and len(outline) == 2:
         (x0, y0), (x1, y1) = outline
         outline = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
@@ -90,7 +120,8 @@ def _form(drawn: Object, *, height: int, width: int, where: str) -> object:
 
 
 def _bitmap(bitmap: dict[str, Any], *, height: int, width: int, where: str) -> Bool[np.ndarray, "H W"]:
-    """Decode a PNG, packed by zlib and base64, at its origin [left, top]; its alpha tells the object where it has one."""
+    """Decode a PNG, packed by zlib and base64, at its origin [left, top]; its alpha tells the object where it
+    has one."""
     try:
         left, top = bitmap["origin"]
         part = Image.open(io.BytesIO(zlib.decompress(base64.b64decode(bitmap["data"]))))

@@ -9,16 +9,18 @@ from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellips
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
 
-CORNERS = {"polygon": ("all_points_x", "all_points_y"), "rect": ("x", "y", "width", "height"), "circle": ("cx", "cy", "r")} | {
-    "ellipse": ("cx", "cy", "rx", "ry")
-}
+CORNERS = {
+    "polygon": ("all_points_x", "all_points_y"),
+    "rect": ("x", "y", "width", "height"),
+    "circle": ("cx", "cy", "r"),
+} | {"ellipse": ("cx", "cy", "rx", "ry")}
 LABELS = ("label", "name", "class", "category", "type", "object")
 """Names of the attribute that is the label, where a region has several."""
 
 
 def read(place: Path, file: Path) -> Export:
-    """A region's label is its one attribute, or the one of LABELS; attributes of TEXTS are texts about it. Pictures are beside the file or
-    in `images/`."""
+    """A region's label is its one attribute, or the one of LABELS; attributes of TEXTS are texts about it.
+    Pictures are beside the file or in `images/`."""
     content = checks.load_json(file)
     pictures = content.get("_via_img_metadata", content)
     export, faults = Export(file=file), checks.Faults(file)
@@ -27,16 +29,21 @@ def read(place: Path, file: Path) -> Export:
         with faults:
             regions = value.get("regions") if isinstance(value, dict) else None
             if not isinstance(regions, list | dict) or not isinstance(value.get("filename"), str):
-                raise checks.DataError(f"{where}: no picture with filename and regions, but {rle.short(value)}")
+                raise checks.DataError(
+                    f"{where}: no picture with filename and regions, but {rle.short(value)}"
+                )
             if not regions:
                 export.left_out["pictures without a region"] += 1
                 continue
             picture = find([file.parent / "images", file.parent], value["filename"], where=where)
             height, width = checks.shown_size(picture, where=where)
             shapes = []
-            for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):  # a dict: version 1
+            # a dict: version 1
+            for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):
                 with faults:
-                    if shape := _shape(region, export, height=height, width=width, where=f"{where}, region {number}"):
+                    if shape := _shape(
+                        region, export, height=height, width=width, where=f"{where}, region {number}"
+                    ):
                         shapes.append(shape)
             export.labelled += records(picture, shapes, split=split_of(picture, place))
     faults.tell()
@@ -54,16 +61,27 @@ def _shape(region: Any, export: Export, *, height: int, width: int, where: str) 
     try:
         polygon = _polygon(kind, values)
     except (TypeError, ValueError):
-        raise checks.DataError(f"{where}: {kind} has {CORNERS[kind]} = {rle.short(values)}, which are not numbers") from None
+        raise checks.DataError(
+            f"{where}: {kind} has {CORNERS[kind]} = {rle.short(values)}, which are not numbers"
+        ) from None
     if kind != "polygon":  # VIA keeps polygons inside: points far outside are of another picture
         polygon = clipped(polygon, height, width)
     mask = export.mask([polygon], height=height, width=width, where=where)
-    attributes = {str(key).strip(): text for key, value in (region.get("region_attributes") or {}).items() if (text := _text(value))}
+    attributes = {
+        str(key).strip(): text
+        for key, value in (region.get("region_attributes") or {}).items()
+        if (text := _text(value))
+    }
     texts = tuple((key.lower(), text) for key, text in attributes.items() if key.lower() in TEXTS)
-    named = [text for key, text in attributes.items() if key.lower() in LABELS] if len(attributes) > 1 else list(attributes.values())
+    named = (
+        [text for key, text in attributes.items() if key.lower() in LABELS]
+        if len(attributes) > 1
+        else list(attributes.values())
+    )
     if not named and not texts:
         raise checks.DataError(
-            f"{where}: which of its attributes {sorted(attributes)} is the label? Name it `label`, or a text about the object `text`"
+            f"{where}: which of its attributes {sorted(attributes)} is the label? Name it `label`, or a "
+            "text about the object `text`"
         )
     label = "" if texts else checks.text(named[0], where=f"{where}, label")
     return Shape(mask=mask, label=label, texts=texts) if mask else None

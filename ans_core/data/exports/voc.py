@@ -1,4 +1,5 @@
-"""Pascal VOC's `Annotations/<picture>.xml` -> records: the objects' masks from `SegmentationObject/`, polygons, else boxes."""
+"""Pascal VOC's `Annotations/<picture>.xml` -> records: the objects' masks from `SegmentationObject/`,
+polygons, else boxes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core.data.exports.labelled import Export, Shape, each_picture, find, listed_splits, of_stem, records, split_of
+from ans_core.data.exports.labelled import (
+    Export,
+    Shape,
+    each_picture,
+    find,
+    listed_splits,
+    of_stem,
+    records,
+    split_of,
+)
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
 
@@ -17,8 +27,8 @@ CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def read(place: Path, files: list[Path]) -> Export:
-    """The n-th object of a file is value n of its PNG in SegmentationObject. Without PNG and polygon, a box is the mask of its whole area.
-    Lists in `ImageSets/` tell the split, else folders named train, val ..."""
+    """The n-th object of a file is value n of its PNG in SegmentationObject. Without PNG and polygon, a box
+    is the mask of its whole area. Lists in `ImageSets/` tell the split, else folders named train, val ..."""
     listed = listed_splits(place)
 
     def picture(file: Path, export: Export, faults: checks.Faults) -> None:
@@ -27,7 +37,11 @@ def read(place: Path, files: list[Path]) -> Export:
         except (ElementTree.ParseError, LookupError) as error:
             raise checks.DataError(f"{file}: no XML ({error}); export it again") from None
         beside = file.parent.parent
-        image = _picture([beside / "JPEGImages", beside / "images", file.parent, beside], file, root.findtext("filename") or "")
+        image = _picture(
+            [beside / "JPEGImages", beside / "images", file.parent, beside],
+            file,
+            root.findtext("filename") or "",
+        )
         sides = (_whole(root.findtext(f"size/{side}")) for side in ("height", "width"))
         height, width = checks.image_size(image, where=str(file), stated=(next(sides), next(sides)))
         objects = root.findall("object")
@@ -36,9 +50,15 @@ def read(place: Path, files: list[Path]) -> Export:
         for number, element in enumerate(objects):
             with faults:
                 where = f"{file}: object {number}"
-                drawn: object = rle.encode(instances == number + 1) if instances is not None else [_polygon(element, where=where)]
+                drawn: object = (
+                    rle.encode(instances == number + 1)
+                    if instances is not None
+                    else [_polygon(element, where=where)]
+                )
                 if mask := export.mask(drawn, height=height, width=width, where=where):
-                    shapes.append(Shape(mask=mask, label=checks.text(element.findtext("name"), where=f"{where}, name")))
+                    shapes.append(
+                        Shape(mask=mask, label=checks.text(element.findtext("name"), where=f"{where}, name"))
+                    )
         if not objects:
             export.left_out["pictures without an object"] += 1
         export.labelled += records(image, shapes, split=listed.get(file.stem) or split_of(file, place))
@@ -47,7 +67,8 @@ def read(place: Path, files: list[Path]) -> Export:
 
 
 def _picture(folders: list[Path], file: Path, name: str) -> Path:
-    """Return the picture of the XML file's own name, which stays right where pictures were renamed, else the one it names."""
+    """Return the picture of the XML file's own name, which stays right where pictures were renamed, else the
+    one it names."""
     return of_stem(folders, file.stem) or find(folders, name, where=str(file))
 
 
@@ -62,7 +83,9 @@ def _instances(file: Path, height: int, width: int) -> UInt8[np.ndarray, "H W"] 
     checks.image_size(file, where=str(file), stated=(height, width))
     with Image.open(file) as picture:
         if picture.mode not in ("P", "L"):
-            raise checks.DataError(f"{file} has colours, not numbers of objects; give labelmap.txt beside SegmentationClass")
+            raise checks.DataError(
+                f"{file} has colours, not numbers of objects; give labelmap.txt beside SegmentationClass"
+            )
         return np.asarray(picture)
 
 
@@ -74,5 +97,7 @@ def _polygon(element: ElementTree.Element, *, where: str) -> list[float]:
             return [points[f"{axis}{number}"] for number in range(1, len(points) // 2 + 1) for axis in "xy"]
         left, top, right, bottom = (float(element.findtext(f"bndbox/{key}") or "") for key in CORNERS)
     except (KeyError, ValueError):
-        raise checks.DataError(f"{where}: no polygon, and no bndbox with the numbers {', '.join(CORNERS)}") from None
+        raise checks.DataError(
+            f"{where}: no polygon, and no bndbox with the numbers {', '.join(CORNERS)}"
+        ) from None
     return rle.rectangle(left, top, right, bottom)

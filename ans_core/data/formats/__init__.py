@@ -1,7 +1,7 @@
 """Annotation formats on disk -> Samples: one file and one line here per format.
 
-A reader checks all it reads (ans_core/data/formats/checks.py) and raises DataError, a ValueError that names the file and up to 20 wrong
-records. Extra keys of a record may go into meta.
+A reader checks all it reads (ans_core/data/formats/checks.py) and raises DataError, a ValueError that names
+the file and up to 20 wrong records. Extra keys of a record may go into meta.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ READERS: dict[str, Callable[..., Iterator[Sample]]] = {
     "videos": videos.read,
     "youtube_vis": coco_video.read,
 }
-"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised once all are read. Masks may
-be of the stored pixels of pictures that an EXIF tag turns."""
+"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised
+once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
 
 
 def _upright(read: Callable[..., Iterator[Sample]], path: Path, *, name: str, split: str) -> Iterator[Sample]:
@@ -174,18 +174,27 @@ LISTS = ("annotations", "grandf")
 LOOKED_AT = 50
 """Files of a folder whose content is looked at to tell its layout."""
 IMPORT = (
-    "{path} is labelled in the layout {layout!r}: `ans data import {path} --out DIR` makes a folder of it that training reads, with the "
+    "{path} is labelled in the layout {layout!r}: `ans data import {path} --out DIR` makes a folder of it "
+    "that training reads, with the "
     "splits it has, else with one picture in five as val; then give DIR"
 )
 
 
 def infer(path: Path) -> str:
-    """Return the format of a folder by its file names, else by the files' content: a name of FORMATS, or of a layout that only
-    `ans data import` reads. `path` may also be one file of a folder that holds several sets."""
+    """Return the format of a folder by its file names, else by the files' content: a name of FORMATS, or of a
+    layout that only `ans data import` reads. `path` may also be one file of a folder that holds several
+    sets."""
     if not path.exists():
-        raise checks.DataError(f"{path} does not exist; give the folder that holds the annotations, or the file")
+        raise checks.DataError(
+            f"{path} does not exist; give the folder that holds the annotations, or the file"
+        )
     fits = path.glob if path.is_dir() else path.parent.glob
-    matches = ((name, file) for marker, name in MARKERS.items() for file in fits(marker) if path.is_dir() or file == path)
+    matches = (
+        (name, file)
+        for marker, name in MARKERS.items()
+        for file in fits(marker)
+        if path.is_dir() or file == path
+    )
     found, file = next(matches, (None, path))
     if found is None or (found in LISTS and file.suffix == ".json" and checks.starts_with(file, b"{")):
         return _by_content(path, found)
@@ -195,7 +204,8 @@ def infer(path: Path) -> str:
 
 
 def training_format(path: Path) -> str:
-    """Infer the format. Raises DataError for a layout that training does not read, and says how to import it."""
+    """Infer the format. Raises DataError for a layout that training does not read, and says how to import
+    it."""
     if (found := infer(path)) not in FORMATS:
         raise checks.DataError(IMPORT.format(path=path, layout=found))
     return found
@@ -208,7 +218,9 @@ def _by_content(path: Path, otherwise: str | None) -> str:
         raise checks.DataError(layouts.WORDLESS.format(file=recognised[layout][0]))
     if layout is None:
         names = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else [path.name]
-        raise checks.DataError(f"{path}: no known annotations in it, but {names}. {layouts.HOW}; a published set needs --format")
+        raise checks.DataError(
+            f"{path}: no known annotations in it, but {names}. {layouts.HOW}; a published set needs --format"
+        )
     if layout == "coco" and path.is_dir():  # under names that its reader does not look for
         raise checks.DataError(IMPORT.format(path=path, layout=layout))
     return layout

@@ -1,4 +1,5 @@
-"""Find encoded pictures in the Arrow files of a Hugging Face `datasets` folder: where each lies, so that none is held in memory."""
+"""Find encoded pictures in the Arrow files of a Hugging Face `datasets` folder: where each lies, so that none
+is held in memory."""
 
 from __future__ import annotations
 
@@ -12,12 +13,17 @@ import pyarrow
 from ans_core.data.formats.checks import DataError
 from ans_core.types import FilePart
 
-BYTES = (pyarrow.types.is_binary, pyarrow.types.is_large_binary, pyarrow.types.is_string, pyarrow.types.is_large_string)
+BYTES = (
+    pyarrow.types.is_binary,
+    pyarrow.types.is_large_binary,
+    pyarrow.types.is_string,
+    pyarrow.types.is_large_string,
+)
 
 
 def embedded(folder: Path, column: str) -> Iterator[FilePart | None]:
-    """Yield for every row of the folder the place of its picture's bytes; None where it has none. The place of a text (a path,
-    or a picture in base64) is yielded too."""
+    """Yield for every row of the folder the place of its picture's bytes; None where it has none. The place
+    of a text (a path, or a picture in base64) is yielded too."""
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     for data_file in state["_data_files"]:
         file = folder / data_file["filename"]
@@ -39,7 +45,10 @@ def _parts(file: Path, whole: pyarrow.Buffer, values: pyarrow.Array) -> Iterator
         yield from [None] * len(values)
         return
     if not whole.address <= data.address <= data.address + data.size <= whole.address + whole.size:
-        raise DataError(f"{file}: its pictures are compressed once more by Arrow; write the set again with save_to_disk, which does not")
+        raise DataError(
+            f"{file}: its pictures are compressed once more by Arrow; write the set again with "
+            "save_to_disk, which does not"
+        )
     width = np.int64 if content.type in (pyarrow.large_binary(), pyarrow.large_string()) else np.int32
     bounds = np.frombuffer(ends, dtype=width)[content.offset : content.offset + len(content) + 1].tolist()
     first = data.address - whole.address

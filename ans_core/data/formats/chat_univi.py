@@ -1,4 +1,5 @@
-"""Chat-UniVi's video chat (`video_chat.json`, videos in `Activity_Videos/` or beside) -> conversations about clips, one per record."""
+"""Chat-UniVi's video chat (`video_chat.json`, videos in `Activity_Videos/` or beside) -> conversations about
+clips, one per record."""
 
 from __future__ import annotations
 
@@ -29,15 +30,20 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if record.video not in known:
-                names = (record.video, record.video.replace(".mkv", ".mp4"))  # those named .mkv may lie there as .mp4
+                # those named .mkv may lie there as .mp4
+                names = (record.video, record.video.replace(".mkv", ".mp4"))
                 video = clip_files.find_video((path / folder for folder in FOLDERS), names, where=where)
                 frames = clip_files.video_frames(video, where=where)
                 known[record.video] = frames, clip_files.size_of(frames, where=where)
             frames, (height, width) = known[record.video]
-            turns = [turn.model_copy(update={"value": turn.value.replace("<video>", "")}) for turn in record.conversations]
+            turns = [
+                turn.model_copy(update={"value": turn.value.replace("<video>", "")})
+                for turn in record.conversations
+            ]
             *past, (question, answer) = exchanges(turns)
             yield Sample(
-                    sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height, width=width,
+                    sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height,
+                    width=width,
                     task="conversation", text=answer, question=question, past=tuple(past),
                 )  # fmt: skip
     faults.tell()

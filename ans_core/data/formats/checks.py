@@ -1,5 +1,5 @@
-"""Checks that every reader makes before it returns a sample: files exist and are readable, records are well-formed, text is not empty,
-masks fit and are not empty, ids are unique."""
+"""Checks that every reader makes before it returns a sample: files exist and are readable, records are
+well-formed, text is not empty, masks fit and are not empty, ids are unique."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class DataError(ValueError):
 
 
 class NoPixelError(DataError):
-    """An object without a mask, or with an empty one: left out of published sets and exports, a fault elsewhere."""
+    """An object without a mask, or with an empty one: left out of published sets and exports, a fault
+    elsewhere."""
 
 
 class NoSplit(DataError):
@@ -63,8 +64,8 @@ def counting(count: Callable[[], object]) -> Iterator[None]:
 
 
 class Faults:
-    """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise them together at the end; count
-    what is read otherwise than it is written."""
+    """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise
+    them together at the end; count what is read otherwise than it is written."""
 
     def __init__(self, file: Path | str) -> None:
         self.file, self.count = file, 0
@@ -75,7 +76,9 @@ class Faults:
     def __enter__(self) -> None:
         _count.get()()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         if not isinstance(error, DataError):
             return False
         told = str(error)
@@ -93,11 +96,14 @@ class Faults:
             raise DataError(*self.first)
         if self.count:
             more = [f"... and {self.count - TOLD} more"] if self.count > TOLD else []
-            raise DataError("\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more])
+            raise DataError(
+                "\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more]
+            )
 
 
 def whole(value: object) -> object:
-    """Make 1.0 the number 1: tools that keep their tables in floating point (pandas) write whole numbers so. Anything else stays."""
+    """Make 1.0 the number 1: tools that keep their tables in floating point (pandas) write whole numbers so.
+    Anything else stays."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -129,18 +135,30 @@ def record(form: type[R], value: object, *, where: str) -> R:
         return form.model_validate(value)
     except ValidationError as error:
         faults = error.errors(include_url=False)
-    raise DataError(f"{where}: {'; '.join(dict.fromkeys(_explain(fault, form, value) for fault in faults[:3]))}")
+    raise DataError(
+        f"{where}: {'; '.join(dict.fromkeys(_explain(fault, form, value) for fault in faults[:3]))}"
+    )
 
 
 def _explain(fault: Any, form: type[Record], value: object) -> str:
     kind, found, key = fault["type"], rle.short(fault["input"]), ".".join(str(part) for part in fault["loc"])
     if kind in ("model_type", "model_attributes_type"):
-        return f"{f'{key} is' if key else 'expected an object, found'} {found}; its keys are {_keys(form) if not key else 'missing'}"
+        return (
+            f"{f'{key} is' if key else 'expected an object, found'} {found}; its keys are "
+            f"{_keys(form) if not key else 'missing'}"
+        )
     if kind == "missing":
-        return f"key {key!r} is missing; the record has {rle.short(sorted(map(str, value)))}" if isinstance(value, dict) else key
+        return (
+            f"key {key!r} is missing; the record has {rle.short(sorted(map(str, value)))}"
+            if isinstance(value, dict)
+            else key
+        )
     if kind == "extra_forbidden":
         assert isinstance(value, dict)
-        return f"unknown keys {[k for k in map(str, value) if k not in _keys(form)][:5]}; known are {_keys(form)}"
+        return (
+            f"unknown keys {[k for k in map(str, value) if k not in _keys(form)][:5]}; known are "
+            f"{_keys(form)}"
+        )
     if kind == "literal_error":
         return f"{key} {found} is not one of {fault['ctx']['expected']}"
     return f"{key} is {found}: {fault['msg'].removeprefix('Value error, ')}"
@@ -150,12 +168,15 @@ def _keys(form: type[Record]) -> list[str]:
     return sorted(field.alias or name for name, field in form.model_fields.items())
 
 
-def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
-    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the annotations, None if they have none.
+def image_size(
+    image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)
+) -> tuple[int, int]:
+    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the
+    annotations, None if they have none.
 
-    A stated size below 1 is unknown, too, as VGG's annotator writes -1. Where an EXIF tag turns the picture by a quarter, `stated` tells
-    whether the annotations are of the upright picture or of the stored pixels. Where it does not, they are of the stored pixels, as in
-    COCO; `upright` turns their masks.
+    A stated size below 1 is unknown, too, as VGG's annotator writes -1. Where an EXIF tag turns the picture
+    by a quarter, `stated` tells whether the annotations are of the upright picture or of the stored pixels.
+    Where it does not, they are of the stored pixels, as in COCO; `upright` turns their masks.
     """
     stated = tuple(None if isinstance(side, int | float) and side <= 0 else side for side in stated)  # type: ignore[assignment]
     try:
@@ -166,7 +187,8 @@ def image_size(image: ImageRef, *, where: str, stated: tuple[int | None, int | N
         return width, height
     if stated[0] not in (None, height) or stated[1] not in (None, width):
         raise DataError(
-            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the file has {[height, width]};"
+            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the "
+            f"file has {[height, width]};"
             " put the original there, or scale the annotations too"
         )
     return height, width
@@ -182,13 +204,17 @@ def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
 
 
 def upright(sample: Sample) -> Sample:
-    """Turn the masks of pictures whose EXIF tag turns them, as `transforms.open_image` turns the pictures. Masks of upright pictures stay,
-    as the sample's size tells where a picture is turned by a quarter."""
+    """Turn the masks of pictures whose EXIF tag turns them, as `transforms.open_image` turns the pictures.
+    Masks of upright pictures stay, as the sample's size tells where a picture is turned by a quarter."""
     if isinstance(sample.frames, VideoFrames):
         return sample
     turns = [transforms.stored(frame)[1] for frame in sample.frames]
     width, height = transforms.image_size(sample.frames[0])
-    is_upright = orientation.swaps_sides(turns[0]) and (sample.height, sample.width) == (height, width) and height != width
+    is_upright = (
+        orientation.swaps_sides(turns[0])
+        and (sample.height, sample.width) == (height, width)
+        and height != width
+    )
     if is_upright or set(turns) == {orientation.UPRIGHT}:
         return sample
     masks = (zip(masklet, turns, strict=True) for masklet in sample.masks)
@@ -201,20 +227,27 @@ def inside(folder: Path, name: str, *, where: str) -> Path:
     leaves = name.startswith("/") or (".." in name and os.path.normpath(name).split("/")[0] == "..")
     if not name or "\0" in name or leaves or max(map(len, name.encode().split(b"/"))) > 255:
         raise DataError(
-            f"{where}: {rle.short(name)} is no file inside {folder}; put the file there (a link will do) and name it from there"
+            f"{where}: {rle.short(name)} is no file inside {folder}; put the file there (a link will do) "
+            "and name it from there"
         )
     return folder / name
 
 
 def mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None) -> RLE:
-    """Decode one object's mask; it must have the image's size and at least one pixel. `faults` counts polygons that are left out."""
+    """Decode one object's mask; it must have the image's size and at least one pixel. `faults` counts
+    polygons that are left out."""
     made = some_mask(segmentation, height=height, width=width, where=where, faults=faults)
     if rle.area(made) == 0:
-        raise NoPixelError(f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty list of masks)")
+        raise NoPixelError(
+            f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty "
+            "list of masks)"
+        )
     return made
 
 
-def some_mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None) -> RLE:
+def some_mask(
+    segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None
+) -> RLE:
     """Decode a mask as `mask` does, but allow an empty one."""
     try:
         made = rle.from_annotation(segmentation, height=height, width=width, where=where)
@@ -223,22 +256,31 @@ def some_mask(segmentation: object, *, height: int, width: int, where: str, faul
     except ValueError as error:
         raise DataError(str(error)) from None
     if faults:
-        faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(segmentation, height=height, width=width)
+        faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(
+            segmentation, height=height, width=width
+        )
     return made
 
 
 def text(value: object, *, where: str) -> str:
-    """Strip white space. Raises DataError for a text without visible characters, or with a token that stands for pixels."""
+    """Strip white space. Raises DataError for a text without visible characters, or with a token that stands
+    for pixels."""
     if not isinstance(value, str) or not visible(value):
-        raise DataError(f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out")
+        raise DataError(
+            f"{where}: the text is {rle.short(value)}; write what the mask shows or leave the record out"
+        )
     if CONTROL.search(value):
-        raise DataError(f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 without them")
+        raise DataError(
+            f"{where}: the text {rle.short(value)} holds control characters; write the file again as UTF-8 "
+            "without them"
+        )
     without_reserved(value, where=where)
     return value.strip()
 
 
 def text_key(text: str) -> str:
-    """Return what two spellings of one text have in common: blanks and the Unicode form of letters don't count."""
+    """Return what two spellings of one text have in common: blanks and the Unicode form of letters don't
+    count."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -246,7 +288,9 @@ def without_reserved(text: str, *, where: str) -> None:
     """Raise DataError for a text with a token of RESERVED."""
     for token in RESERVED:
         if token in text:
-            raise DataError(f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out")
+            raise DataError(
+                f"{where}: the text holds {token!r}, which has a meaning of its own to the model; take it out"
+            )
 
 
 def visible(text: str) -> bool:
@@ -260,7 +304,9 @@ def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
         try:
             name = as_id(value[key])
         except (TypeError, LookupError):
-            raise DataError(f"{where} {number} is {rle.short(value)}, not an object with the key {key!r}") from None
+            raise DataError(
+                f"{where} {number} is {rle.short(value)}, not an object with the key {key!r}"
+            ) from None
         except ValueError as error:
             raise DataError(f"{where} {number}: {key} is {rle.short(value[key])}: {error}") from None
         if name in found:
@@ -279,14 +325,22 @@ def once(ids: Iterable[tuple[str, Any]]) -> None:
 
 
 def load_json(path: Path, *, encoding: str = "utf-8") -> Any:
-    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too deep. `encoding` is tried on what
-    is not UTF-8."""
+    """Load JSON. Raises DataError for invalid JSON, a repeated key in an object, and nesting that is too
+    deep. `encoding` is tried on what is not UTF-8."""
     content = _content(path)
     try:
-        return jiter.from_json(content if encoding == "utf-8" else _as_utf8(content, encoding), catch_duplicate_keys=True)
+        return jiter.from_json(
+            content if encoding == "utf-8" else _as_utf8(content, encoding), catch_duplicate_keys=True
+        )
     except ValueError as error:
-        lines = "; one record per line (JSON Lines) belongs into a file *.jsonl" if "trailing characters" in str(error) else ""
-        raise DataError(f"{path} is not JSON in UTF-8 ({error}); correct it or write the file again{lines}") from None
+        lines = (
+            "; one record per line (JSON Lines) belongs into a file *.jsonl"
+            if "trailing characters" in str(error)
+            else ""
+        )
+        raise DataError(
+            f"{path} is not JSON in UTF-8 ({error}); correct it or write the file again{lines}"
+        ) from None
 
 
 def _as_utf8(content: bytes, encoding: str) -> bytes:
@@ -312,7 +366,8 @@ def load_list(path: Path) -> list[Any]:
 
 
 def load_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (line number from 1, record) of every line that is not blank, at least one. Raises DataError for the others at the end."""
+    """Yield (line number from 1, record) of every line that is not blank, at least one. Raises DataError for
+    the others at the end."""
     faults, empty = Faults(path), True
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -352,7 +407,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise DataError(f"{path} does not exist; see docs/your-data.md for the files that each format has") from None
+        raise DataError(
+            f"{path} does not exist; see docs/your-data.md for the files that each format has"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} can't be read: {error}") from None
 
@@ -376,4 +433,7 @@ def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
     for folder in tried:
         if folder.is_dir():
             return folder
-    raise DataError(f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images at one of them")
+    raise DataError(
+        f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images "
+        "at one of them"
+    )

@@ -1,4 +1,5 @@
-"""What readers of clips share: the frames of a clip on disk, palette PNGs -> masklets, object masklets -> samples."""
+"""What readers of clips share: the frames of a clip on disk, palette PNGs -> masklets, object masklets ->
+samples."""
 
 from __future__ import annotations
 
@@ -34,18 +35,23 @@ def listed(folder: Path, *, where: str) -> list[str]:
 
 
 def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
-    """Return the frames of these names in a folder. Without the folder: those of the video <folder>.mp4 that the names number."""
+    """Return the frames of these names in a folder. Without the folder: those of the video <folder>.mp4 that
+    the names number."""
     if len(set(names)) != len(names):
         raise checks.DataError(f"{where}: a frame comes twice in the list of frames")
     video = folder.parent / f"{folder.name}{VIDEO}"
     if not folder.is_dir() and video.is_file():
         return _numbered(video, names, where=where)
     endings = [*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)]
-    endings.sort(key=lambda ending: not checks.inside(folder, f"{names[0]}{ending}", where=where).is_file())  # most end as the first does
+    # most end as the first does
+    endings.sort(key=lambda ending: not checks.inside(folder, f"{names[0]}{ending}", where=where).is_file())
 
     def file(frame: str) -> Path:
         tried = (checks.inside(folder, f"{frame}{ending}", where=where) for ending in endings)
-        return next((path for path in tried if path.is_file()), checks.inside(folder, f"{frame}{endings[0]}", where=where))
+        return next(
+            (path for path in tried if path.is_file()),
+            checks.inside(folder, f"{frame}{endings[0]}", where=where),
+        )
 
     return tuple(map(file, names))
 
@@ -56,8 +62,8 @@ def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> 
     if found := next((file for file in tried if file.is_file()), None):
         return found
     raise checks.DataError(
-        f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or link) it there"
-        + nearest_file.hint(*tried)
+        f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or "
+        "link) it there" + nearest_file.hint(*tried)
     )
 
 
@@ -70,8 +76,14 @@ def video_frames(video: Path, *, where: str) -> VideoFrames:
 
 def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
     every = video_frames(video, where=where)
-    if not all(name.isdecimal() and name.isascii() and int(name[:9]) < len(every) and len(name) < 10 for name in names):
-        raise checks.DataError(f"{where}: the frames {rle.short(list(names))} don't number those of {video}, which has {len(every)}")
+    if not all(
+        name.isdecimal() and name.isascii() and int(name[:9]) < len(every) and len(name) < 10
+        for name in names
+    ):
+        raise checks.DataError(
+            f"{where}: the frames {rle.short(list(names))} don't number those of {video}, which has "
+            f"{len(every)}"
+        )
     numbers = [int(name) for name in names]
     steps = {b - a for a, b in pairwise(numbers)} or {1}
     if len(steps) == 1 and min(steps) > 0:
@@ -80,18 +92,24 @@ def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(every[number] for number in numbers)
 
 
-def size_of(frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[int, int]:
+def size_of(
+    frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)
+) -> tuple[int, int]:
     """Read (height, width) from the headers of all frames, which must be of one size."""
     first = checks.image_size(frames[0], where=where, stated=stated)
     turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
         if (size := checks.image_size(frame, where=where, stated=stated)) != first:
             raise checks.DataError(
-                f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, width); the frames of a video are "
+                f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, "
+                "width); the frames of a video are "
                 "of one size"
             )
         if transforms.stored(frame)[1] != turn:
-            raise checks.DataError(f"{where}: the EXIF tag of {frame!r} turns it, unlike the first frame; turn the pixels and drop the tag")
+            raise checks.DataError(
+                f"{where}: the EXIF tag of {frame!r} turns it, unlike the first frame; turn the pixels and "
+                "drop the tag"
+            )
     return first
 
 
@@ -102,11 +120,15 @@ def visible(masklet: Masklet, *, where: str) -> Masklet:
     return masklet
 
 
-def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: int, where: str) -> dict[int, Masklet]:
-    """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its number, in rising order.
+def palette_masklets(
+    folder: Path, names: Sequence[str], *, height: int, width: int, where: str
+) -> dict[int, Masklet]:
+    """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its
+    number, in rising order.
 
-    A frame without PNG is not annotated (None). An object that an annotated frame does not show is absent there. 255 is void, or object 1
-    where it is the only number. Raises DataError for numbers that can't be objects (grey levels, masks scaled with interpolation).
+    A frame without PNG is not annotated (None). An object that an annotated frame does not show is absent
+    there. 255 is void, or object 1 where it is the only number. Raises DataError for numbers that can't be
+    objects (grey levels, masks scaled with interpolation).
     """
     if not folder.is_dir():
         raise checks.DataError(f"{where}: there is no folder {folder} of annotations")
@@ -115,22 +137,34 @@ def palette_masklets(folder: Path, names: Sequence[str], *, height: int, width: 
         if path.suffix.lower() == ".png" and there.setdefault(path.stem, path) != path:
             raise checks.DataError(f"{where}: {folder} holds {path.stem} twice, as .png and .PNG; keep one")
     if unknown := sorted(there.keys() - set(names)):
-        raise checks.DataError(f"{where}: {there[unknown[0]]} annotates a frame that the clip doesn't have; correct its name")
+        raise checks.DataError(
+            f"{where}: {there[unknown[0]]} annotates a frame that the clip doesn't have; correct its name"
+        )
     files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
         read = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
     found = [None if frame is None else frame[0] for frame in read]
     numbers = {number for frame in found if frame is not None for number in frame}
-    if reason := object_numbers.fault(numbers, {number for frame in read if frame is not None for number in frame[1]}):
+    if reason := object_numbers.fault(
+        numbers, {number for frame in read if frame is not None for number in frame[1]}
+    ):
         raise checks.DataError(f"{where}, {folder}: {reason}")
     # number in the PNGs of each object
-    objects = {1: object_numbers.VOID} if object_numbers.is_binary(numbers) else {n: n for n in sorted(numbers - {object_numbers.VOID})}
+    objects = (
+        {1: object_numbers.VOID}
+        if object_numbers.is_binary(numbers)
+        else {n: n for n in sorted(numbers - {object_numbers.VOID})}
+    )
     absent = rle.empty(height, width)
-    return {n: tuple(None if frame is None else frame.get(pixel, absent) for frame in found) for n, pixel in objects.items()}
+    return {
+        n: tuple(None if frame is None else frame.get(pixel, absent) for frame in found)
+        for n, pixel in objects.items()
+    }
 
 
 def _objects(file: Path, *, height: int, width: int, where: str) -> tuple[dict[int, RLE], set[int]] | None:
-    """Return the mask of every number but 0, void's as well, and the numbers that are not edges alone; None without the file."""
+    """Return the mask of every number but 0, void's as well, and the numbers that are not edges alone; None
+    without the file."""
     if not file.is_file():
         return None
     pixels = read_numbers(file, height=height, width=width, where=where)
@@ -143,22 +177,35 @@ def read_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np
     try:
         with Image.open(file) as picture:
             if picture.mode not in ("P", "L", "1"):
-                raise checks.DataError(f"{where}: {file} has Pillow's mode {picture.mode}; save object numbers as a palette or grey PNG")
+                raise checks.DataError(
+                    f"{where}: {file} has Pillow's mode {picture.mode}; save object numbers as a palette or "
+                    "grey PNG"
+                )
             pixels = np.asarray(picture).astype(np.uint8)
     except (*transforms.CODEC_ERRORS, Image.DecompressionBombError) as error:
         if isinstance(error, checks.DataError):
             raise
         raise checks.DataError(f"{where}: {file} can't be read ({error}); fetch it again") from None
     if pixels.shape != (height, width):
-        raise checks.DataError(f"{where}: {file} is {pixels.shape}, the frames {(height, width)} (height, width); scale neither alone")
+        raise checks.DataError(
+            f"{where}: {file} is {pixels.shape}, the frames {(height, width)} (height, width); scale "
+            "neither alone"
+        )
     return pixels
 
 
 def tracking_sample(
-    video: str, masklets: Mapping[Any, Masklet], *, frames: Frames, height: int, width: int, name: str, meta: Mapping[str, Any] = {}
+    video: str,
+    masklets: Mapping[Any, Masklet],
+    *,
+    frames: Frames,
+    height: int,
+    width: int,
+    name: str,
+    meta: Mapping[str, Any] = {},
 ) -> Sample:
-    """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's prompt is its mask in the first
-    annotated frame that shows it."""
+    """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's
+    prompt is its mask in the first annotated frame that shows it."""
     return Sample(
         sample_id=video,
         dataset=name,
@@ -176,4 +223,8 @@ def tracking_sample(
 def split_folders(path: Path, parts: Iterable[str]) -> list[str]:
     """Return the folders of `path` that hold all of `parts`: the splits of a data set."""
     needed = tuple(parts)
-    return sorted(p.name for p in path.iterdir() if all((p / part).is_dir() for part in needed)) if path.is_dir() else []
+    return (
+        sorted(p.name for p in path.iterdir() if all((p / part).is_dir() for part in needed))
+        if path.is_dir()
+        else []
+    )

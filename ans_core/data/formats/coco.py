@@ -1,7 +1,8 @@
-"""COCO's instances (`instances_<split>2017.json`: images, annotations, categories) -> one referring sample per picture and category.
+"""COCO's instances (`instances_<split>2017.json`: images, annotations, categories) -> one referring sample
+per picture and category.
 
-The category's name is the expression, and means all its objects. A crowd (`iscrowd`: many objects in one mask) counts as one more object,
-as it is of the category too; `meta["joined"]` names it.
+The category's name is the expression, and means all its objects. A crowd (`iscrowd`: many objects in one
+mask) counts as one more object, as it is of the category too; `meta["joined"]` names it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from ans_core.data.formats.skipped import Skipped, usable_mask
 from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
-FILES = ("instances*.json", "annotations/instances*.json", "_annotations.coco.json", "*/_annotations.coco.json")
+FILES = (
+    "instances*.json",
+    "annotations/instances*.json",
+    "_annotations.coco.json",
+    "*/_annotations.coco.json",
+)
 """As published, and as Roboflow exports it: a folder a split."""
 YEAR = slice(len("instances_"), None)
 """Part of a file's name that names its folder of pictures: instances_train2017.json belongs to train2017."""
@@ -63,10 +69,15 @@ class Content(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and pictures without an object."""
+    """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and
+    pictures without an object."""
     file = split_file(path, FILES, split=split)
     own = file.stem[YEAR]
-    folders = [file.parent / up / part for up in (".", "..") for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))]
+    folders = [
+        file.parent / up / part
+        for up in (".", "..")
+        for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))
+    ]
     return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
 
 
@@ -78,7 +89,8 @@ def instances(
     text: Callable[[str], str] = str,
     located: Callable[[str], str] = str,
 ) -> Iterator[Sample]:
-    """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` -> where the picture lies.
+    """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` ->
+    where the picture lies.
 
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
@@ -93,10 +105,16 @@ def instances(
                 where = f"{file}: annotation {number}"
                 annotation = checks.record(Annotation, content.annotations[number], where=where)
                 if annotation.category_id not in names:
-                    raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file")
+                    raise checks.DataError(
+                        f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
+                    )
                 shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-                mask = usable_mask(shape, height=picture.height, width=picture.width, where=where, faults=faults)
-                objects.setdefault(first_of[annotation.category_id], []).append((mask, bool(annotation.iscrowd)))
+                mask = usable_mask(
+                    shape, height=picture.height, width=picture.width, where=where, faults=faults
+                )
+                objects.setdefault(first_of[annotation.category_id], []).append(
+                    (mask, bool(annotation.iscrowd))
+                )
         for category_id, found in objects.items():
             crowds = [place for place, (_, crowd) in enumerate(found) if crowd]
             yield Sample(
@@ -109,16 +127,23 @@ def instances(
                 task="referring",
                 text=text(names[category_id]),
                 masks=tuple((mask,) for mask, _ in found),
-                meta={"category": names[category_id], "kind": "crowd" if crowds else "instances"} | ({"joined": crowds} if crowds else {}),
+                meta={"category": names[category_id], "kind": "crowd" if crowds else "instances"}
+                | ({"joined": crowds} if crowds else {}),
             )
     faults.tell()
     skipped.tell()
 
 
 def _pictures(
-    content: Content, images: ImageFolders, located: Callable[[str], str], *, file: Path, faults: checks.Faults
+    content: Content,
+    images: ImageFolders,
+    located: Callable[[str], str],
+    *,
+    file: Path,
+    faults: checks.Faults,
 ) -> dict[Path, AnnotatedPicture]:
-    """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a time, masks take no memory."""
+    """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
+    time, masks take no memory."""
     known = checks.by_id(content.images, "id", where=f"{file}: image")
     places: dict[Any, list[int]] = defaultdict(list)
     for number, value in enumerate(content.annotations):
@@ -133,12 +158,16 @@ def _pictures(
                 with faults:
                     where = f"{file}: annotation {number}"
                     annotation = checks.record(Annotation, content.annotations[number], where=where)
-                    raise checks.DataError(f"{where}: image_id {rle.short(annotation.image_id)} is in no list of the file")
+                    raise checks.DataError(
+                        f"{where}: image_id {rle.short(annotation.image_id)} is in no list of the file"
+                    )
             continue
         with faults:
             where = f"{file}: image {rle.short(image_id)}"
             picture = checks.record(Picture, known[image_id], where=where)
-            image, height, width = images.find(located(picture.file_name), where=where, stated=(picture.height, picture.width))
+            image, height, width = images.find(
+                located(picture.file_name), where=where, stated=(picture.height, picture.width)
+            )
             if image in found:
                 faults.notes["images have the file of another and are one with it"] += 1
             record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
@@ -151,19 +180,23 @@ def splits(path: Path) -> list[str]:
 
 
 def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Faults) -> Any:
-    """Return the segmentation; where it is empty or null, as tools write it that drew a rectangle, the box [left, top, width, height] as
-    polygons."""
+    """Return the segmentation; where it is empty or null, as tools write it that drew a rectangle, the box
+    [left, top, width, height] as polygons."""
     if segmentation not in (None, [], [[]]) or box is None:
         return segmentation
     if not isinstance(box, list) or len(box) != 4 or not all(type(part) in (int, float) for part in box):
-        raise checks.DataError(f"{where}: it has no segmentation, and its bbox is {rle.short(box)}, not [left, top, width, height]")
+        raise checks.DataError(
+            f"{where}: it has no segmentation, and its bbox is {rle.short(box)}, not [left, top, width, "
+            "height]"
+        )
     faults.notes["objects have a box and no outline: the box is their mask"] += 1
     left, top, wide, high = box
     return [rle.rectangle(left, top, left + wide, top + high)]
 
 
 def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, Any]:
-    """Return the first category of the same text for each category: files that were joined name one thing twice."""
+    """Return the first category of the same text for each category: files that were joined name one thing
+    twice."""
     first: dict[str, Any] = {}
     found = {number: first.setdefault(checks.text_key(text), number) for number, text in texts.items()}
     if same := len(found) - len(first):
@@ -173,5 +206,11 @@ def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, 
 
 def _names(categories: list[Any], file: Path) -> dict[Any, str]:
     checks.by_id(categories, "id", where=f"{file}: category")
-    read = [checks.record(Category, value, where=f"{file}: category {number}") for number, value in enumerate(categories)]
-    return {category.id: checks.text(category.name, where=f"{file}: category {rle.short(category.id)}") for category in read}
+    read = [
+        checks.record(Category, value, where=f"{file}: category {number}")
+        for number, value in enumerate(categories)
+    ]
+    return {
+        category.id: checks.text(category.name, where=f"{file}: category {rle.short(category.id)}")
+        for category in read
+    }

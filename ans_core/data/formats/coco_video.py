@@ -1,9 +1,11 @@
-"""COCO-video and YouTube-VIS files -> one referring sample per clip and category: the category's name, meaning all its instances.
+"""COCO-video and YouTube-VIS files -> one referring sample per clip and category: the category's name,
+meaning all its instances.
 
-COCO-video: `images` with video_id and frame_id (or order_in_video, frame_index), one annotation per object and image. An object's identity
-is its instance_id (or track_id); annotations without one are joined to one masklet of their category, which `meta["joined"]` names. An
-image without any annotation is not annotated (None), unless it says `is_det_keyframe`. YouTube-VIS: `videos` with file_names,
-`segmentations` with a mask or null (absent) per frame. Crowd regions are left out. The pictures lie in `<split>/JPEGImages/`, `<split>/`,
+COCO-video: `images` with video_id and frame_id (or order_in_video, frame_index), one annotation per object
+and image. An object's identity is its instance_id (or track_id); annotations without one are joined to one
+masklet of their category, which `meta["joined"]` names. An image without any annotation is not annotated
+(None), unless it says `is_det_keyframe`. YouTube-VIS: `videos` with file_names, `segmentations` with a mask
+or null (absent) per frame. Crowd regions are left out. The pictures lie in `<split>/JPEGImages/`, `<split>/`,
 `images/`, `JPEGImages/` or beside the file.
 """
 
@@ -113,7 +115,9 @@ class Clip:
     def masklet(self, identity: Any) -> Masklet:
         absent = rle.empty(self.height, self.width)
         masks = self.masks[identity]
-        return tuple(masks.get(place, absent) if known else None for place, known in enumerate(self.annotated))
+        return tuple(
+            masks.get(place, absent) if known else None for place, known in enumerate(self.annotated)
+        )
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
@@ -122,8 +126,17 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = files[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
-        raise checks.DataError(f"{file} has no annotations; those of this split are on the benchmark's server")
-    roots = [path / split / "JPEGImages", path / split, path / "images", path / "JPEGImages", file.parent, path]
+        raise checks.DataError(
+            f"{file} has no annotations; those of this split are on the benchmark's server"
+        )
+    roots = [
+        path / split / "JPEGImages",
+        path / split,
+        path / "images",
+        path / "JPEGImages",
+        file.parent,
+        path,
+    ]
     faults = checks.Faults(file)
     words = _categories(source, file)
     first_of = first_of_name(words, faults)
@@ -134,7 +147,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         with faults:
             clip = _clip(video, pictures, roots, where=where)
             if (other := video_of.setdefault(clip.files, video.id)) != video.id:
-                raise checks.DataError(f"{where} has the frames of video {rle.short(other)}; give the annotations of both one video_id")
+                raise checks.DataError(
+                    f"{where} has the frames of video {rle.short(other)}; give the annotations of both one "
+                    "video_id"
+                )
             clips[video.id] = clip
             places |= {picture.id: (video.id, place) for place, picture in enumerate(pictures)}
     owners = {record["id"] for record in source.images or source.videos}
@@ -147,7 +163,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             else:
                 annotation = checks.record(MaskletAnnotation, value, where=where)
             if annotation.category_id not in words:
-                raise checks.DataError(f"{where}: category_id {rle.short(annotation.category_id)} is not in categories")
+                raise checks.DataError(
+                    f"{where}: category_id {rle.short(annotation.category_id)} is not in categories"
+                )
             if annotation.owner not in owners:
                 of = "image_id" if source.images else "video_id"
                 raise checks.DataError(f"{where}: {of} {rle.short(annotation.owner)} is not in {of[:-3]}s")
@@ -165,8 +183,9 @@ def splits(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """Return the file of every split: `<split>/instances.json`, or files named by their split (`youtube_vis_train.json`) there or in
-    `annotations/`. A file whose name tells none is a split of that name, if no other does."""
+    """Return the file of every split: `<split>/instances.json`, or files named by their split
+    (`youtube_vis_train.json`) there or in `annotations/`. A file whose name tells none is a split of that
+    name, if no other does."""
     found: dict[str, Path] = {file.parent.name: file for file in sorted(path.glob("*/instances.json"))}
     others = sorted([*path.glob("*.json"), *path.glob("annotations/*.json")])
     named = [(told[-1] if (told := SPLIT.findall(file.stem.lower())) else None, file) for file in others]
@@ -186,7 +205,10 @@ def _categories(source: Source, file: Path) -> dict[Any, str]:
     """Return the names by id, as words."""
     found = checks.by_id(source.categories, "id", where=f"{file}: category")
     where = {n: f"{file}: category {rle.short(n)}" for n in found}
-    return {n: checks.text(checks.record(Category, c, where=where[n]).name.replace("_", " "), where=where[n]) for n, c in found.items()}
+    return {
+        n: checks.text(checks.record(Category, c, where=where[n]).name.replace("_", " "), where=where[n])
+        for n, c in found.items()
+    }
 
 
 Found = tuple[Video, list[Picture], str]
@@ -199,8 +221,12 @@ def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Fo
             where = f"{file}: video {rle.short(key)}"
             video = checks.record(Video, value, where=where)
             if video.file_names is None:
-                raise checks.DataError(f"{where}: no file_names, and the file has no images; one of them must name the frames")
-            pictures = [Picture(id=n, file_name=name, video_id=key) for n, name in enumerate(video.file_names)]
+                raise checks.DataError(
+                    f"{where}: no file_names, and the file has no images; one of them must name the frames"
+                )
+            pictures = [
+                Picture(id=n, file_name=name, video_id=key) for n, name in enumerate(video.file_names)
+            ]
             yield video, pictures, where
 
 
@@ -221,13 +247,16 @@ def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Fo
             orders = [_order(picture) for picture in pictures]
             if None in orders or len(set(orders)) != len(orders):
                 raise checks.DataError(
-                    f"{where}: frame_id (or order_in_video, frame_index) is missing or comes twice; it numbers the images"
+                    f"{where}: frame_id (or order_in_video, frame_index) is missing or comes twice; it "
+                    "numbers the images"
                 )
             yield video, sorted(pictures, key=_order), where  # type: ignore[arg-type]
 
 
 def _order(picture: Picture) -> int | None:
-    return next((n for n in (picture.frame_id, picture.order_in_video, picture.frame_index) if n is not None), None)
+    return next(
+        (n for n in (picture.frame_id, picture.order_in_video, picture.frame_index) if n is not None), None
+    )
 
 
 def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, where: str) -> Clip:
@@ -237,17 +266,26 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
     root = next((r for r in roots if checks.inside(r, names[0], where=where).is_file()), None)
     if root is None:
         raise checks.DataError(
-            f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the frames there"
-            + nearest_file.hint(*(r / names[0] for r in roots))
+            f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the "
+            "frames there" + nearest_file.hint(*(r / names[0] for r in roots))
         )
     files = tuple(checks.inside(root, name, where=where) for name in names)
     height, width = clip_files.size_of(files, where=where, stated=(video.height, video.width))
     for picture in pictures:
-        if any(stated is not None and stated not in (-1, 0, of) for stated, of in ((picture.height, height), (picture.width, width))):
+        if any(
+            stated is not None and stated not in (-1, 0, of)
+            for stated, of in ((picture.height, height), (picture.width, width))
+        ):
             raise checks.DataError(f"{where}: image {rle.short(picture.id)} is said to be of {[picture.height, picture.width]}, the frames "
                                    f"are of {[height, width]} (height, width)")  # fmt: skip
     name = str(video.id) if video.name is None else video.name
-    return Clip(name=name, files=files, height=height, width=width, annotated=[picture.is_det_keyframe for picture in pictures])
+    return Clip(
+        name=name,
+        files=files,
+        height=height,
+        width=width,
+        annotated=[picture.is_det_keyframe for picture in pictures],
+    )
 
 
 def _add(
@@ -269,7 +307,10 @@ def _add(
 
 def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str, faults: checks.Faults) -> None:
     if len(annotation.segmentations) != len(clip.files):
-        raise checks.DataError(f"{where}: {len(annotation.segmentations)} segmentations for {len(clip.files)} frames of {clip.name}")
+        raise checks.DataError(
+            f"{where}: {len(annotation.segmentations)} segmentations for {len(clip.files)} frames of "
+            f"{clip.name}"
+        )
     clip.annotated = [True] * len(clip.files)
     clip.category[annotation.id] = annotation.category_id
     for place, mask in enumerate(annotation.segmentations):
@@ -281,21 +322,29 @@ def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str, fault
 def _mask(segmentation: Any, clip: Clip, *, where: str, faults: checks.Faults) -> RLE:
     """Decode a mask; one without any outline is empty, as that of an absent object, and counted."""
     try:
-        return checks.some_mask(segmentation, height=clip.height, width=clip.width, where=where, faults=faults)
+        return checks.some_mask(
+            segmentation, height=clip.height, width=clip.width, where=where, faults=faults
+        )
     except checks.NoPixelError:
         faults.notes["masks have no outline: the object counts as absent"] += 1
         return rle.empty(clip.height, clip.width)
 
 
-def _add_mask(annotation: FrameAnnotation, clip: Clip, place: int, *, where: str, faults: checks.Faults) -> None:
+def _add_mask(
+    annotation: FrameAnnotation, clip: Clip, place: int, *, where: str, faults: checks.Faults
+) -> None:
     kind, number = identity = annotation.identity
     if clip.category.setdefault(identity, annotation.category_id) != annotation.category_id:
-        raise checks.DataError(f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before")
+        raise checks.DataError(
+            f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before"
+        )
     shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
     mask = _mask(shape, clip, where=where, faults=faults)
     if (known := clip.masks[identity].get(place)) is not None:
         if kind == "instance":
-            raise checks.DataError(f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}")
+            raise checks.DataError(
+                f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}"
+            )
         mask = rle.union([known, mask])
     clip.annotated[place] = True
     clip.masks[identity][place] = mask
@@ -305,7 +354,13 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> lis
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
     joined: dict[Any, list[int]] = {}
     for identity, category in clip.category.items():
-        number = identity if not isinstance(identity, tuple) else identity[1] if identity[0] == "instance" else f"category {identity[1]}"
+        number = (
+            identity
+            if not isinstance(identity, tuple)
+            else identity[1]
+            if identity[0] == "instance"
+            else f"category {identity[1]}"
+        )
         where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
         by_category[category][number] = clip_files.visible(clip.masklet(identity), where=where)
         if isinstance(identity, tuple) and identity[0] == "category":
@@ -321,7 +376,8 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> lis
             task="referring",
             text=words[category],
             masks=tuple(masklets.values()),
-            meta={"category": words[category], "object_ids": list(masklets)} | ({"joined": joined[category]} if category in joined else {}),
+            meta={"category": words[category], "object_ids": list(masklets)}
+            | ({"joined": joined[category]} if category in joined else {}),
         )
         for category, masklets in by_category.items()
     ]

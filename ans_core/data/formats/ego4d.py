@@ -1,6 +1,8 @@
-"""Ego4D's natural language queries (`nlq_<split>.json`, `clips/<clip_uid>.mp4`) -> a conversation a query: when in the clip it is answered.
+"""Ego4D's natural language queries (`nlq_<split>.json`, `clips/<clip_uid>.mp4`) -> a conversation a query:
+when in the clip it is answered.
 
-The annotations lie beside `clips` or in `annotations`. A query's truth is a stretch of the clip: the answer is `12.3 to 15.0`, in seconds.
+The annotations lie beside `clips` or in `annotations`. A query's truth is a stretch of the clip: the answer
+is `12.3 to 15.0`, in seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Content(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as the release holds some."""
+    """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as
+    the release holds some."""
     file = split_file(path, FILES, split=split)
     content = checks.record(Content, checks.load_json(file), where=str(file))
     faults, skipped = checks.Faults(file), Skipped(file)
@@ -66,8 +69,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     question, answer = _words(query, where=f"{where}, query {sample_id}")
                     ids.append((f"{file}: query {sample_id}", sample_id))
                     yield Sample(
-                        sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames, height=height, width=width,
-                        task="conversation", question=question, text=answer, meta={"kind": query.template or ""},
+                        sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames,
+                        height=height, width=width,
+                        task="conversation", question=question, text=answer,
+                        meta={"kind": query.template or ""},
                     )  # fmt: skip
     faults.tell()
     skipped.tell()
@@ -90,4 +95,6 @@ def _words(query: Query, *, where: str) -> tuple[str, str]:
     if not 0 <= query.clip_start_sec < query.clip_end_sec:
         raise Unusable("a stretch without length")
     asked = checks.text(query.query, where=where)
-    return ASKED.format(query=asked if asked.endswith("?") else f"{asked}?"), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"
+    return ASKED.format(
+        query=asked if asked.endswith("?") else f"{asked}?"
+    ), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"

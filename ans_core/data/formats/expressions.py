@@ -1,4 +1,5 @@
-"""meta_expressions.json, as MeViS, ReVOS and Ref-YouTube-VOS write it -> referring samples of clips; mask_dict files -> masklets."""
+"""meta_expressions.json, as MeViS, ReVOS and Ref-YouTube-VOS write it -> referring samples of clips;
+mask_dict files -> masklets."""
 
 from __future__ import annotations
 
@@ -45,26 +46,34 @@ E = TypeVar("E", bound=Expression)
 
 
 class MaskDict:
-    """The masks of a mask_dict file, by annotation; null means that the object is not visible in that frame: area 0, as the benchmarks
-    count it."""
+    """The masks of a mask_dict file, by annotation; null means that the object is not visible in that frame:
+    area 0, as the benchmarks count it."""
 
     def __init__(self, file: Path, entries: Any | None = None) -> None:
         self.file, self.entries = file, checks.load_json(file) if entries is None else entries
         if not isinstance(self.entries, dict):
-            raise checks.DataError(f"{file}: expected an object of masks by annotation, found {rle.short(self.entries)}")
+            raise checks.DataError(
+                f"{file}: expected an object of masks by annotation, found {rle.short(self.entries)}"
+            )
         self.masklet = lru_cache(maxsize=64)(self._masklet)  # a video's expressions share their objects
 
     def _masklet(self, anno: str, frames: int, height: int, width: int) -> Masklet:
         where = f"{self.file}: {anno}"
         if anno not in self.entries:
-            raise checks.DataError(f"{where} is missing; the expressions and {self.file.name} must be of one release")
+            raise checks.DataError(
+                f"{where} is missing; the expressions and {self.file.name} must be of one release"
+            )
         masks = self.entries[anno]
         if not isinstance(masks, list) or len(masks) != frames:
             raise checks.DataError(
-                f"{where} is {rle.short(masks)}, not a list with one mask (or null) for each of the video's {frames} frames"
+                f"{where} is {rle.short(masks)}, not a list with one mask (or null) for each of the video's "
+                f"{frames} frames"
             )
         absent = rle.empty(height, width)
-        masklet = tuple(absent if m is None else checks.some_mask(m, height=height, width=width, where=where) for m in masks)
+        masklet = tuple(
+            absent if m is None else checks.some_mask(m, height=height, width=width, where=where)
+            for m in masks
+        )
         return clip_files.visible(masklet, where=where)
 
 
@@ -83,8 +92,8 @@ def read_expressions(
     kind: Callable[[E, Asked], str | None] = lambda expression, asked: expression.kind,
     name: str,
 ) -> Iterator[Sample]:
-    """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's frames; `masklets` are the objects
-    meant; `kind` is what results are split by."""
+    """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's
+    frames; `masklets` are the objects meant; `kind` is what results are split by."""
     faults = checks.Faults(file)
     for video, value in videos.items():
         where = f"{file}: video {rle.short(video)}"
@@ -96,7 +105,14 @@ def read_expressions(
                 with faults:
                     here = f"{where}, expression {rle.short(number)}"
                     expression = checks.record(form, content, where=here)
-                    asked = Asked(video=video, number=number, frames=tuple(record.frames), height=height, width=width, where=here)
+                    asked = Asked(
+                        video=video,
+                        number=number,
+                        frames=tuple(record.frames),
+                        height=height,
+                        width=width,
+                        where=here,
+                    )
                     told = kind(expression, asked)
                     yield Sample(
                         sample_id=f"{video}_{number}",
@@ -114,4 +130,6 @@ def read_expressions(
 
 
 def no_truth(where: str, key: str) -> checks.DataError:
-    return checks.DataError(f"{where}: key {key!r} is missing; the masks of a held-out split are on the benchmark's server alone")
+    return checks.DataError(
+        f"{where}: key {key!r} is missing; the masks of a held-out split are on the benchmark's server alone"
+    )

@@ -14,24 +14,35 @@ SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|
 
 
 def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    """Return the annotation file of every split. `path` is their folder, or one of the files: then those that differ only in the split
-    belong to it too (`a_train.json` and `a_val.json`). A name that ends in no split is of the split that the file's folder below `path` is
-    called (`valid/_annotations.coco.json`), else "train"."""
+    """Return the annotation file of every split. `path` is their folder, or one of the files: then those that
+    differ only in the split belong to it too (`a_train.json` and `a_val.json`). A name that ends in no split
+    is of the split that the file's folder below `path` is called (`valid/_annotations.coco.json`), else
+    "train"."""
     if path.is_dir():
         files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     else:
         alike = (file for file in sorted(path.parent.glob("*.json")) if _named(file)[0] == _named(path)[0])
-        files = [path, *(file for file in alike if (_named(file)[1] or "train") != (_named(path)[1] or "train"))]
+        files = [
+            path,
+            *(file for file in alike if (_named(file)[1] or "train") != (_named(path)[1] or "train")),
+        ]
     found: dict[str, Path] = {}
     for file in files:
-        split = _named(file)[1] or (_named(file.parent)[1] if path.is_dir() and file.parent != path else None) or "train"
+        split = (
+            _named(file)[1]
+            or (_named(file.parent)[1] if path.is_dir() and file.parent != path else None)
+            or "train"
+        )
         if split in found:
             raise checks.DataError(
-                f"{path}: {found[split].name} and {file.name} are both of split {split!r}; keep one in the folder, or give the path of one"
+                f"{path}: {found[split].name} and {file.name} are both of split {split!r}; keep one in the "
+                "folder, or give the path of one"
             )
         found[split] = file
     if not found:
-        raise checks.DataError(f"{path} holds no {', '.join(patterns)}; see docs/your-data.md for the files that each format has")
+        raise checks.DataError(
+            f"{path} holds no {', '.join(patterns)}; see docs/your-data.md for the files that each format has"
+        )
     return found
 
 
@@ -50,7 +61,8 @@ def _named(file: Path) -> tuple[str, str | None]:
 
 
 class ImageFolders:
-    """The folders in which a data set's pictures may be; only those that exist are looked into, in their order."""
+    """The folders in which a data set's pictures may be; only those that exist are looked into, in their
+    order."""
 
     def __init__(self, candidates: Iterable[Path], *, where: str) -> None:
         tried = list(dict.fromkeys(candidates))
@@ -58,10 +70,13 @@ class ImageFolders:
         self._known: dict[tuple[str, tuple[int | None, int | None]], tuple[Path, int, int]] = {}
         if not self.folders:
             raise checks.DataError(
-                f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images at one of them"
+                f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
+                "images at one of them"
             )
 
-    def find(self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)) -> tuple[Path, int, int]:
+    def find(
+        self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)
+    ) -> tuple[Path, int, int]:
         """Return file, height and width. `stated` is the [height, width] that the annotations give."""
         if (name, stated) not in self._known:
             image = self._path(name, where=where)
@@ -69,8 +84,8 @@ class ImageFolders:
         return self._known[name, stated]
 
     def _path(self, name: str, *, where: str) -> Path:
-        """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may lie in a folder train2017, and
-        COCO_train2014_1.jpg is 1.jpg since 2017."""
+        """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may
+        lie in a folder train2017, and COCO_train2014_1.jpg is 1.jpg since 2017."""
         leaf = name.rpartition("/")[2]
         names = dict.fromkeys((name, leaf, leaf.rpartition("_")[2]))
         for folder in self.folders:
@@ -78,5 +93,8 @@ class ImageFolders:
                 if (path := checks.inside(folder, candidate, where=where)).is_file():
                     return path
         folders = ", ".join(map(str, self.folders))
-        remedy = nearest_file.hint(*(folder / name for folder in self.folders)) or "; put it into one, or drop its record"
+        remedy = (
+            nearest_file.hint(*(folder / name for folder in self.folders))
+            or "; put it into one, or drop its record"
+        )
         raise checks.DataError(f"{where}: the image {rle.short(name)} is in none of {folders}{remedy}")

@@ -1,8 +1,9 @@
-"""FineWeb (`**/*.parquet`: text, id, url, language, ...) -> pages to be read: the first lines of a document, typeset, and the same as text.
+"""FineWeb (`**/*.parquet`: text, id, url, language, ...) -> pages to be read: the first lines of a document,
+typeset, and the same as text.
 
-FineWeb is text alone. A picture of its words makes a question whose answer is known to the letter: what stands on the page. A document
-whose first words go beyond printable ASCII is left out, as is one that has too few words; of a file at most PAGES documents are
-taken, at equal steps, since every page is held as a PNG.
+FineWeb is text alone. A picture of its words makes a question whose answer is known to the letter: what
+stands on the page. A document whose first words go beyond printable ASCII is left out, as is one that has too
+few words; of a file at most PAGES documents are taken, at equal steps, since every page is held as a PNG.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ PAGES = 10_000
 LINES, LETTERS = 6, 40
 """Of a page: lines, and letters of a line at most."""
 SIZE, LEADING, MARGIN = 20, 28, 16
-"""Pixels: of the letters (from 20 px tesseract reads them without an error), from line to line, around the text."""
+"""Pixels: of the letters (from 20 px tesseract reads them without an error), from line to line, around the
+text."""
 SIDE = 2 * MARGIN + LETTERS * SIZE * 6 // 10, 2 * MARGIN + LINES * LEADING
 """Width and height of a page."""
 ASKED = "Read the text in this image."
@@ -59,7 +61,9 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         table = parquet.ParquetFile(file)
         if absent := set(COLUMNS) - set(table.schema_arrow.names):
-            raise checks.DataError(f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb")
+            raise checks.DataError(
+                f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb"
+            )
         step, number = max(1, -(-table.metadata.num_rows // PAGES)), 0
         for batch in table.iter_batches(batch_size=1024, columns=list(COLUMNS)):
             for row in batch.to_pylist():
@@ -73,7 +77,9 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     if not found:
-        raise checks.DataError(f"{path} holds no *.parquet; give a folder of FineWeb's release, as sample/10BT")
+        raise checks.DataError(
+            f"{path} holds no *.parquet; give a folder of FineWeb's release, as sample/10BT"
+        )
     return found
 
 
@@ -97,7 +103,8 @@ def _sample(row: dict[str, Any], *, name: str, where: str) -> Sample:
 
 
 def first_lines(text: str) -> list[str]:
-    """Return the lines of a page. Raises Unusable for a text that can't be set, or that does not fill half of it."""
+    """Return the lines of a page. Raises Unusable for a text that can't be set, or that does not fill half of
+    it."""
     start = " ".join(text[: 4 * LINES * LETTERS].split())
     lines = textwrap.wrap(start, LETTERS, break_long_words=True)[:LINES]
     if not all(line.isascii() and line.isprintable() for line in lines):

@@ -1,4 +1,5 @@
-"""Flickr30k-GCG (`flickr_mergedGT_GCG_<split>.json`: COCO's layout; pictures have a caption, annotations `tokens_positive` and `sam_mask`)
+"""Flickr30k-GCG (`flickr_mergedGT_GCG_<split>.json`: COCO's layout; pictures have a caption, annotations
+`tokens_positive` and `sam_mask`)
 -> grounded_caption samples.
 """
 
@@ -33,7 +34,9 @@ class Picture(checks.Record):
 class Annotation(checks.Record):
     id: checks.Id
     image_id: checks.Id
-    tokens_positive: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(min_length=1)]
+    tokens_positive: Annotated[
+        list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(min_length=1)
+    ]
     sam_mask: Any
     area: float | None = None
     ignore: bool | int = False
@@ -45,7 +48,8 @@ class Content(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures, captions without a mask."""
+    """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures,
+    captions without a mask."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
@@ -70,7 +74,9 @@ def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _by_image(values: list[Any], known: Container[Any], file: Path, faults: checks.Faults) -> dict[Any, list[tuple[str, Annotation]]]:
+def _by_image(
+    values: list[Any], known: Container[Any], file: Path, faults: checks.Faults
+) -> dict[Any, list[tuple[str, Annotation]]]:
     """Return (place, annotation) by picture."""
     found: dict[Any, list[tuple[str, Annotation]]] = defaultdict(list)
     with faults:
@@ -80,21 +86,39 @@ def _by_image(values: list[Any], known: Container[Any], file: Path, faults: chec
             where = f"{file}: annotation {number}"
             annotation = checks.record(Annotation, value, where=where)
             if annotation.image_id not in known:
-                raise checks.DataError(f"{where}: image_id {rle.short(annotation.image_id)} is not among the images")
+                raise checks.DataError(
+                    f"{where}: image_id {rle.short(annotation.image_id)} is not among the images"
+                )
             found[annotation.image_id].append((where, annotation))
     return found
 
 
 def _phrases(
-    annotations: list[tuple[str, Annotation]], caption: str, image: tuple[Path, int, int], faults: checks.Faults
+    annotations: list[tuple[str, Annotation]],
+    caption: str,
+    image: tuple[Path, int, int],
+    faults: checks.Faults,
 ) -> list[grounded.Phrase]:
-    """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and those without an area."""
+    """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and
+    those without an area."""
     _, height, width = image
     phrases = []
     for where, annotation in annotations:
         if not annotation.ignore and (annotation.area is None or annotation.area > 0):
-            start, end = grounded.span(annotation.tokens_positive[0], caption, where=f"{where}: tokens_positive")
-            phrases.append((start, end, [usable_mask(annotation.sam_mask, height=height, width=width, where=where, faults=faults)]))
+            start, end = grounded.span(
+                annotation.tokens_positive[0], caption, where=f"{where}: tokens_positive"
+            )
+            phrases.append(
+                (
+                    start,
+                    end,
+                    [
+                        usable_mask(
+                            annotation.sam_mask, height=height, width=width, where=where, faults=faults
+                        )
+                    ],
+                )
+            )
     if not phrases:
         raise Unusable("a caption without a mask")
     return phrases

@@ -1,5 +1,5 @@
-"""Grounded captions in GranD-f's layout, which is OpenPSG-GCG's too (`*<split>.json`: file_name, caption, groundings) -> grounded_caption
-samples.
+"""Grounded captions in GranD-f's layout, which is OpenPSG-GCG's too (`*<split>.json`: file_name, caption,
+groundings) -> grounded_caption samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ans_core.types import Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")
 PUBLISHED = "GCG"
-"""Part of the names of the published files (GranDf_HA_GCG_train.json, OpenPsgGCG_train.json), whose captions are detailed ones."""
+"""Part of the names of the published files (GranDf_HA_GCG_train.json, OpenPsgGCG_train.json), whose captions
+are detailed ones."""
 
 
 class Grounding(checks.Record):
@@ -44,7 +45,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             caption = grounded.caption_of(record.caption, where=where)
             image = images.find(record.file_name, where=where)
             phrases = _phrases(record, caption, image, where=where)
-            yield grounded.sample(caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name)
+            yield grounded.sample(
+                caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name
+            )
     faults.tell()
 
 
@@ -52,12 +55,20 @@ def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _phrases(record: Caption, caption: str, image: tuple[Path, int, int], *, where: str) -> list[grounded.Phrase]:
+def _phrases(
+    record: Caption, caption: str, image: tuple[Path, int, int], *, where: str
+) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []
     for phrase, grounding in record.groundings.items():
         if grounding is not None:
             here = f"{where}, phrase {rle.short(phrase)}"
             start, end = grounded.span(grounding.token_positives, caption, where=f"{here}: token_positives")
-            phrases.append((start, end, [checks.mask(m, height=height, width=width, where=here) for m in grounding.rle_masks]))
+            phrases.append(
+                (
+                    start,
+                    end,
+                    [checks.mask(m, height=height, width=width, where=here) for m in grounding.rle_masks],
+                )
+            )
     return phrases

@@ -1,4 +1,5 @@
-"""A folder or file of labelled pictures -> the tool or convention that wrote it, and the files that hold the labels."""
+"""A folder or file of labelled pictures -> the tool or convention that wrote it, and the files that hold the
+labels."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ KEYS = (
 )
 """Layout -> keys of its JSON objects, the first that fits."""
 HOW = (
-    "Layouts that are read: docs/your-data.md#importing-labels. Of any other, let the annotation tool export COCO, or write "
+    "Layouts that are read: docs/your-data.md#importing-labels. Of any other, let the annotation tool "
+    "export COCO, or write "
     "annotations.json (docs/your-data.md#step-by-step)"
 )
 """What to do with labels that are in no known layout."""
 WORDLESS = (
-    "{file} has masks without classes or texts, as SA-1B's files; export COCO segmentation instead. (Of SA-1B itself, SAM2's memory can be "
+    "{file} has masks without classes or texts, as SA-1B's files; export COCO segmentation instead. (Of "
+    "SA-1B itself, SAM2's memory can be "
     "trained: the format sa1b)"
 )
 """What to do with files of the layout `sam`, as Roboflow exports for SAM 2."""
@@ -41,7 +44,8 @@ ENCODING = "cp1252"
 
 
 def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]:
-    """Return layout -> files with labels of a folder, or of one file. `limit`: look at the first so many files that may hold labels."""
+    """Return layout -> files with labels of a folder, or of one file. `limit`: look at the first so many
+    files that may hold labels."""
     files = _label_files(place) if place.is_dir() else iter([place])
     layouts: dict[str, list[Path]] = {}
     broken: list[checks.DataError] = []
@@ -67,7 +71,11 @@ def recognise(place: Path, *, limit: int | None = None) -> dict[str, list[Path]]
 def layout_of(file: Path) -> str:
     """Return the layout that a file's name and content tell, "" for none."""
     if file.name in CLASS_LISTS:
-        is_of_masks = file.name == "_classes.csv" or _mask_folders(file.parent) or next(file.parent.rglob("*_mask.png"), None)
+        is_of_masks = (
+            file.name == "_classes.csv"
+            or _mask_folders(file.parent)
+            or next(file.parent.rglob("*_mask.png"), None)
+        )
         return "masks" if is_of_masks else "yolo" if file.name == "classes.txt" else ""
     suffix = file.suffix.lower()
     if suffix == ".xml":
@@ -108,4 +116,9 @@ def _label_files(place: Path) -> Iterator[Path]:
 
 def _mask_folders(place: Path) -> list[Path]:
     """Return the folders of masks (`masks/`, `annotations/` ...) that hold PNGs."""
-    return [folder for name in MASK_FOLDERS for folder in sorted(place.rglob(name)) if next(folder.rglob("*.png"), None)]
+    return [
+        folder
+        for name in MASK_FOLDERS
+        for folder in sorted(place.rglob(name))
+        if next(folder.rglob("*.png"), None)
+    ]

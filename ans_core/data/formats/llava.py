@@ -1,4 +1,5 @@
-"""LLaVA's conversations about pictures (LLaVA-Instruct-150K, mix665k: image, conversations) -> conversation samples."""
+"""LLaVA's conversations about pictures (LLaVA-Instruct-150K, mix665k: image, conversations) -> conversation
+samples."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ class Record(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split: one sample per conversation, whose last turn is the question. `path` is the folder or the file.
+    """Read one split: one sample per conversation, whose last turn is the question. `path` is the folder or
+    the file.
 
-    Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture with its questions), and those
-    of which turns.py can make no conversation.
+    Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture
+    with its questions), and those of which turns.py can make no conversation.
     """
     file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))

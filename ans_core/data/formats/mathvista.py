@@ -1,4 +1,5 @@
-"""MathVista (`annot_testmini.json` or `testmini.json`, pictures in `images/`) -> a conversation a problem: its query and its answer.
+"""MathVista (`annot_testmini.json` or `testmini.json`, pictures in `images/`) -> a conversation a problem:
+its query and its answer.
 
 It is a benchmark (`ans eval mathvista`): a model that was trained on it can't be measured with it.
 """
@@ -62,5 +63,7 @@ def splits(path: Path) -> list[str]:
 def _file(path: Path) -> Path:
     found = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
     if found is None:
-        raise checks.DataError(f"{path} holds none of {', '.join(FILES)}; the test split's answers are not public")
+        raise checks.DataError(
+            f"{path} holds none of {', '.join(FILES)}; the test split's answers are not public"
+        )
     return found

@@ -1,7 +1,8 @@
-"""MeViS, v1 or v2: `<split>/meta_expressions*.json`, `mask_dict.json`, `JPEGImages/<video>/<frame>` (or `<video>.mp4`) -> referring samples
-of videos.
+"""MeViS, v1 or v2: `<split>/meta_expressions*.json`, `mask_dict.json`, `JPEGImages/<video>/<frame>` (or
+`<video>.mp4`) -> referring samples of videos.
 
-v2 has expressions that nothing in the video fits (anno_id is empty); meta's `kind` then tells "target" from "no_target".
+v2 has expressions that nothing in the video fits (anno_id is empty); meta's `kind` then tells "target" from
+"no_target".
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     checks.known_split(split, splits(path), path=path)
     files = sorted((path / split).glob(FILES))
     if len(files) != 1:
-        raise checks.DataError(f"{path / split}: {' and '.join(f.name for f in files)} are two releases; keep the one of mask_dict.json")
+        raise checks.DataError(
+            f"{path / split}: {' and '.join(f.name for f in files)} are two releases; keep the one of "
+            "mask_dict.json"
+        )
     masks = expressions.MaskDict(path / split / "mask_dict.json")
     videos = expressions.load_videos(files[0])
     second = _second(videos)
@@ -33,7 +37,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         return expression.kind or (("target" if expression.anno_id else "no_target") if second else None)
 
     yield from expressions.read_expressions(
-        files[0], videos, Expression, folder=lambda video, where: checks.inside(path / split / "JPEGImages", video, where=where),
+        files[0], videos, Expression, folder=lambda video,
+        where: checks.inside(path / split / "JPEGImages", video, where=where),
         masklets=lambda expression, asked: objects(expression, asked, masks), kind=kind, name=name,
     )  # fmt: skip
 
@@ -45,11 +50,15 @@ def _second(videos: Mapping[str, Any]) -> bool:
     return any(isinstance(expression, dict) and expression.get("anno_id") == [] for expression in each)
 
 
-def objects(expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict) -> tuple[Masklet, ...]:
+def objects(
+    expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict
+) -> tuple[Masklet, ...]:
     """Return the masklets of an expression's annotations."""
     if expression.anno_id is None:
         raise expressions.no_truth(asked.where, "anno_id")
-    return tuple(masks.masklet(str(anno), len(asked.frames), asked.height, asked.width) for anno in expression.anno_id)
+    return tuple(
+        masks.masklet(str(anno), len(asked.frames), asked.height, asked.width) for anno in expression.anno_id
+    )
 
 
 def splits(path: Path) -> list[str]:

@@ -1,6 +1,8 @@
-"""Osprey-724K (file_name, annotation, and conversations or description) -> conversations about regions, and detailed region captions.
+"""Osprey-724K (file_name, annotation, and conversations or description) -> conversations about regions, and
+detailed region captions.
 
-Its five files: osprey_conversation, osprey_detail_description, osprey_part_level, osprey_short_form, osprey_lvis_positive_negative.
+Its five files: osprey_conversation, osprey_detail_description, osprey_part_level, osprey_short_form,
+osprey_lvis_positive_negative.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ FILES = ("osprey_*.json",)
 SHORT_FORM = "short_form"
 """Part of the name of the file whose questions are to be answered by a word or a phrase."""
 IMAGE_FOLDERS = (
-    "../coco/train2014", "../coco/val2014", "../coco/train2017", "../coco/val2017", "../coco/imgs", "images", "../images",
+    "../coco/train2014", "../coco/val2014", "../coco/train2017", "../coco/val2017", "../coco/imgs", "images",
+    "../images",
 )  # fmt: skip
 """Relative to the annotations. The first four are upstream's data tree."""
 MARKED = re.compile(r"<\s*reg(?:io|i)n\s*(?:of\s*)?(\d+)[>\]]?", re.IGNORECASE)
-"""`<region1>`, and what the published files have in its place: `<region1]`, `<region 1>`, `<regin1>`, `<Region1>`."""
+"""`<region1>`, and what the published files have in its place: `<region1]`, `<region 1>`, `<regin1>`,
+`<Region1>`."""
 DESCRIBED = re.compile(r"region(\d+)\s*:\s*(.+)", re.DOTALL)
 """One description: `<region1>: A man in ...`, its brackets taken out."""
 
@@ -49,7 +53,8 @@ class Record(checks.Record):
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is the file, or its folder if there is one in it.
 
-    Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel, and those of which turns.py can
+    Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel,
+    and those of which turns.py can
     make no conversation.
     """
     file = split_file(path, FILES, split=split)
@@ -60,17 +65,29 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if (record.conversations is None) == (record.description is None):
-                raise checks.DataError(f"{where}: it has to have one of the keys conversations and description")
+                raise checks.DataError(
+                    f"{where}: it has to have one of the keys conversations and description"
+                )
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                usable_mask(r.segmentation, height=record.height, width=record.width, where=f"{where}, annotation {i}", faults=faults)
+                usable_mask(
+                    r.segmentation,
+                    height=record.height,
+                    width=record.width,
+                    where=f"{where}, annotation {i}",
+                    faults=faults,
+                )
                 for i, r in enumerate(record.annotation)
             ]
             if record.conversations is not None:
                 end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""
-                yield _conversation(record.conversations, masks, image, name=name, sample_id=str(number), end=end)
+                yield _conversation(
+                    record.conversations, masks, image, name=name, sample_id=str(number), end=end
+                )
             else:
-                yield from _captions(record.description or [], masks, image, name=name, sample_id=str(number), where=where)
+                yield from _captions(
+                    record.description or [], masks, image, name=name, sample_id=str(number), where=where
+                )
     faults.tell()
     skipped.tell()
 
@@ -79,8 +96,13 @@ def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _conversation(turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str) -> Sample:
-    said = [(_words(question, len(masks)) + end, _words(answer, len(masks))) for question, answer in exchanges(turns)]
+def _conversation(
+    turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str
+) -> Sample:
+    said = [
+        (_words(question, len(masks)) + end, _words(answer, len(masks)))
+        for question, answer in exchanges(turns)
+    ]
     file, height, width = image
     return Sample(
         sample_id=sample_id,
@@ -106,7 +128,13 @@ def _words(text: str, regions: int) -> str:
 
 
 def _captions(
-    descriptions: list[str], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, where: str
+    descriptions: list[str],
+    masks: list[RLE],
+    image: tuple[Path, int, int],
+    *,
+    name: str,
+    sample_id: str,
+    where: str,
 ) -> list[Sample]:
     """Make one caption per description, of the region whose number it begins with, without that beginning."""
     file, height, width = image

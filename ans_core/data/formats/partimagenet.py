@@ -1,7 +1,8 @@
-"""PartImageNet (`annotations/train.json` in COCO's form, `images/train/<synset>/*.JPEG`) -> one referring sample per picture and part.
+"""PartImageNet (`annotations/train.json` in COCO's form, `images/train/<synset>/*.JPEG`) -> one referring
+sample per picture and part.
 
-The released archive without these two folders, `train.json` beside `train/`, is read as well. A category is `Quadruped Head`; the
-expression is `the head of the quadruped`, and means all of the picture's.
+The released archive without these two folders, `train.json` beside `train/`, is read as well. A category is
+`Quadruped Head`; the expression is `the head of the quadruped`, and means all of the picture's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from ans_core.data.formats.files import ImageFolders
 from ans_core.types import Sample
 
 SPLITS = ("train", "val", "test")
-WHOLES = ("quadruped", "biped", "fish", "bird", "snake", "reptile", "car", "bicycle", "boat", "aeroplane", "bottle")
+WHOLES = (
+    "quadruped",
+    "biped",
+    "fish",
+    "bird",
+    "snake",
+    "reptile",
+    "car",
+    "bicycle",
+    "boat",
+    "aeroplane",
+    "bottle",
+)
 """Names of the eleven super-categories, with which a category begins."""
 
 
@@ -37,10 +50,15 @@ def splits(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    places = ((split, folder / f"{split}.json") for split in SPLITS for folder in (path / "annotations", path))
+    places = (
+        (split, folder / f"{split}.json") for split in SPLITS for folder in (path / "annotations", path)
+    )
     found = {split: file for split, file in reversed(list(places)) if file.is_file()}
     if not found:
-        raise checks.DataError(f"{path} holds neither annotations/train.json nor train.json; give the folder of PartImageNet's release")
+        raise checks.DataError(
+            f"{path} holds neither annotations/train.json nor train.json; give the folder of PartImageNet's "
+            "release"
+        )
     return {split: found[split] for split in SPLITS if split in found}
 
 

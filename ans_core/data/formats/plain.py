@@ -1,12 +1,12 @@
-"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one per line) -> referring, region_caption, phrase
-and conversation samples.
+"""Our own plain `annotations.json` (a list of records) or `annotations.jsonl` (one per line) -> referring,
+region_caption, phrase and conversation samples.
 
-{image, text, masks}: each object in `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an RLE. `masks: []` says that
-nothing in the image fits the text. `task` is "referring" (the default) or "region_caption".
-{image, text, task: "phrase"}: words for one thing of the picture whose mask is not known.
+{image, text, masks}: each object in `masks` is a polygon [x1, y1, x2, y2, ...], a list of polygons, or an
+RLE. `masks: []` says that nothing in the image fits the text. `task` is "referring" (the default) or
+"region_caption". {image, text, task: "phrase"}: words for one thing of the picture whose mask is not known.
 {image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
-Optional in all: `split`; without it, one image in five is "val", by a hash of its path, and a phrase is "train".
-Records of upstream's file of the same name (finetune.py) are read beside these.
+Optional in all: `split`; without it, one image in five is "val", by a hash of its path, and a phrase is
+"train". Records of upstream's file of the same name (finetune.py) are read beside these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _split_name(value: object) -> object:
 
 
 def _one_spelling(value: object) -> object:
-    """Write `./photos//a.jpg` as `photos/a.jpg`: its hash decides the split. (Through a link `..` may lead elsewhere, so it stays.)"""
+    """Write `./photos//a.jpg` as `photos/a.jpg`: its hash decides the split. (Through a link `..` may lead
+    elsewhere, so it stays.)"""
     return posixpath.normpath(value) if isinstance(value, str) and value and ".." not in value else value
 
 
@@ -98,7 +99,16 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height, width = sizes[record.image]
             masks = _masks(record, height=height, width=width, where=where, faults=faults)
             if record.task != "referring":
-                _once((record.image, record.task, *map(checks.text_key, texts), *(m[0]["counts"] for m in masks)), seen, where=where)  # type: ignore[index]
+                _once(
+                    (
+                        record.image,
+                        record.task,
+                        *map(checks.text_key, texts),
+                        *(m[0]["counts"] for m in masks),
+                    ),
+                    seen,
+                    where=where,
+                )  # type: ignore[index]
             yield Sample(
                 sample_id=sample_id,
                 dataset=name,
@@ -124,7 +134,8 @@ def splits(path: Path) -> list[str]:
 
 
 def split_by_image(image: str) -> str:
-    """Put four images in five into "train", the rest into "val"; depends on the text alone, so that more data never moves an image."""
+    """Put four images in five into "train", the rest into "val"; depends on the text alone, so that more data
+    never moves an image."""
     return "val" if int(hashlib.sha256(image.encode()).hexdigest(), 16) % 5 == 0 else "train"
 
 
@@ -134,7 +145,10 @@ def _file(path: Path) -> Path:
         return path
     found = [path / name for name in FILES if (path / name).is_file()]
     if len(found) > 1:
-        raise checks.DataError(f"{path} has {FILES[0]} and {FILES[1]}, and one would not be read: put all records into one of them")
+        raise checks.DataError(
+            f"{path} has {FILES[0]} and {FILES[1]}, and one would not be read: put all records into one of "
+            "them"
+        )
     return found[0] if found else path / FILES[0]
 
 
@@ -146,12 +160,17 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
         with faults:
             if finetune.is_upstreams(value):
                 texts = finetune.records(value, folder=file.parent, where=where)
-                yield from [(at, f"{number}_{n}", checks.record(Expression, own, where=at)) for n, (at, own) in enumerate(texts)]
+                yield from [
+                    (at, f"{number}_{n}", checks.record(Expression, own, where=at))
+                    for n, (at, own) in enumerate(texts)
+                ]
                 continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
             task = value.get("task") if isinstance(value, dict) else None
             if isinstance(task, str) and task not in TASKS:
-                raise checks.DataError(f"{where}: task {task!r} is not one of {list(TASKS)}{nearest(task, TASKS)}")
+                raise checks.DataError(
+                    f"{where}: task {task!r} is not one of {list(TASKS)}{nearest(task, TASKS)}"
+                )
             phrase = task == "phrase"
             form: type[Record] = Conversation if asks else Phrase if phrase else Expression
             yield where, str(number), checks.record(form, value, where=where)
@@ -161,11 +180,16 @@ def _list(file: Path) -> list[Any]:
     found = checks.load_json(file)
     if isinstance(found, dict) and {"images", "annotations"} <= set(found):
         raise checks.DataError(
-            f"{file} is a COCO file (images, annotations). To learn its categories as texts, give the file's own path with the format coco."
-            " For other texts, write one record for each, with the segmentations of the objects that it means as masks"
+            f"{file} is a COCO file (images, annotations). To learn its categories as texts, give the "
+            "file's own path with the format coco."
+            " For other texts, write one record for each, with the segmentations of the objects that it "
+            "means as masks"
         )
     if not isinstance(found, list) or not found:
-        raise checks.DataError(f"{file}: expected a list with at least one record {{image, masks, text}}, found {rle.short(found)}")
+        raise checks.DataError(
+            f"{file}: expected a list with at least one record {{image, masks, text}}, found "
+            f"{rle.short(found)}"
+        )
     return found
 
 
@@ -177,24 +201,36 @@ def _texts(record: Record, *, where: str) -> tuple[str, ...]:
     for number in REGION.findall(asked):
         if not 1 <= int(number) <= len(record.regions):
             raise checks.DataError(
-                f"{where}: the question asks about region{number}, and regions has {len(record.regions)}; they count from 1"
+                f"{where}: the question asks about region{number}, and regions has {len(record.regions)}; "
+                "they count from 1"
             )
     return asked, checks.text(record.answer, where=f"{where}, answer")
 
 
 def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
     """`seen`: digest of a key -> its place in the file. A million of them take 0.2 GB."""
-    digest = int.from_bytes(hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest())
+    digest = int.from_bytes(
+        hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    )
     place = where.rpartition(": ")[2]
     if (first := seen.setdefault(digest, place)) != place:
-        remedy = "leave one of them out" if key[1:2] == ("phrase",) else "put the masks of all objects meant into one record"
+        remedy = (
+            "leave one of them out"
+            if key[1:2] == ("phrase",)
+            else "put the masks of all objects meant into one record"
+        )
         raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
 
 
-def _masks(record: Record, *, height: int, width: int, where: str, faults: checks.Faults) -> tuple[Masklet, ...]:
+def _masks(
+    record: Record, *, height: int, width: int, where: str, faults: checks.Faults
+) -> tuple[Masklet, ...]:
     if isinstance(record, Phrase):
         return ()
     noun, found = ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
     if not found and record.task == "region_caption":
         raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
-    return tuple((checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}", faults=faults),) for i, m in enumerate(found))
+    return tuple(
+        (checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}", faults=faults),)
+        for i, m in enumerate(found)
+    )

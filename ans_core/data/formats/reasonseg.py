@@ -1,4 +1,5 @@
-"""ReasonSeg (`<split>/<picture>.jpg` with `<picture>.json` beside it: text, is_sentence, shapes) -> referring samples."""
+"""ReasonSeg (`<split>/<picture>.jpg` with `<picture>.json` beside it: text, is_sentence, shapes) -> referring
+samples."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Query(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words after it."""
+    """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words
+    after it."""
     checks.known_split(split, splits(path), path=path)
     faults = checks.Faults(path / split)
     for file in sorted((path / split).glob("*.json")):
@@ -69,14 +71,20 @@ def splits(path: Path) -> list[str]:
 
 
 def _mask(shapes: list[Shape], *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
-    """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one under it does not."""
+    """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one
+    under it does not."""
     drawn = []
     for number, shape in enumerate(shapes):
         if len(shape.points) < 3:
             faults.notes["shapes of fewer than 3 points are left out"] += 1
         elif shape.label.lower() != OLD:
             polygon = [value for point in shape.points for value in point]
-            drawn.append((checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"), shape.label.lower()))
+            drawn.append(
+                (
+                    checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"),
+                    shape.label.lower(),
+                )
+            )
     target: Bool[np.ndarray, "H W"] = np.zeros((height, width), bool)
     for mask, label in sorted(drawn, key=lambda shape: -rle.area(shape[0])):
         target[rle.decode(mask)] = "ignore" not in label

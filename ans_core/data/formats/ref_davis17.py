@@ -1,8 +1,10 @@
-"""Ref-DAVIS17 -> referring samples of videos, four per object: two annotators, each after the first frame and after the whole video.
+"""Ref-DAVIS17 -> referring samples of videos, four per object: two annotators, each after the first frame and
+after the whole video.
 
-As published: `davis_text_annotations/Davis17_annot{1,2}{,_full_video}.txt` (or beside), lines `<clip> <object> "<expression>"`, with DAVIS
-2017 in `DAVIS/` or in the folder itself. Or as ReferFormer converts it, to Ref-YouTube-VOS' layout. Expression 4k + a is annotation a of a
-clip's object k (from 0); meta's `kind` names the annotation.
+As published: `davis_text_annotations/Davis17_annot{1,2}{,_full_video}.txt` (or beside), lines `<clip>
+<object> "<expression>"`, with DAVIS 2017 in `DAVIS/` or in the folder itself. Or as ReferFormer converts it,
+to Ref-YouTube-VOS' layout. Expression 4k + a is annotation a of a clip's object k (from 0); meta's `kind`
+names the annotation.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ Texts = dict[str, dict[int, tuple[str, str]]]
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if _texts(path) is None:
         yield from ref_youtube_vos.read(
-            path, name=name, split=split, kind=lambda expression, asked: _kind_of(asked.number, where=asked.where)
+            path,
+            name=name,
+            split=split,
+            kind=lambda expression, asked: _kind_of(asked.number, where=asked.where),
         )
         return
     lists = _lists(path)
@@ -60,7 +65,9 @@ def splits(path: Path) -> list[str]:
 def _texts(path: Path) -> Path | None:
     """Return the folder of the text files, None if there is none."""
     first = next(iter(TEXTS.values()))[0]
-    return next((folder for folder in (path / "davis_text_annotations", path) if (folder / first).is_file()), None)
+    return next(
+        (folder for folder in (path / "davis_text_annotations", path) if (folder / first).is_file()), None
+    )
 
 
 def _root(path: Path) -> Path:
@@ -89,7 +96,9 @@ def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
                 where = f"{file}: line {number}"
                 told = LINE.fullmatch(line.strip())
                 if told is None:
-                    raise checks.DataError(f'{where} is {rle.short(line)}, not <clip> <object> "<expression>"')
+                    raise checks.DataError(
+                        f'{where} is {rle.short(line)}, not <clip> <object> "<expression>"'
+                    )
                 objects = found.setdefault(MEANT.get(told[1], told[1]), {})
                 if int(told[2]) in objects:
                     raise checks.DataError(f"{where}: object {told[2]} of {rle.short(told[1])} comes twice")
@@ -104,13 +113,16 @@ def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> 
     names = clip_files.listed(folder, where=where)
     frames = clip_files.frames_of(folder, names, where=where)
     height, width = clip_files.size_of(frames, where=where)
-    annotations = davis.quality_folder(next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1]))
+    annotations = davis.quality_folder(
+        next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1])
+    )
     masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
     described = {kind: sorted(texts.get(clip, {})) for kind, texts in said.items()}
     objects = next(iter(described.values()))
     if not objects or any(others != objects for others in described.values()):
         raise checks.DataError(
-            f"{where}: the four files describe the objects {list(described.values())}; they must be the same ones, at least one"
+            f"{where}: the four files describe the objects {list(described.values())}; they must be the "
+            "same ones, at least one"
         )
     samples = []
     for k, number in enumerate(objects):
@@ -118,12 +130,14 @@ def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> 
             text, line = said[kind][clip][number]
             if number not in masklets:
                 raise checks.DataError(
-                    f"{line}: object {number} of {clip} is unknown: the PNGs of {annotations / clip} show {list(masklets)}"
+                    f"{line}: object {number} of {clip} is unknown: the PNGs of {annotations / clip} show "
+                    f"{list(masklets)}"
                 )
             masks: tuple[Masklet, ...] = (masklets[number],)
             samples.append(
                 Sample(
-                    sample_id=f"{clip}_{len(TEXTS) * k + a}", dataset=name, image_id=clip, frames=frames, height=height, width=width,
+                    sample_id=f"{clip}_{len(TEXTS) * k + a}", dataset=name, image_id=clip, frames=frames,
+                    height=height, width=width,
                     task="referring", text=text, masks=masks, meta={"kind": kind},
                 )
             )  # fmt: skip

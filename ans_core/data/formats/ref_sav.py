@@ -1,4 +1,5 @@
-"""Ref-SAV (`Ref-SAV.json` with SA-V in `sam_v_full/` or beside) -> referring samples of every fourth frame of videos, one object each.
+"""Ref-SAV (`Ref-SAV.json` with SA-V in `sam_v_full/` or beside) -> referring samples of every fourth frame of
+videos, one object each.
 
 Upstream learns from the long descriptions ("formated"); the short captions are left out, as there.
 """
@@ -41,7 +42,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     for video, value in videos.items():
         with faults:
             where = f"{file}: video {rle.short(video)}"
-            yield from _samples(path, video, checks.record(Video, value, where=where), name=name, where=where, faults=faults)
+            yield from _samples(
+                path, video, checks.record(Video, value, where=where), name=name, where=where, faults=faults
+            )
     faults.tell()
 
 
@@ -51,21 +54,30 @@ def splits(path: Path) -> list[str]:
     return ["train"]
 
 
-def _samples(path: Path, video: str, record: Video, *, name: str, where: str, faults: checks.Faults) -> list[Sample]:
+def _samples(
+    path: Path, video: str, record: Video, *, name: str, where: str, faults: checks.Faults
+) -> list[Sample]:
     annotation = _find(path, record.anno_path, where=where)
-    frames, (height, width), masklets = sav.clip_of(annotation, video=_find(path, record.video_path, where=where))
+    frames, (height, width), masklets = sav.clip_of(
+        annotation, video=_find(path, record.video_path, where=where)
+    )
     columns = list(masklets.values())
     samples = []
     for number, value in record.objects.items():
         with faults:
             here = f"{where}, object {rle.short(number)}"
-            if not (number.isdecimal() and number.isascii() and len(number) < 9 and int(number) < len(columns)):
-                raise checks.DataError(f"{here} is unknown: {annotation} has the objects 0 to {len(columns) - 1}")
+            if not (
+                number.isdecimal() and number.isascii() and len(number) < 9 and int(number) < len(columns)
+            ):
+                raise checks.DataError(
+                    f"{here} is unknown: {annotation} has the objects 0 to {len(columns) - 1}"
+                )
             text = checks.text(checks.record(Texts, value, where=here).formated, where=here)
             masklet = clip_files.visible(columns[int(number)], where=here)
             samples.append(
                 Sample(
-                    sample_id=f"{video}_{number}", dataset=name, image_id=video, frames=frames, height=height, width=width,
+                    sample_id=f"{video}_{number}", dataset=name, image_id=video, frames=frames, height=height,
+                    width=width,
                     task="referring", text=text, masks=(masklet,), detail=True,
                 )
             )  # fmt: skip
@@ -73,12 +85,13 @@ def _samples(path: Path, video: str, record: Video, *, name: str, where: str, fa
 
 
 def _find(path: Path, name: str, *, where: str) -> Path:
-    """Return a file of SA-V. The published paths repeat a folder: `sav_000/sav_train/sav_000/...` lies in `sav_train/sav_000/...`."""
+    """Return a file of SA-V. The published paths repeat a folder: `sav_000/sav_train/sav_000/...` lies in
+    `sav_train/sav_000/...`."""
     names = dict.fromkeys((name, name[max(name.find("sav_train/"), 0) :]))
     tried = [checks.inside(path / folder, n, where=where) for folder in FOLDERS for n in names]
     if found := next((file for file in tried if file.is_file()), None):
         return found
     raise checks.DataError(
-        f"{where}: the file {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) SA-V there"
-        + nearest_file.hint(*tried)
+        f"{where}: the file {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) "
+        "SA-V there" + nearest_file.hint(*tried)
     )

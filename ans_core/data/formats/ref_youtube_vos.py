@@ -1,7 +1,8 @@
 """Ref-YouTube-VOS -> referring samples of videos, one object each.
 
-`meta_expressions/<split>/meta_expressions.json`, frames in `<split>/JPEGImages/<video>/`, masks as palette PNGs in
-`<split>/Annotations/<video>/` (a frame without PNG is not annotated) or, without that folder, in upstream's `mask_dict.pkl`.
+`meta_expressions/<split>/meta_expressions.json`, frames in `<split>/JPEGImages/<video>/`, masks as palette
+PNGs in `<split>/Annotations/<video>/` (a frame without PNG is not annotated) or, without that folder, in
+upstream's `mask_dict.pkl`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ class Expression(expressions.Expression):
 Kind = Callable[[Expression, expressions.Asked], str | None]
 
 
-def read(path: Path, *, name: str, split: str, kind: Kind = lambda expression, asked: expression.kind) -> Iterator[Sample]:
+def read(
+    path: Path, *, name: str, split: str, kind: Kind = lambda expression, asked: expression.kind
+) -> Iterator[Sample]:
     checks.known_split(split, splits(path), path=path)
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split
     videos = expressions.load_videos(file)
-    masklets = _of_palettes(root / "Annotations") if (root / "Annotations").is_dir() else _of_pickle(path, split, videos)
+    masklets = (
+        _of_palettes(root / "Annotations")
+        if (root / "Annotations").is_dir()
+        else _of_pickle(path, split, videos)
+    )
     return expressions.read_expressions(
-        file, videos, Expression, folder=lambda video, where: checks.inside(root / "JPEGImages", video, where=where),
+        file, videos, Expression, folder=lambda video,
+        where: checks.inside(root / "JPEGImages", video, where=where),
         masklets=masklets, kind=kind, name=name,
     )  # fmt: skip
 
@@ -52,7 +60,9 @@ def _of_palettes(annotations: Path) -> Masklets:
     @lru_cache(maxsize=1)  # a video's expressions come one after the other
     def of_video(video: str, frames: tuple[str, ...], height: int, width: int) -> dict[int, Masklet]:
         where = f"{annotations}: video {rle.short(video)}"
-        return clip_files.palette_masklets(checks.inside(annotations, video, where=where), frames, height=height, width=width, where=where)
+        return clip_files.palette_masklets(
+            checks.inside(annotations, video, where=where), frames, height=height, width=width, where=where
+        )
 
     def masklets(expression: Expression, asked: expressions.Asked) -> tuple[Masklet, ...]:
         if expression.obj_id is None:
@@ -61,29 +71,43 @@ def _of_palettes(annotations: Path) -> Masklets:
         number = next((n for n in found if str(n) == str(expression.obj_id)), None)
         if number is None:
             shown = f"{annotations / asked.video} show {list(found)}"
-            raise checks.DataError(f"{asked.where}: obj_id {rle.short(expression.obj_id)} is unknown: the PNGs of {shown}")
+            raise checks.DataError(
+                f"{asked.where}: obj_id {rle.short(expression.obj_id)} is unknown: the PNGs of {shown}"
+            )
         return (found[number],)
 
     return masklets
 
 
 def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
-    """Read upstream's mask_dict.pkl: the masks of expression number n of the whole split, where a video's expressions are in the order of
-    their ids as text."""
+    """Read upstream's mask_dict.pkl: the masks of expression number n of the whole split, where a video's
+    expressions are in the order of their ids as text."""
     pickled = next((p for p in (path / split / "mask_dict.pkl", path / "mask_dict.pkl") if p.is_file()), None)
     if pickled is None:
-        raise checks.DataError(f"{path / split / 'Annotations'} does not exist, nor mask_dict.pkl; one of them must hold the masks")
+        raise checks.DataError(
+            f"{path / split / 'Annotations'} does not exist, nor mask_dict.pkl; one of them must hold the "
+            "masks"
+        )
     try:
         entries = PlainUnpickler(io.BytesIO(pickled.read_bytes()), encoding="latin-1").load()
     except PICKLE_ERRORS as error:
-        raise checks.DataError(f"{pickled} is not a plain pickle ({error}); nothing in it was run; fetch it again") from None
+        raise checks.DataError(
+            f"{pickled} is not a plain pickle ({error}); nothing in it was run; fetch it again"
+        ) from None
     masks = expressions.MaskDict(pickled, entries)
     order: dict[tuple[str, str], int] = {}
     for video, value in videos.items():
         listed: Any = value.get("expressions") if isinstance(value, dict) else None
-        order |= {(video, number): len(order) + n for n, number in enumerate(sorted(listed if isinstance(listed, dict) else ()))}
+        order |= {
+            (video, number): len(order) + n
+            for n, number in enumerate(sorted(listed if isinstance(listed, dict) else ()))
+        }
 
     def masklets(expression: Expression, asked: expressions.Asked) -> tuple[Masklet, ...]:
-        return (masks.masklet(str(order[asked.video, asked.number]), len(asked.frames), asked.height, asked.width),)
+        return (
+            masks.masklet(
+                str(order[asked.video, asked.number]), len(asked.frames), asked.height, asked.width
+            ),
+        )
 
     return masklets

@@ -1,5 +1,5 @@
-"""A folder of RefCOCO (`refs(unc).p`, one object per sentence) or gRefCOCO (`grefs(unc).json`, several or none) with
-`instances.json` -> referring samples.
+"""A folder of RefCOCO (`refs(unc).p`, one object per sentence) or gRefCOCO (`grefs(unc).json`, several or
+none) with `instances.json` -> referring samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from ans_core.data.formats import checks
 from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
-IMAGE_FOLDERS = ("images", "coco2014/train2014", "../images/mscoco/images/train2014", "../images/train2014", "../images")
+IMAGE_FOLDERS = (
+    "images",
+    "coco2014/train2014",
+    "../images/mscoco/images/train2014",
+    "../images/train2014",
+    "../images",
+)
 """Relative to the folder; upstream's data tree keeps COCO's images in the second, REFER in the third."""
 NO_OBJECT = -1
 
@@ -32,7 +38,9 @@ class Ref(checks.Record):
     image_id: checks.Id
     split: str
     sentences: Annotated[list[Sentence], Field(min_length=1)]
-    ann_id: Annotated[list[checks.Id], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+    ann_id: Annotated[
+        list[checks.Id], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+    ]
     no_target: bool = False
 
 
@@ -53,15 +61,16 @@ class Instances(checks.Record):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickle containers, text and numbers only: these need no import, so every import (and with it any code) is refused."""
+    """Unpickle containers, text and numbers only: these need no import, so every import (and with it any
+    code) is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it wants to import {module}.{name}")
 
 
 class Pictures:
-    """instances.json: pictures and their annotations by id. Records are checked, masks decoded and pictures opened on first use, and only
-    once: a split uses few of COCO's pictures."""
+    """instances.json: pictures and their annotations by id. Records are checked, masks decoded and pictures
+    opened on first use, and only once: a split uses few of COCO's pictures."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
@@ -76,27 +85,40 @@ class Pictures:
         """Return file, height and width."""
         if image_id not in self._opened:
             if image_id not in self.images:
-                raise checks.DataError(f"{where}: image_id {image_id} is not in instances.json; both files must be of one release")
+                raise checks.DataError(
+                    f"{where}: image_id {image_id} is not in instances.json; both files must be of one "
+                    "release"
+                )
             here = f"{self.file}: image {image_id}"
             picture = checks.record(Picture, self.images[image_id], where=here)
             file = checks.inside(self.folder, picture.file_name, where=here)
-            self._opened[image_id] = (file, *checks.image_size(file, where=here, stated=(picture.height, picture.width)))
+            self._opened[image_id] = (
+                file,
+                *checks.image_size(file, where=here, stated=(picture.height, picture.width)),
+            )
         return self._opened[image_id]
 
     def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
         if target not in self.annotations:
-            raise checks.DataError(f"{where}: ann_id {target} is not in instances.json; both files must be of one release")
+            raise checks.DataError(
+                f"{where}: ann_id {target} is not in instances.json; both files must be of one release"
+            )
         if target not in self._masks:
             _, height, width = self.image(image_id, where=where)
             here = f"{self.file}: annotation {target}"
             annotation = checks.record(Annotation, self.annotations[target], where=here)
             if annotation.image_id not in (None, image_id):
-                raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {annotation.image_id}")
+                raise checks.DataError(
+                    f"{where}: image_id is {image_id}, and ann_id {target} belongs to image "
+                    f"{annotation.image_id}"
+                )
             mask = checks.mask(annotation.segmentation, height=height, width=width, where=here, faults=faults)
             self._masks[target] = image_id, mask
         owner, mask = self._masks[target]
         if owner != image_id:
-            raise checks.DataError(f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {owner}")
+            raise checks.DataError(
+                f"{where}: image_id is {image_id}, and ann_id {target} belongs to image {owner}"
+            )
         return mask
 
 
@@ -111,7 +133,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             with faults:
                 image, height, width = pictures.image(ref.image_id, where=where)
                 targets = _targets(ref, where=where)
-                masks = tuple((pictures.mask(target, ref.image_id, where=where, faults=faults),) for target in targets)
+                masks = tuple(
+                    (pictures.mask(target, ref.image_id, where=where, faults=faults),) for target in targets
+                )
                 for number, sentence in enumerate(ref.sentences):
                     yield Sample(
                         sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
@@ -135,11 +159,13 @@ def splits(path: Path) -> list[str]:
 
 
 def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
-    """Return the folder's one annotation file, (place, record) of its well-formed records, and the faults of the others."""
+    """Return the folder's one annotation file, (place, record) of its well-formed records, and the faults of
+    the others."""
     files = sorted([*path.glob("refs(*).p"), *path.glob("grefs(*).json")])
     if len(files) != 1:
         raise checks.DataError(
-            f"{path}: expected one refs(...).p or grefs(...).json, found {[f.name for f in files]}; keep one in the folder"
+            f"{path}: expected one refs(...).p or grefs(...).json, found {[f.name for f in files]}; keep "
+            "one in the folder"
         )
     file = files[0]
     values = checks.load_list(file) if file.suffix == ".json" else _unpickled(file)
@@ -157,13 +183,25 @@ def _unpickled(file: Path) -> list[Any]:
         # latin-1: the public files were pickled by Python 2
         values = PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
     except PICKLE_ERRORS as error:
-        raise checks.DataError(f"{file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again") from None
+        raise checks.DataError(
+            f"{file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again"
+        ) from None
     if not isinstance(values, list) or not values:
         raise checks.DataError(f"{file}: expected a list with at least one record, found {rle.short(values)}")
     return values
 
 
-PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, OSError)
+PICKLE_ERRORS = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    OSError,
+)
 """Errors that a damaged pickle can raise: its operations run on whatever is on the stack."""
 
 
@@ -171,7 +209,11 @@ def _targets(ref: Ref, *, where: str) -> list[Any]:
     """Return the annotation ids; gRefCOCO marks "no such object" by `no_target` and the annotation -1."""
     none = ref.ann_id == [NO_OBJECT]
     if ref.no_target and ref.ann_id and not none:
-        raise checks.DataError(f"{where}: no_target is set, and ann_id names {rle.short(ref.ann_id)}; one of them is wrong")
+        raise checks.DataError(
+            f"{where}: no_target is set, and ann_id names {rle.short(ref.ann_id)}; one of them is wrong"
+        )
     if not (ref.ann_id or ref.no_target):
-        raise checks.DataError(f"{where}: ann_id is empty; an expression that means nothing has no_target and the ann_id [-1]")
+        raise checks.DataError(
+            f"{where}: ann_id is empty; an expression that means nothing has no_target and the ann_id [-1]"
+        )
     return [] if none else ref.ann_id

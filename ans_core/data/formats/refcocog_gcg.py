@@ -1,4 +1,5 @@
-"""RefCOCOg-GCG (`RefCOCOg_GCG_<split>.json`: a list of {id: {img_file_name, caption, refs}}) -> grounded_caption samples.
+"""RefCOCOg-GCG (`RefCOCOg_GCG_<split>.json`: a list of {id: {img_file_name, caption, refs}}) ->
+grounded_caption samples.
 
 A phrase is the words of an expression, where the caption first has them.
 """
@@ -35,7 +36,8 @@ class Entry(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no expression's words."""
+    """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no
+    expression's words."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
@@ -57,7 +59,9 @@ def splits(path: Path) -> list[str]:
     return list(split_files(path, FILES))
 
 
-def _phrases(refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str, faults: checks.Faults) -> list[grounded.Phrase]:
+def _phrases(
+    refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str, faults: checks.Faults
+) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []
     for number, ref in enumerate(refs):

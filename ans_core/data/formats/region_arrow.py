@@ -1,7 +1,8 @@
-"""A Hugging Face `datasets` folder about regions (GAR, describe-anything: image, mask_rle, conversations) -> region_caption samples, and
-conversations where the words name several regions.
+"""A Hugging Face `datasets` folder about regions (GAR, describe-anything: image, mask_rle, conversations) ->
+region_caption samples, and conversations where the words name several regions.
 
-GAR's Seed and Fine-Grained sets have captions, its Relation set has questions about <Prompt0>, <Prompt1>, ... .
+GAR's Seed and Fine-Grained sets have captions, its Relation set has questions about <Prompt0>, <Prompt1>, ...
+.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
 
 class Row(checks.Record):
     image: Any
-    mask_rle: Annotated[list[Any], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, dict) else value)]
+    mask_rle: Annotated[
+        list[Any],
+        Field(min_length=1),
+        BeforeValidator(lambda value: [value] if isinstance(value, dict) else value),
+    ]
     conversations: list[Turn]
 
 
@@ -33,12 +38,21 @@ COLUMNS = tuple(Row.model_fields)
 PROMPT = re.compile(r"<Prompt(\d{1,4})>")
 ENCODED = "data:"
 """Start of a picture in base64: `data:base64,...` (GAR) or `data:image/png;base64,...`."""
-ARROW_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pyarrow.ArrowException)
+ARROW_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    pyarrow.ArrowException,
+)
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are relative to that folder."""
+    """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are
+    relative to that folder."""
     checks.known_split(split, splits(path), path=path)
     folder = path / split if (path / split).is_dir() else path
     images = _Images(folder)
@@ -57,15 +71,20 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     frames=(image,),
                     height=height,
                     width=width,
-                    meta={key: extra for key, extra in value.items() if key not in COLUMNS and _is_meta(extra)},
+                    meta={
+                        key: extra for key, extra in value.items() if key not in COLUMNS and _is_meta(extra)
+                    },
                     **said,
                 )
     faults.tell()
 
 
 def _is_meta(value: Any) -> bool:
-    """Tell whether a further column's value goes into `meta`: a text, or a list of texts (describe-anything's categories)."""
-    return isinstance(value, str) or (isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value))
+    """Tell whether a further column's value goes into `meta`: a text, or a list of texts (describe-anything's
+    categories)."""
+    return isinstance(value, str) or (
+        isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    )
 
 
 def splits(path: Path) -> list[str]:
@@ -74,7 +93,8 @@ def splits(path: Path) -> list[str]:
     found = sorted(p.parent.name for p in path.glob("*/dataset_info.json"))
     if not found:
         raise checks.DataError(
-            f"{path}: no Hugging Face dataset folder (dataset_info.json) here or one level below; write it with save_to_disk"
+            f"{path}: no Hugging Face dataset folder (dataset_info.json) here or one level below; write it "
+            "with save_to_disk"
         )
     return found
 
@@ -88,9 +108,13 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
         if isinstance(rows, Dataset):
             rows.data.table.validate(full=True)  # offsets of damaged files would be followed blindly
     except ARROW_ERRORS as error:
-        raise checks.DataError(f"{folder}: `datasets` can't load it ({error}); write it again with save_to_disk") from None
+        raise checks.DataError(
+            f"{folder}: `datasets` can't load it ({error}); write it again with save_to_disk"
+        ) from None
     if not isinstance(rows, Dataset) or not len(rows) or not set(COLUMNS) <= set(rows.column_names):
-        raise checks.DataError(f"{folder}: not a region caption set; it needs at least one row, and the columns {list(COLUMNS)}")
+        raise checks.DataError(
+            f"{folder}: not a region caption set; it needs at least one row, and the columns {list(COLUMNS)}"
+        )
     if isinstance(rows.features["image"], Image):
         rows = rows.cast_column("image", Image(decode=False))
     return zip(rows, embedded(folder, "image"), strict=True)
@@ -115,7 +139,9 @@ class _Images:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
         parent, _, leaf = value.rpartition("/")
         if parent not in self.parents:
-            self.parents[parent] = (self.folder / (parent or ("/" if value.startswith("/") else "."))).resolve()
+            self.parents[parent] = (
+                self.folder / (parent or ("/" if value.startswith("/") else "."))
+            ).resolve()
         image = self.parents[parent] / leaf
         if image not in self.sizes:
             self.sizes[image] = checks.image_size(image, where=where)
@@ -130,8 +156,9 @@ def _from_base64(text: str, *, where: str) -> bytes:
 
 
 def _said(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
-    """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several masks or questions; one caption
-    for each mask, if there is an answer for each; otherwise the first answer as the caption of all masks together."""
+    """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several
+    masks or questions; one caption for each mask, if there is an answer for each; otherwise the first answer
+    as the caption of all masks together."""
     answers = [turn.value for turn in turns if turn.speaker == "gpt"]
     if not answers:
         raise checks.DataError(f'{where}: the conversation has no turn from "gpt"; a caption is needed')
@@ -139,24 +166,36 @@ def _said(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, 
     if several and any(PROMPT.search(turn.value) for turn in turns):
         return [_conversation(turns, masks, where=where)]
     if several and len(answers) == len(masks):
-        return [_caption(answer, ((mask,),), where=where) for answer, mask in zip(answers, masks, strict=True)]
+        return [
+            _caption(answer, ((mask,),), where=where) for answer, mask in zip(answers, masks, strict=True)
+        ]
     return [_caption(answers[0], tuple((mask,) for mask in masks), where=where)]
 
 
 def _caption(answer: str, masks: tuple[Masklet, ...], *, where: str) -> dict[str, Any]:
     """Return a caption, without prompt markers."""
-    return {"task": "region_caption", "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where=where), "masks": masks}
+    return {
+        "task": "region_caption",
+        "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where=where),
+        "masks": masks,
+    }
 
 
 def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[str, Any]:
-    """Return a conversation about the masks that its words name: <Prompt3> is the fourth mask, and region1 if no earlier one is named."""
+    """Return a conversation about the masks that its words name: <Prompt3> is the fourth mask, and region1 if
+    no earlier one is named."""
     try:
         pairs = exchanges(turns)
     except Unusable as reason:
-        raise checks.DataError(f"{where}: {reason} in the conversation; correct it or leave the row out") from None
+        raise checks.DataError(
+            f"{where}: {reason} in the conversation; correct it or leave the row out"
+        ) from None
     named = sorted({int(number) for pair in pairs for text in pair for number in PROMPT.findall(text)})
     if not named or named[-1] >= len(masks):
-        raise checks.DataError(f"{where}: the conversation names the prompts {named[:9]}, and mask_rle has {len(masks)} masks, from 0 on")
+        raise checks.DataError(
+            f"{where}: the conversation names the prompts {named[:9]}, and mask_rle has {len(masks)} masks, "
+            "from 0 on"
+        )
     regions = {number: f"region{place}" for place, number in enumerate(named, start=1)}
     said = [tuple(PROMPT.sub(lambda found: regions[int(found[1])], text) for text in pair) for pair in pairs]
     *past, (question, answer) = said

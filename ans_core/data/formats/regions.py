@@ -1,6 +1,8 @@
-"""A folder with `manifest.jsonl` of masks on photographs -> one region_caption sample and one referring sample per region.
+"""A folder with `manifest.jsonl` of masks on photographs -> one region_caption sample and one referring
+sample per region.
 
-The text is the caption or, without one, `<category> <place>`. Regions of one image with the same text share one referring sample.
+The text is the caption or, without one, `<category> <place>`. Regions of one image with the same text share
+one referring sample.
 """
 
 from __future__ import annotations
@@ -45,21 +47,38 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         with faults:
             if region.image not in sizes:
                 image = checks.inside(path, region.image, where=where)
-                sizes[region.image] = checks.image_size(image, where=where, stated=(region.height, region.width))
+                sizes[region.image] = checks.image_size(
+                    image, where=where, stated=(region.height, region.width)
+                )
                 if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
                     raise checks.DataError(
-                        f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a caption, or turn the pixels"
+                        f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a "
+                        "caption, or turn the pixels"
                     )
             height, width = sizes[region.image]
             mask = checks.mask(region.segmentation, height=height, width=width, where=where, faults=faults)
             text = _text(region, height=height, width=width, where=where)
-            said.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append((str(region.id), mask))
+            said.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
+                (str(region.id), mask)
+            )
             meta = {"category": region.category} if region.category else {}
-            yield _sample(path, name, region.image, (height, width), f"{region.id}_caption", "region_caption", text, [mask], meta)
+            yield _sample(
+                path,
+                name,
+                region.image,
+                (height, width),
+                f"{region.id}_caption",
+                "region_caption",
+                text,
+                [mask],
+                meta,
+            )
     faults.tell()
     for (named, text), regions in said.items():
         masks = [m for _, m in regions]
-        yield _sample(path, name, named, sizes[named], f"{regions[0][0]}_referring", "referring", text, masks, {})
+        yield _sample(
+            path, name, named, sizes[named], f"{regions[0][0]}_referring", "referring", text, masks, {}
+        )
 
 
 def splits(path: Path) -> list[str]:
@@ -89,11 +108,16 @@ def _text(region: Region, *, height: int, width: int, where: str) -> str:
         return checks.text(region.caption, where=where)
     category = checks.text(region.category, where=f"{where}: no caption, and as category")
     if region.bbox is None:
-        raise checks.DataError(f"{where}: no caption and no bbox; one of them tells which {category} is meant")
+        raise checks.DataError(
+            f"{where}: no caption and no bbox; one of them tells which {category} is meant"
+        )
     x, y, w, h = region.bbox
     across, down = (x + w / 2) / width, (y + h / 2) / height
     if not (0 <= across <= 1 and 0 <= down <= 1 and w > 0 and h > 0):
-        raise checks.DataError(f"{where}: bbox {rle.short(region.bbox)} is no box [x, y, width, height] in a picture of {width} x {height}")
+        raise checks.DataError(
+            f"{where}: bbox {rle.short(region.bbox)} is no box [x, y, width, height] in a picture of "
+            f"{width} x {height}"
+        )
     return f"{category} {place_words(across, down)}"
 
 

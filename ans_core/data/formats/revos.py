@@ -1,4 +1,5 @@
-"""ReVOS (`meta_expressions_<split>_.json`, `mask_dict.json`, frames in `JPEGImages/<video>/` or `<video>/`) -> referring samples of videos.
+"""ReVOS (`meta_expressions_<split>_.json`, `mask_dict.json`, frames in `JPEGImages/<video>/` or `<video>/`)
+-> referring samples of videos.
 
 Meta's `kind` is "referring", "reasoning" or "no_object" (nothing in the video fits).
 """
@@ -25,7 +26,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     checks.known_split(split, files, path=path)
     masks = expressions.MaskDict(path / "mask_dict.json")
     return expressions.read_expressions(
-        files[split], expressions.load_videos(files[split]), Expression, folder=lambda video, where: _folder(path, video, where=where),
+        files[split], expressions.load_videos(files[split]), Expression, folder=lambda video,
+        where: _folder(path, video, where=where),
         masklets=lambda expression, asked: mevis.objects(expression, asked, masks), kind=_kind, name=name,
     )  # fmt: skip
 
@@ -35,7 +37,10 @@ def splits(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    found = {file.stem.removeprefix("meta_expressions_").strip("_"): file for file in sorted(path.glob("meta_expressions_*.json"))}
+    found = {
+        file.stem.removeprefix("meta_expressions_").strip("_"): file
+        for file in sorted(path.glob("meta_expressions_*.json"))
+    }
     if not found:
         raise checks.DataError(f"{path}: no meta_expressions_<split>_.json")
     return found
@@ -44,15 +49,23 @@ def _files(path: Path) -> dict[str, Path]:
 def _folder(path: Path, video: str, *, where: str) -> Path:
     """Return a video's folder; the names hold folders too, as `LVVIS/train/00001`."""
     inside = checks.inside(path / "JPEGImages", video, where=where)
-    return inside if inside.is_dir() or inside.with_name(f"{inside.name}.mp4").is_file() else checks.inside(path, video, where=where)
+    return (
+        inside
+        if inside.is_dir() or inside.with_name(f"{inside.name}.mp4").is_file()
+        else checks.inside(path, video, where=where)
+    )
 
 
 def _kind(expression: Expression, asked: expressions.Asked) -> str:
     if not 0 <= expression.type_id < len(KINDS):
         raise checks.DataError(
-            f"{asked.where}: type_id {rle.short(expression.type_id)} is none of 0 (referring), 1 (reasoning), 2 (no object)"
+            f"{asked.where}: type_id {rle.short(expression.type_id)} is none of 0 (referring), 1 "
+            "(reasoning), 2 (no object)"
         )
     kind = KINDS[expression.type_id]
     if expression.anno_id is not None and (kind == "no_object") == bool(expression.anno_id):
-        raise checks.DataError(f"{asked.where}: type_id {expression.type_id} ({kind}), and anno_id is {rle.short(expression.anno_id)}")
+        raise checks.DataError(
+            f"{asked.where}: type_id {expression.type_id} ({kind}), and anno_id is "
+            f"{rle.short(expression.anno_id)}"
+        )
     return kind

@@ -1,6 +1,8 @@
-"""SA-1B (`sa_000000/sa_1.jpg` beside `sa_1.json`: image, annotations) -> one sample a picture with all of its masks.
+"""SA-1B (`sa_000000/sa_1.jpg` beside `sa_1.json`: image, annotations) -> one sample a picture with all of its
+masks.
 
-The masks have no names: the samples are of task `tracking`, for SAM2's memory and for questions whose answer a mask gives.
+The masks have no names: the samples are of task `tracking`, for SAM2's memory and for questions whose answer
+a mask gives.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Content(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks without a pixel."""
+    """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks
+    without a pixel."""
     checks.known_split(split, splits(path), path=path)
     faults, skipped = checks.Faults(path), Skipped(path)
     ids = []

@@ -1,8 +1,9 @@
 """SA-V -> one tracking sample per clip.
 
-Training: `sav_000/sav_000001.mp4` beside `sav_000001_manual.json` (split "train") and `sav_000001_auto.json` (split "auto"), anywhere below
-the folder; every fourth frame is annotated, the others are left out, as Ref-SAV's loader does. Held out: `sav_val`, `sav_test` with
-`JPEGImages_24fps/<clip>/<frame>.jpg` and `Annotations_6fps/<clip>/<object>/<frame>.png`; frames between the annotated ones are None.
+Training: `sav_000/sav_000001.mp4` beside `sav_000001_manual.json` (split "train") and `sav_000001_auto.json`
+(split "auto"), anywhere below the folder; every fourth frame is annotated, the others are left out, as
+Ref-SAV's loader does. Held out: `sav_val`, `sav_test` with `JPEGImages_24fps/<clip>/<frame>.jpg` and
+`Annotations_6fps/<clip>/<object>/<frame>.png`; frames between the annotated ones are None.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
 def splits(path: Path) -> list[str]:
     found = [split for split, suffix in SUFFIX.items() if next(path.rglob(f"*{suffix}"), None)]
     if not (found := sorted([*found, *_held_out(path)])):
-        raise checks.DataError(f"{path} holds neither videos with {' or '.join(SUFFIX.values())} nor folders {' and '.join(PARTS)}")
+        raise checks.DataError(
+            f"{path} holds neither videos with {' or '.join(SUFFIX.values())} nor folders "
+            f"{' and '.join(PARTS)}"
+        )
     return found
 
 
@@ -67,7 +71,8 @@ def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], d
     frames = every[::STEP][: len(clip.masklet)]
     if len(frames) < len(clip.masklet):
         raise checks.DataError(
-            f"{where}: {len(clip.masklet)} annotated frames, one in {STEP}, are more than {video} has ({len(every)} frames); fetch it again"
+            f"{where}: {len(clip.masklet)} annotated frames, one in {STEP}, are more than {video} has "
+            f"({len(every)} frames); fetch it again"
         )
     stated = tuple(None if side is None else int(side) for side in (clip.video_height, clip.video_width))
     height, width = clip_files.size_of(frames, where=where, stated=stated)  # type: ignore[arg-type]
@@ -75,23 +80,39 @@ def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], d
     columns: list[list[Any]] = [[] for _ in clip.masklet_id]
     for place, masks in enumerate(clip.masklet):
         if not isinstance(masks, list) or len(masks) != len(columns):
-            raise checks.DataError(f"{where}, frame {place}: {rle.short(masks)} is no list of a mask for each of {len(columns)} objects")
+            raise checks.DataError(
+                f"{where}, frame {place}: {rle.short(masks)} is no list of a mask for each of "
+                f"{len(columns)} objects"
+            )
         for number, column, mask in zip(clip.masklet_id, columns, masks, strict=True):
             here = f"{where}, frame {place}, object {rle.short(number)}"
             column.append(checks.some_mask(mask, height=height, width=width, where=here))
-    return frames, (height, width), {number: tuple(column) for number, column in zip(clip.masklet_id, columns, strict=True)}
+    return (
+        frames,
+        (height, width),
+        {number: tuple(column) for number, column in zip(clip.masklet_id, columns, strict=True)},
+    )
 
 
 def _of_video(file: Path, *, name: str) -> Sample:
-    video = file.with_name(file.name.removesuffix(SUFFIX["train"]).removesuffix(SUFFIX["auto"]) + clip_files.VIDEO)
+    video = file.with_name(
+        file.name.removesuffix(SUFFIX["train"]).removesuffix(SUFFIX["auto"]) + clip_files.VIDEO
+    )
     frames, (height, width), masklets = clip_of(file, video=video)
-    seen = {n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}") for n, masklet in masklets.items()}
+    seen = {
+        n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}")
+        for n, masklet in masklets.items()
+    }
     return clip_files.tracking_sample(video.stem, seen, frames=frames, height=height, width=width, name=name)
 
 
 def _held_out(path: Path) -> dict[str, Path]:
     """Return the folder of every held-out split: sav_val is "val"."""
-    roots = [path] if all((path / part).is_dir() for part in PARTS) else [path / p for p in clip_files.split_folders(path, PARTS)]
+    roots = (
+        [path]
+        if all((path / part).is_dir() for part in PARTS)
+        else [path / p for p in clip_files.split_folders(path, PARTS)]
+    )
     return {root.resolve().name.removeprefix("sav_"): root for root in roots}
 
 
@@ -104,8 +125,13 @@ def _of_folders(root: Path, clip: str, *, name: str) -> Sample:
     masklets: dict[Any, Masklet] = {}
     for one in clips_in(root / PARTS[1] / clip):
         here = f"{where}, object {one}"
-        found = clip_files.palette_masklets(root / PARTS[1] / clip / one, names, height=height, width=width, where=here)
+        found = clip_files.palette_masklets(
+            root / PARTS[1] / clip / one, names, height=height, width=width, where=here
+        )
         if len(found) != 1:
-            raise checks.DataError(f"{here}: its PNGs show {len(found)} objects ({list(found)[:5]}); there is a folder for each, with one")
+            raise checks.DataError(
+                f"{here}: its PNGs show {len(found)} objects ({list(found)[:5]}); there is a folder for "
+                "each, with one"
+            )
         (masklets[one],) = found.values()
     return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)

@@ -1,4 +1,5 @@
-"""Count what a reader leaves out of a published data set, by reason. Faults (checks.py) end a reading; these don't."""
+"""Count what a reader leaves out of a published data set, by reason. Faults (checks.py) end a reading; these
+don't."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from ans_core.types import RLE
 
 
 class Unusable(Exception):
-    """A record from which nothing can be learned, as published sets are known to hold some; the message is the reason."""
+    """A record from which nothing can be learned, as published sets are known to hold some; the message is
+    the reason."""
 
 
 class Skipped:
-    """Count the unusable records of a published data set by reason (`with skipped: ...` skips the rest of one)."""
+    """Count the unusable records of a published data set by reason (`with skipped: ...` skips the rest of
+    one)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -27,7 +30,9 @@ class Skipped:
     def __enter__(self) -> None:
         self.records += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         if isinstance(error, Unusable):
             self.reasons[str(error)] += 1
         return isinstance(error, Unusable)
@@ -42,7 +47,8 @@ class Skipped:
 
 
 def usable_mask(segmentation: object, *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
-    """Decode a mask as `mask` does, but raise Unusable for an empty one and for none: published sets have objects smaller than a pixel."""
+    """Decode a mask as `mask` does, but raise Unusable for an empty one and for none: published sets have
+    objects smaller than a pixel."""
     try:
         made = checks.some_mask(segmentation, height=height, width=width, where=where, faults=faults)
     except checks.NoPixelError:

@@ -1,7 +1,8 @@
-"""STAR, situated reasoning in real-world videos (`STAR_<split>.json`, Charades' videos) -> a conversation a question.
+"""STAR, situated reasoning in real-world videos (`STAR_<split>.json`, Charades' videos) -> a conversation a
+question.
 
-Videos are `Charades_v1_480/<video_id>.mp4` (or `Charades_v1`, `videos`). A question is about the frames from `start` to `end` seconds; the
-answer is the text of the right one of its four choices, which are in meta.
+Videos are `Charades_v1_480/<video_id>.mp4` (or `Charades_v1`, `videos`). A question is about the frames from
+`start` to `end` seconds; the answer is the text of the right one of its four choices, which are in meta.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _stretch(video: Path, start_s: float, end_s: float, *, where: str) -> VideoF
         raise checks.DataError(f"{where}: {error}") from None
     lasts_s = len(frames) / rate
     if not 0 <= start_s < min(end_s, lasts_s):
-        raise checks.DataError(f"{where}: {start_s:g} to {end_s:g} s are no part of {video}, which lasts {lasts_s:.1f} s")
+        raise checks.DataError(
+            f"{where}: {start_s:g} to {end_s:g} s are no part of {video}, which lasts {lasts_s:.1f} s"
+        )
     first = min(round(start_s * rate), len(frames) - 1)
     return frames[first : max(first + 1, round(min(end_s, lasts_s) * rate))]

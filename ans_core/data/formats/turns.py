@@ -1,4 +1,5 @@
-"""Conversations as LLaVA writes them, [{"from": "human", "value": ...}, {"from": "gpt", ...}] -> questions and answers."""
+"""Conversations as LLaVA writes them, [{"from": "human", "value": ...}, {"from": "gpt", ...}] -> questions
+and answers."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ class Turn(checks.Record):
 
 
 def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
-    """Return (question, answer) pairs. As upstream reads them: an answer before the first question is skipped, questions in a row are one,
-    a last question without answer is dropped; `<image>` and control characters are taken out.
+    """Return (question, answer) pairs. As upstream reads them: an answer before the first question is
+    skipped, questions in a row are one, a last question without answer is dropped; `<image>` and control
+    characters are taken out.
 
-    Raises Unusable if no pair is left, or where a question or an answer is empty or holds a token that stands for pixels.
+    Raises Unusable if no pair is left, or where a question or an answer is empty or holds a token that stands
+    for pixels.
     """
     pairs: list[tuple[str, str]] = []
     asked: list[str] = []

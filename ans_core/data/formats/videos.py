@@ -1,5 +1,5 @@
-"""A folder with `manifest.jsonl` of annotated clips (frames, objects, `masks.json`) -> one referring sample per object, its
-name as text; for evaluation.
+"""A folder with `manifest.jsonl` of annotated clips (frames, objects, `masks.json`) -> one referring sample
+per object, its name as text; for evaluation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class MasksFile(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that the object is absent."""
+    """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that
+    the object is absent."""
     file = path / "manifest.jsonl"
     checks.known_split(split, splits(path), path=file)
     faults = checks.Faults(file)
@@ -50,7 +51,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         with faults:
             clip = checks.record(Clip, value, where=where)
             if clip.video_id in known:
-                raise checks.DataError(f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique")
+                raise checks.DataError(
+                    f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique"
+                )
             known.add(clip.video_id)
             yield from _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
     faults.tell()
@@ -66,7 +69,9 @@ def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Fa
     frames = tuple(checks.inside(path, frame.file, where=where) for frame in clip.frames)
     sizes = {checks.image_size(frame, where=where, stated=(clip.height, clip.width)) for frame in frames}
     if len(sizes) != 1 or len(set(frames)) != len(frames):
-        raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; a video has frames of one size, each of them once")
+        raise checks.DataError(
+            f"{where}: frames of sizes {sorted(sizes)}; a video has frames of one size, each of them once"
+        )
     height, width = sizes.pop()
     masks_file = checks.inside(path, clip.masks_file, where=where)
     masks = checks.record(MasksFile, checks.load_json(masks_file), where=str(masks_file)).masks
@@ -79,9 +84,15 @@ def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Fa
             entries = masks.get(str(number))
             if entries is None or len(entries) != len(frames):
                 held = "is missing" if entries is None else f"has {len(entries)} entries"
-                raise checks.DataError(f"{here} {held}; one mask (or null) is needed for each of the {len(frames)} frames of {where}")
+                raise checks.DataError(
+                    f"{here} {held}; one mask (or null) is needed for each of the {len(frames)} frames of "
+                    f"{where}"
+                )
             masklet = tuple(
-                None if m is None else checks.some_mask(m, height=height, width=width, where=here, faults=faults) for m in entries
+                None
+                if m is None
+                else checks.some_mask(m, height=height, width=width, where=here, faults=faults)
+                for m in entries
             )
             if not any(m and rle.area(m) for m in masklet):
                 raise checks.DataError(f"{here}: no pixel in any frame; leave the object out")

@@ -1,7 +1,8 @@
-"""What a Sa2VA asks of the vision-language model it is built on: pictures to image tokens, tokens to hidden states.
+"""What a Sa2VA asks of the vision-language model it is built on: pictures to image tokens, tokens to hidden
+states.
 
-A `Backbone` holds transformers' own model of one kind and everything in which that kind differs from others. The model's tensors belong to
-the Sa2VA, under the backbone's `model_type`.
+A `Backbone` holds transformers' own model of one kind and everything in which that kind differs from others.
+The model's tensors belong to the Sa2VA, under the backbone's `model_type`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFeatures:
-    """What the frozen vision tower makes of V views, or the image tokens that the projector makes of that: M cells in a row."""
+    """What the frozen vision tower makes of V views, or the image tokens that the projector makes of that: M
+    cells in a row."""
 
     values: Float[Tensor, "M C"]
     grids: tuple[Grid, ...]
@@ -34,10 +36,14 @@ class ImageFeatures:
         """Split features of the views of several rows into one per row."""
         cells = [sum(height * width for height, width in row.grids) for row in rows]
         parts = self.values.split(cells)
-        return [ImageFeatures(values=part, grids=row.grids, clip=row.clip) for part, row in zip(parts, rows, strict=True)]
+        return [
+            ImageFeatures(values=part, grids=row.grids, clip=row.clip)
+            for part, row in zip(parts, rows, strict=True)
+        ]
 
     def region(self, mask: Bool[Tensor, "h w"]) -> Float[Tensor, "_ C"]:
-        """Return the marked cells of the view that shows the whole image, or a clip's first frame. A mask on the CPU stays there."""
+        """Return the marked cells of the view that shows the whole image, or a clip's first frame. A mask on
+        the CPU stays there."""
         cells = [height * width for height, width in self.grids]
         marked = mask.flatten().nonzero()[:, 0].to(self.values.device, non_blocking=True)
         return self.values.split(cells)[shown_view(clip=self.clip)][marked]
@@ -45,8 +51,8 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptForm:
-    """The text before the first turn, the text between a clip's frames, whether `[SEG]` in a question draws a mask, and whether pictures
-    come first in their turn wherever `<image>` is, or without any."""
+    """The text before the first turn, the text between a clip's frames, whether `[SEG]` in a question draws a
+    mask, and whether pictures come first in their turn wherever `<image>` is, or without any."""
 
     before: str = ""
     between_frames: str = "\n"
@@ -61,15 +67,18 @@ def multiplied_weights(module: nn.Module) -> int:
 
 
 class Backbone(ABC):
-    """One kind of vision-language model in transformers' classes: `native` has `lm_head`, `model.language_model`."""
+    """One kind of vision-language model in transformers' classes: `native` has `lm_head`,
+    `model.language_model`."""
 
     model_type: ClassVar[str]
-    """transformers' name of the kind; also the name of `native` in a Sa2VA, with which its tensors' names begin."""
+    """transformers' name of the kind; also the name of `native` in a Sa2VA, with which its tensors' names
+    begin."""
     marks: ClassVar[prompts.ImageMarks]
     parts: ClassVar[dict[str, str]]
     """Part -> prefix of its parameters' names inside `native`."""
     projectors: ClassVar[tuple[str, ...]] = ()
-    """Names in `native.model` of the modules between vision tower and language model that SFT and RL train whole."""
+    """Names in `native.model` of the modules between vision tower and language model that SFT and RL train
+    whole."""
 
     def __init__(self, native: Any, config: Sa2VAConfig) -> None:
         self.native = native
@@ -103,12 +112,14 @@ class Backbone(ABC):
 
     @abstractmethod
     def patch_features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Float[Tensor, "P C"]:
-        """Return the vision tower's last features of every patch, of 2 x 2 per image token: row by row, view after view."""
+        """Return the vision tower's last features of every patch, of 2 x 2 per image token: row by row, view
+        after view."""
 
     @property
     @abstractmethod
     def connectors(self) -> list[nn.Module]:
-        """The modules between vision tower and language model, which pre-training from random weights trains with the latter."""
+        """The modules between vision tower and language model, which pre-training from random weights trains
+        with the latter."""
 
     def project(self, features: ImageFeatures) -> ImageFeatures:
         """Run the trained projector; a kind without one returns the features."""
@@ -124,16 +135,22 @@ class Backbone(ABC):
 
     @property
     def token_width(self) -> int:
-        """Number of values per token that the language model takes: its embedding, then what this kind adds to inner layers."""
+        """Number of values per token that the language model takes: its embedding, then what this kind adds
+        to inner layers."""
         return int(self.native.config.text_config.hidden_size)
 
     # Tokens -> hidden states
 
     def positions(
-        self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]], branch: Int[Tensor, "B L"]
+        self,
+        order: Int[Tensor, "B L"],
+        slots: Bool[Tensor, "B L"],
+        grids: Sequence[tuple[Grid, ...]],
+        branch: Int[Tensor, "B L"],
     ) -> Int[Tensor, "*axes B L"]:
-        """Return rotary positions. `order`: a token's number in its conversation. `slots`: image tokens, of which a row's first ones are
-        the cells of its `grids`. `branch`: of a token in its row; 0 is what all branches share."""
+        """Return rotary positions. `order`: a token's number in its conversation. `slots`: image tokens, of
+        which a row's first ones are the cells of its `grids`. `branch`: of a token in its row; 0 is what all
+        branches share."""
         return order
 
     def language_model(
@@ -146,8 +163,8 @@ class Backbone(ABC):
         use_cache: bool = True,
         **attention: Any,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
-        """Read tokens and return their states, which `[SEG]` and `logits` take, with the cache that now holds them. `attention`: further
-        arguments of `model.attention.attend`, the same for all layers."""
+        """Read tokens and return their states, which `[SEG]` and `logits` take, with the cache that now holds
+        them. `attention`: further arguments of `model.attention.attend`, the same for all layers."""
         out = self.native.model.language_model(
             inputs_embeds=inputs,
             attention_mask=attention_mask,

@@ -1,4 +1,5 @@
-"""InternVL2.5 and 3: tiles of one size through InternViT, pixel shuffle, a trained projector, and Qwen2, InternLM2 (a Llama) or Phi3."""
+"""InternVL2.5 and 3: tiles of one size through InternViT, pixel shuffle, a trained projector, and Qwen2,
+InternLM2 (a Llama) or Phi3."""
 
 from __future__ import annotations
 
@@ -38,8 +39,13 @@ class InternVL(Backbone):
     @classmethod
     def cutter_of(cls, sizes: Any, config: Sa2VAConfig) -> Tiling:
         vision = sizes.vision_config
-        side, patch = (size[0] if isinstance(size, (list, tuple)) else size for size in (vision.image_size, vision.patch_size))
-        assert config.max_tiles is not None, "an InternVL's configuration says how many tiles a picture may have"
+        side, patch = (
+            size[0] if isinstance(size, (list, tuple)) else size
+            for size in (vision.image_size, vision.patch_size)
+        )
+        assert config.max_tiles is not None, (
+            "an InternVL's configuration says how many tiles a picture may have"
+        )
         grid = int(side // patch * sizes.downsample_ratio)
         return Tiling(size=side, max_tiles=config.max_tiles, min_tiles=config.min_tiles or 1, grid=grid)
 
@@ -65,7 +71,8 @@ class InternVL(Backbone):
 
     def _hidden(self, pixels: Tensor) -> Float[Tensor, "T P C"]:
         tower = self.native.model.vision_tower
-        return cast(Tensor, tower(pixel_values=pixels.to(tower.dtype)).last_hidden_state[:, 1:])  # CLS dropped
+        # CLS dropped
+        return cast(Tensor, tower(pixel_values=pixels.to(tower.dtype)).last_hidden_state[:, 1:])
 
     @property
     def connectors(self) -> list[nn.Module]:
@@ -80,10 +87,15 @@ class InternVL(Backbone):
         patches = (self.cutter.size // int(tower.config.patch_size[0])) ** 2
         places = patches + 1  # CLS
         scores = 4.0 * len(tower.encoder.layer) * tower.config.hidden_size * places**2
-        tile = 2.0 * patches * multiplied_weights(tower.embeddings) + 2.0 * places * multiplied_weights(tower.encoder) + scores
+        tile = (
+            2.0 * patches * multiplied_weights(tower.embeddings)
+            + 2.0 * places * multiplied_weights(tower.encoder)
+            + scores
+        )
         return len(grids) * tile
 
     def projector_bytes(self, cells: int) -> int:
-        """Its norm keeps what it reads and what it gives; then there are the first layer's result, its GELU and the second's result."""
+        """Its norm keeps what it reads and what it gives; then there are the first layer's result, its GELU
+        and the second's result."""
         first = self.native.model.multi_modal_projector.linear_1
         return cells * (2 * first.in_features + 3 * first.out_features) * 4

@@ -24,16 +24,22 @@ class Qwen2_5VL(QwenVL):
         """Bring the blocks from the windows' order, in which the tower leaves them, to the picture's."""
         sizes = self.native.config.vision_config
         order, _ = vision_utils.get_vision_window_index(
-            patches, spatial_merge_size=sizes.spatial_merge_size, window_size=sizes.window_size, patch_size=sizes.patch_size
+            patches,
+            spatial_merge_size=sizes.spatial_merge_size,
+            window_size=sizes.window_size,
+            patch_size=sizes.patch_size,
         )
         return super().in_blocks(out, patches)[order.argsort()]
 
     def vision_pairs(self, grid: Grid) -> int:
         """Most layers attend within windows, the last of which in a row or column may be cut off."""
         vision = self.native.config.vision_config
-        side = vision.window_size // vision.patch_size // vision.spatial_merge_size  # of a window, in image tokens
+        # of a window, in image tokens
+        side = vision.window_size // vision.patch_size // vision.spatial_merge_size
         whole = len(vision.fullatt_block_indexes)
-        rows, columns = (sum(min(side, length - start) ** 2 for start in range(0, length, side)) for length in grid)
+        rows, columns = (
+            sum(min(side, length - start) ** 2 for start in range(0, length, side)) for length in grid
+        )
         windows = rows * columns * vision.spatial_merge_size**4
         full = (grid[0] * grid[1] * vision.spatial_merge_size**2) ** 2
         return int(whole * full + (vision.depth - whole) * windows)

@@ -13,7 +13,8 @@ from ans_core.model.backbones.qwen_vl import QwenVL
 
 
 class Qwen3VL(QwenVL):
-    """An image token has 1 + K parts of D values: its embedding, and what is added to its hidden states after the first K layers."""
+    """An image token has 1 + K parts of D values: its embedding, and what is added to its hidden states after
+    the first K layers."""
 
     model_type = "qwen3_vl"
     native_class, config_class = "Qwen3VLForConditionalGeneration", "Qwen3VLConfig"
@@ -40,12 +41,15 @@ class Qwen3VL(QwenVL):
         use_cache: bool = True,
         **attention: Any,
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
-        """The states are those before the last norm: upstream's released weights were trained with transformers 4.57, which gives these
-        as `hidden_states[-1]` (transformers 5 gives the normed ones)."""
+        """The states are those before the last norm: upstream's released weights were trained with
+        transformers 4.57, which gives these as `hidden_states[-1]` (transformers 5 gives the normed ones)."""
         embeds, *added = inputs.split(self.native.config.text_config.hidden_size, dim=-1)
         if added:  # tokens of an answer have none, and a GPU is not asked for them
             pictures = torch.stack([part.any(dim=-1) for part in added]).any(dim=0)  # (B, L)
-            attention |= {"visual_pos_masks": pictures, "deepstack_visual_embeds": [part[pictures] for part in added]}
+            attention |= {
+                "visual_pos_masks": pictures,
+                "deepstack_visual_embeds": [part[pictures] for part in added],
+            }
         states: list[Tensor] = []
         model = self.native.model.language_model
         handle = model.norm.register_forward_pre_hook(lambda norm, given: states.append(given[0]))

@@ -1,4 +1,5 @@
-"""What Qwen2.5-VL and Qwen3-VL share: pictures at their own size, a frozen merger, and rotary positions in three rows (mrope)."""
+"""What Qwen2.5-VL and Qwen3-VL share: pictures at their own size, a frozen merger, and rotary positions in
+three rows (mrope)."""
 
 from __future__ import annotations
 
@@ -79,23 +80,35 @@ class QwenVL(Backbone):
 
     def features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> ImageFeatures:
         """Run vision tower and merger, which is frozen."""
-        return ImageFeatures(values=self.merged(self.vision_tower(pixels, grid_thw=self._patches(pixels, grids))), grids=grids)
+        return ImageFeatures(
+            values=self.merged(self.vision_tower(pixels, grid_thw=self._patches(pixels, grids))), grids=grids
+        )
 
     def patch_features(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Float[Tensor, "P C"]:
         patches = self._patches(pixels, grids)
         merge = self.native.config.vision_config.spatial_merge_size
-        parts = self.in_blocks(self.vision_tower(pixels, grid_thw=patches), patches).split([rows * columns for rows, columns in grids])
-        blocks = [part.unflatten(1, (merge, merge)).unflatten(0, grid) for part, grid in zip(parts, grids, strict=True)]
+        parts = self.in_blocks(self.vision_tower(pixels, grid_thw=patches), patches).split(
+            [rows * columns for rows, columns in grids]
+        )
+        blocks = [
+            part.unflatten(1, (merge, merge)).unflatten(0, grid)
+            for part, grid in zip(parts, grids, strict=True)
+        ]
         return torch.cat([block.transpose(1, 2).flatten(0, 3) for block in blocks])
 
     def in_blocks(self, out: Any, patches: Int[Tensor, "V 3"]) -> Float[Tensor, "M m C"]:
-        """Return the last features of the m patches of every block that becomes an image token, row by row."""
-        return cast(Tensor, out.last_hidden_state).unflatten(0, (-1, self.native.config.vision_config.spatial_merge_size**2))
+        """Return the last features of the m patches of every block that becomes an image token, row by
+        row."""
+        return cast(Tensor, out.last_hidden_state).unflatten(
+            0, (-1, self.native.config.vision_config.spatial_merge_size**2)
+        )
 
     def _patches(self, pixels: Tensor, grids: tuple[Grid, ...]) -> Int[Tensor, "V 3"]:
         """Return the patches of every view: (1, rows, columns)."""
         merge = self.native.config.vision_config.spatial_merge_size
-        return torch.tensor([(1, rows * merge, columns * merge) for rows, columns in grids], device=pixels.device)
+        return torch.tensor(
+            [(1, rows * merge, columns * merge) for rows, columns in grids], device=pixels.device
+        )
 
     @property
     def connectors(self) -> list[nn.Module]:
@@ -111,7 +124,8 @@ class QwenVL(Backbone):
         return 2.0 * tokens * (merge**2 * of_patch + of_token) + scores
 
     def vision_pairs(self, grid: Grid) -> int:
-        """Return how many pairs of a view's patches attend to each other, over all layers of the vision tower."""
+        """Return how many pairs of a view's patches attend to each other, over all layers of the vision
+        tower."""
         vision = self.native.config.vision_config
         return int(vision.depth * (grid[0] * grid[1] * vision.spatial_merge_size**2) ** 2)
 
@@ -120,10 +134,15 @@ class QwenVL(Backbone):
         return cast(Tensor, out.pooler_output)
 
     def positions(
-        self, order: Int[Tensor, "B L"], slots: Bool[Tensor, "B L"], grids: Sequence[tuple[Grid, ...]], branch: Int[Tensor, "B L"]
+        self,
+        order: Int[Tensor, "B L"],
+        slots: Bool[Tensor, "B L"],
+        grids: Sequence[tuple[Grid, ...]],
+        branch: Int[Tensor, "B L"],
     ) -> Int[Tensor, "3 B L"]:
-        """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and what follows in its branch goes
-        on after the largest of these. Cells of regions, which stand in a question, count as text."""
+        """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and
+        what follows in its branch goes on after the largest of these. Cells of regions, which stand in a
+        question, count as text."""
         found = order.expand(3, -1, -1).clone()
         for row, (counted, marked, own) in enumerate(zip(order, slots, grids, strict=True)):
             places, done = marked.nonzero()[:, 0], 0
@@ -150,7 +169,12 @@ class QwenVL(Backbone):
     ) -> tuple[Float[Tensor, "B L D"], Cache | None]:
         three = position_ids.expand(3, -1, -1)
         return super().language_model(
-            inputs, attention_mask=attention_mask, position_ids=three, cache=cache, use_cache=use_cache, **attention
+            inputs,
+            attention_mask=attention_mask,
+            position_ids=three,
+            cache=cache,
+            use_cache=use_cache,
+            **attention,
         )
 
     def prompt_form(self, preparation: Preparation) -> PromptForm:

@@ -47,7 +47,9 @@ def write_index_masks(folder: Path, frames: list[np.ndarray]) -> Path:
     return folder
 
 
-def predicted(runner: Runner, data: Path, split: str, ask: Answerer, out: Path, *, limit: int = 0, batch: int = 2) -> Path:
+def predicted(
+    runner: Runner, data: Path, split: str, ask: Answerer, out: Path, *, limit: int = 0, batch: int = 2
+) -> Path:
     """Run a model on a benchmark and return its predictions."""
     items = limited(lambda: runner.items(data, split), limit)
     return predict_all(by_picture(items, batch), ask, runner.record, out=out, desc="", running=runner.running)

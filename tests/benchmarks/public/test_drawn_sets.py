@@ -1,4 +1,5 @@
-"""The truth of data sets in their real on-disk formats scores 1.0, by way of the pipeline's own predictions and submission files."""
+"""The truth of data sets in their real on-disk formats scores 1.0, by way of the pipeline's own predictions
+and submission files."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ from ans_core.data.scene_write import write_clips, write_scenes
 from tests.benchmarks.public.drawn import score
 
 
-@pytest.mark.parametrize(("name", "figures"), [("refcoco", ("cIoU", "gIoU", "P@0.9")), ("grefcoco", ("gIoU", "cIoU", "N_acc", "T_acc"))])
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [("refcoco", ("cIoU", "gIoU", "P@0.9")), ("grefcoco", ("gIoU", "cIoU", "N_acc", "T_acc"))],
+)
 def test_referring_sets(tmp_path: Path, name: str, figures: tuple[str, ...]):
     write_scenes(tmp_path, seed=0, counts={"train": 2, "val": 4, "test": 2}, image_size=64)
     samples = list(FORMATS[name](tmp_path / name, name=name, split="val"))
     predictions = [BENCHMARKS["referring"].truth(s) for s in samples]
-    lines = (json.dumps({"sample_id": s.sample_id, **asdict(p)}) for s, p in zip(samples, predictions, strict=True))
+    lines = (
+        json.dumps({"sample_id": s.sample_id, **asdict(p)}) for s, p in zip(samples, predictions, strict=True)
+    )
     drawn = tmp_path / "predictions.jsonl"
     drawn.write_text("\n".join(lines))
     found = score(name, drawn, data=tmp_path / name)

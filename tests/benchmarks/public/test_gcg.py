@@ -15,27 +15,48 @@ def truth(folder: Path) -> Path:
     images = [{"id": i, "height": H, "width": W, "file_name": f"{i}.jpg"} for i in (1, 2)]
     masks = [(1, coded(0, 4)), (1, coded(6, 10)), (2, coded(0, 10))]
     annotations = [
-        {"id": n, "image_id": i, "category_id": 1, "segmentation": m, "area": 24, "bbox": [0, 0, 4, 6], "iscrowd": 0}
+        {
+            "id": n,
+            "image_id": i,
+            "category_id": 1,
+            "segmentation": m,
+            "area": 24,
+            "bbox": [0, 0, 4, 6],
+            "iscrowd": 0,
+        }
         for n, (i, m) in enumerate(masks, start=1)
     ]
     categories = [{"id": 1, "name": "object"}]
-    write(folder / "val_gcg_coco_mask_gt.json", {"images": images, "annotations": annotations, "categories": categories})
+    write(
+        folder / "val_gcg_coco_mask_gt.json",
+        {"images": images, "annotations": annotations, "categories": categories},
+    )
     texts = {1: ("A red cat and a dog.", ["red cat", "dog"]), 2: ("The sky above the sea.", ["sky"])}
-    captions = [{"id": i, "image_id": i, "caption": caption, "labels": labels} for i, (caption, labels) in texts.items()]
+    captions = [
+        {"id": i, "image_id": i, "caption": caption, "labels": labels}
+        for i, (caption, labels) in texts.items()
+    ]
     write(folder / "val_gcg_coco_caption_gt.json", {"images": images, "annotations": captions})
     return folder
 
 
 def predicted(folder: Path, image: int, caption: str, phrases: list[str], masks: list[Any]) -> Path:
-    write(folder / f"{image}.json", {"image_id": image, "caption": caption, "phrases": phrases, "pred_masks": masks})
+    write(
+        folder / f"{image}.json",
+        {"image_id": image, "caption": caption, "phrases": phrases, "pred_masks": masks},
+    )
     return folder
 
 
 def test_the_truth_scores_one(tmp_path: Path):
-    drawn = predicted(tmp_path / "drawn", 1, "A red cat and a dog.", ["red cat", "dog"], [coded(0, 4), coded(6, 10)])
+    drawn = predicted(
+        tmp_path / "drawn", 1, "A red cat and a dog.", ["red cat", "dog"], [coded(0, 4), coded(6, 10)]
+    )
     predicted(drawn, 2, "The sky above the sea.", ["sky"], [coded(0, 10)])
     found = score("gcg", drawn, data=truth(tmp_path / "truth"))
-    assert [found.metrics[key] for key in ("AP", "AP50", "mIoU", "recall_masks_only")] == pytest.approx([1.0] * 4)
+    assert [found.metrics[key] for key in ("AP", "AP50", "mIoU", "recall_masks_only")] == pytest.approx(
+        [1.0] * 4
+    )
     assert found.metrics["CIDEr"] == pytest.approx(10.0)
     assert "recall" not in found.metrics
     assert any("left out: it needs --text-encoder" in note for note in found.notes)
@@ -65,8 +86,16 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     words = ["[UNK]", "[PAD]", "red", "cat", "dog", "sky", "sea"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
-    config = BertConfig(vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(
+        folder
+    )
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=16,
+    )
     BertModel(config).save_pretrained(folder)
     return str(folder)
 
@@ -76,7 +105,9 @@ def test_recall_asks_a_text_encoder_for_the_phrases(tmp_path: Path, encoder: str
     assert alike("red cat", "red cat") == pytest.approx(1.0)
     assert alike("red cat", "sky") == pytest.approx(alike("sky", "red cat"))
     assert alike("red cat", "sky") < 1
-    drawn = predicted(tmp_path / "drawn", 1, "A red cat and a dog.", ["red cat", "dog"], [coded(0, 4), coded(6, 10)])
+    drawn = predicted(
+        tmp_path / "drawn", 1, "A red cat and a dog.", ["red cat", "dog"], [coded(0, 4), coded(6, 10)]
+    )
     predicted(drawn, 2, "The sky.", ["sky"], [coded(0, 2)])  # IoU .2
     found = score("gcg", drawn, data=truth(tmp_path / "truth"), text_encoder=encoder)
     assert found.metrics["recall"] == pytest.approx(2 / 3)
@@ -84,22 +115,43 @@ def test_recall_asks_a_text_encoder_for_the_phrases(tmp_path: Path, encoder: str
 
 
 def boxes(folder: Path, *records: tuple[int, list[float], float]) -> Path:
-    return write(folder / "boxes.json", [{"image_id": i, "category_id": 1, "bbox": b, "score": s} for i, b, s in records])
+    return write(
+        folder / "boxes.json",
+        [{"image_id": i, "category_id": 1, "bbox": b, "score": s} for i, b, s in records],
+    )
 
 
 def test_boxes_are_scored_by_coco_s_average_precision(tmp_path: Path):
     """Each true box is 10 x 10. IoU .62 passes three of COCO's ten thresholds (.5, .55, .6)."""
     images = [{"id": i, "height": 20, "width": 20} for i in (1, 2)]
-    square = {"category_id": 1, "area": 100, "bbox": [0, 0, 10, 10], "iscrowd": 0, "segmentation": [[0, 0, 10, 0, 10, 10, 0, 10]]}
+    square = {
+        "category_id": 1,
+        "area": 100,
+        "bbox": [0, 0, 10, 10],
+        "iscrowd": 0,
+        "segmentation": [[0, 0, 10, 0, 10, 10, 0, 10]],
+    }
     annotations = [square | {"id": i, "image_id": i} for i in (1, 2)]
-    data = write(tmp_path / "truth.json", {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "object"}]})
-    right = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9), (2, [0, 0, 10, 10], 0.8)), data=data)
-    assert [right.metrics[key] for key in ("AP", "AP50", "AR_max100", "true_boxes")] == pytest.approx([1, 1, 1, 2])
-    narrow = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 6.2, 10], 0.9), (2, [0, 0, 6.2, 10], 0.8)), data=data)
+    data = write(
+        tmp_path / "truth.json",
+        {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "object"}]},
+    )
+    right = score(
+        "coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9), (2, [0, 0, 10, 10], 0.8)), data=data
+    )
+    assert [right.metrics[key] for key in ("AP", "AP50", "AR_max100", "true_boxes")] == pytest.approx(
+        [1, 1, 1, 2]
+    )
+    narrow = score(
+        "coco_boxes", boxes(tmp_path, (1, [0, 0, 6.2, 10], 0.9), (2, [0, 0, 6.2, 10], 0.8)), data=data
+    )
     assert narrow.metrics["AP"] == pytest.approx(0.3)
     half = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9)), data=data)
     assert half.metrics["AR_max100"] == pytest.approx(0.5)
-    for box, message in (([0, 0, 10], "is no .x, y, width, height."), ([0, 0, -1, 9], "is no .x, y, width, height.")):
+    for box, message in (
+        ([0, 0, 10], "is no .x, y, width, height."),
+        ([0, 0, -1, 9], "is no .x, y, width, height."),
+    ):
         with pytest.raises(ValueError, match=message):
             score("coco_boxes", boxes(tmp_path, (1, box, 0.9)), data=data)
     with pytest.raises(ValueError, match="images that the truth does not have: 7"):

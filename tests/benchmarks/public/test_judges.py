@@ -1,4 +1,5 @@
-"""Benchmarks whose answers a judge reads: what it is asked, what is kept of its replies, that those give the same figures again."""
+"""Benchmarks whose answers a judge reads: what it is asked, what is kept of its replies, that those give the
+same figures again."""
 
 from __future__ import annotations
 
@@ -50,20 +51,28 @@ def judged(name: str, given: Given, reply: Callable[[Request], str], out: Path) 
 
 
 @recorded
-def test_dlc_benchs_judge_is_asked_as_the_recorded_one_was_and_its_replies_give_the_official_figures(tmp_path: Path):
+def test_dlc_benchs_judge_is_asked_as_the_recorded_one_was_and_its_replies_give_the_official_figures(
+    tmp_path: Path,
+):
     folder = REPLAY / "dlc_bench"
     record = json.loads((folder / "dam_3b_v1_eval.json").read_text())
     kinds = ("details_recognition", "details_positives", "details_negatives")
     replies: dict[str, str] = {}
     for entry in (entry for entry in record.values() if isinstance(entry, dict)):
-        answers = {a["question_index"] + 1 if "question_index" in a else 0: a["pred_answer"] for kind in kinds for a in entry[kind]}
+        answers = {
+            a["question_index"] + 1 if "question_index" in a else 0: a["pred_answer"]
+            for kind in kinds
+            for a in entry[kind]
+        }
         replies |= {prompt: answers[n] for n, prompt in enumerate(entry["prompt"])}
     assert len(replies) == 992
     given = Given(predictions=folder / "dam_3b_v1.json", data=folder)
     found = judged("dlc_bench", given, lambda request: replies[str(request.user)], tmp_path / "judge.json")
     assert found.metrics["positive"] == pytest.approx(record["avg_pos"], rel=1e-12)
     assert found.metrics["negative"] == pytest.approx(record["avg_neg"], rel=1e-12)
-    again = SCORERS["dlc_bench"].score(Given(predictions=given.predictions, data=folder, replay=tmp_path / "judge.json"))
+    again = SCORERS["dlc_bench"].score(
+        Given(predictions=given.predictions, data=folder, replay=tmp_path / "judge.json")
+    )
     assert again.metrics == found.metrics
     assert again.notes == found.notes
 
@@ -87,7 +96,12 @@ def test_ferret_benchs_judge_reads_context_reference_and_answer(tmp_path: Path):
     few = write(tmp_path / "few.jsonl", files.records(given.predictions)[:3])
     with pytest.raises(ValueError, match=r"37 questions are not answered: .*--predicted-only"):
         judged("ferret_bench", Given(predictions=few, data=folder), reply, tmp_path / "review.jsonl")
-    some = judged("ferret_bench", Given(predictions=few, data=folder, predicted_only=True), reply, tmp_path / "review.jsonl")
+    some = judged(
+        "ferret_bench",
+        Given(predictions=few, data=folder, predicted_only=True),
+        reply,
+        tmp_path / "review.jsonl",
+    )
     assert (some.metrics["questions"], some.missing) == (3, 0)
 
 
@@ -95,12 +109,21 @@ def test_ferret_benchs_judge_reads_context_reference_and_answer(tmp_path: Path):
 def test_gar_benchs_judge_sees_the_picture_and_every_region(tmp_path: Path, detailed: bool):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/a.png").write_bytes(tiny.picture(0))
-    about = {"subject_name": "cat", "object_name": "mat", "predicate_name": "on"} if detailed else {"question": "Where?", "answer": "there"}
-    question = {"image": "images/a.png", "mask_rles": [tiny.square(0, 0, 9, 9), tiny.square(20, 20, 30, 30)], **about}
+    about = (
+        {"subject_name": "cat", "object_name": "mat", "predicate_name": "on"}
+        if detailed
+        else {"question": "Where?", "answer": "there"}
+    )
+    question = {
+        "image": "images/a.png",
+        "mask_rles": [tiny.square(0, 0, 9, 9), tiny.square(20, 20, 30, 30)],
+        **about,
+    }
     name = "Detailed" if detailed else "Simple"
     write(tmp_path / f"GAR-Bench-Caption-{name}.json", [question])
     told = write(
-        tmp_path / "told.jsonl", [{key: v for key, v in question.items() if key != "mask_rles"} | {"model_output": "It lies there."}]
+        tmp_path / "told.jsonl",
+        [{key: v for key, v in question.items() if key != "mask_rles"} | {"model_output": "It lies there."}],
     )
 
     def reply(request: Request) -> str:
@@ -127,17 +150,29 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
     shown = Request(system="Look.", user=("This:", b"\x89PNG", "?"), schema=None, max_tokens=9)
     with serving(says("A. Yes")) as server:
-        judge = Replies(model="m", base_url=server.url, cache=tmp_path / "judge.sqlite", timeout_s=5.0, retries=0)
+        judge = Replies(
+            model="m", base_url=server.url, cache=tmp_path / "judge.sqlite", timeout_s=5.0, retries=0
+        )
         assert judge.ask([*requests, shown], desc="d") == ["A. Yes"] * 4
         assert judge.ask(requests[:2], desc="d") == ["A. Yes"] * 2
         assert len(server.seen) == 4  # the others were known
         assert judge.name == f"m at {server.url}"
         (body,) = (seen.body for seen in server.seen if len(seen.body["messages"]) == 2)
-        assert body["messages"][1]["content"][1]["image_url"]["url"] == "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
+        assert (
+            body["messages"][1]["content"][1]["image_url"]["url"]
+            == "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
+        )
         assert body["temperature"] == 0
         assert not any("response_format" in seen.body for seen in server.seen)
     with serving(says("B"), fails(400)) as server:
-        judge = Replies(model="other", base_url=server.url, cache=tmp_path / "judge.sqlite", concurrency=1, timeout_s=5.0, retries=0)
+        judge = Replies(
+            model="other",
+            base_url=server.url,
+            cache=tmp_path / "judge.sqlite",
+            concurrency=1,
+            timeout_s=5.0,
+            retries=0,
+        )
         with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply .*run again to go on"):
             judge.ask(requests, desc="d")
 
@@ -146,19 +181,43 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
 def test_status_200_without_a_reply_is_told_and_never_scored(tmp_path: Path, text: str):
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
     with serving(says("B"), body(text)) as server:
-        judge = Replies(model="m", base_url=server.url, cache=tmp_path / "judge.sqlite", concurrency=1, timeout_s=5.0, retries=0)
-        with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "):
+        judge = Replies(
+            model="m",
+            base_url=server.url,
+            cache=tmp_path / "judge.sqlite",
+            concurrency=1,
+            timeout_s=5.0,
+            retries=0,
+        )
+        with pytest.raises(
+            NoReplyError, match=r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "
+        ):
             judge.ask(requests, desc="d")
 
 
-def test_a_judge_is_asked_where_the_settings_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_judge_is_asked_where_the_settings_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setattr(eval_score, "root", lambda: tmp_path)
-    questions = [{"question": "?", "type": kind, "choices": [["right", 1], ["wrong", -1]]} for kind in ("positive", "negative")]
+    questions = [
+        {"question": "?", "type": kind, "choices": [["right", 1], ["wrong", -1]]}
+        for kind in ("positive", "negative")
+    ]
     write(tmp_path / "annotations.json", {"annotations": [{"id": 7}]})
     write(tmp_path / "qa.json", {"7": questions})
     write(tmp_path / "class_names.json", {"7": "scissors"})
     told = write(tmp_path / "told.json", {"7": "a pair of scissors"})
-    words = ["eval", "score", "dlc_bench", "--predictions", str(told), "--data", str(tmp_path), "--out", str(tmp_path / "out/metrics.json")]
+    words = [
+        "eval",
+        "score",
+        "dlc_bench",
+        "--predictions",
+        str(told),
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out/metrics.json"),
+    ]
     arguments = cli.parse(words)
     with pytest.raises(ValueError, match=r"scored by a judge: name one in params\.yaml .*--replay REPLIES"):
         arguments.function(arguments)

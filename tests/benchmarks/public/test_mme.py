@@ -44,7 +44,14 @@ def test_tasks_weigh_the_same_however_many_pictures_they_have(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("reply", "parsed"),
-    [("Yes", "yes"), (" no.", "no"), ("Not at all", "no"), ("The answer is yes", None), ("1. yes", None), ("", None)],
+    [
+        ("Yes", "yes"),
+        (" no.", "no"),
+        ("Not at all", "no"),
+        ("The answer is yes", None),
+        ("1. yes", None),
+        ("", None),
+    ],
 )
 def test_a_reply_counts_by_its_first_four_letters(reply: str, parsed: str | None):
     assert yes_or_no(reply) == parsed
@@ -52,7 +59,10 @@ def test_a_reply_counts_by_its_first_four_letters(reply: str, parsed: str | None
 
 def release(folder: Path) -> Path:
     """Both layouts: apart, and side by side."""
-    for text, picture in (("color/questions_answers_YN/1.txt", "color/images/1.jpg"), ("count/2.txt", "count/2.png")):
+    for text, picture in (
+        ("color/questions_answers_YN/1.txt", "color/images/1.jpg"),
+        ("count/2.txt", "count/2.png"),
+    ):
         write(folder / picture, "a picture")
         (folder / text).parent.mkdir(parents=True, exist_ok=True)
         (folder / text).write_text("Is it x?\tYes\nIs it y?\tNo\n")
@@ -68,7 +78,10 @@ def test_missing_replies_are_wrong_and_others_must_be_of_the_release(tmp_path: P
     assert (found.missing, found.metrics["score/color"], found.metrics["score/count"]) == (1, 200, 50)
     for records, message in (
         (told + told[:1], "comes twice"),
-        ([told[0] | {"image": "9.jpg"}, *told[1:]], "1 questions that the truth does not have: color/9.jpg/Is it x"),
+        (
+            [told[0] | {"image": "9.jpg"}, *told[1:]],
+            "1 questions that the truth does not have: color/9.jpg/Is it x",
+        ),
         ([told[0] | {"answer": "No"}, *told[1:]], "answer 'No' is not the question's 'Yes'"),
         ([told[0] | {"answer": "A"}, *told[1:]], "record 1: the answer is 'A', not Yes or No"),
         ([told[0] | {"category": "colour"}, *told[1:]], "record 1: MME has no task 'colour'"),

@@ -23,7 +23,8 @@ TEXTS = {"A": "a red fox", "B": "a dog", "C": "none"}
         ("First (A), no, (B)", "B"),  # the one named last
         ("B or A, I think it is A", "A"),
         ("It shows without doubt a red fox", "A"),
-        ("a red fox", None),  # texts are looked for in replies of more than five words (two blanks make no word)
+        # texts are looked for in replies of more than five words (two blanks make no word)
+        ("a red fox", None),
         ("I can't tell", None),
     ],
 )
@@ -37,7 +38,8 @@ def test_mmmu_letters(reply: str, letter: str | None):
         ("Answer: **B**", "B"),
         ("Answer: (C)", "C"),
         ("Because A. Answer: C", "C"),
-        ("Answer: A or B, so A ", "A"),  # several behind "Answer:": the last blank-framed one of the whole reply
+        # several behind "Answer:": the last blank-framed one of the whole reply
+        ("Answer: A or B, so A ", "A"),
         ("I can't tell", None),
     ],
 )
@@ -58,7 +60,8 @@ def test_mmmu_pro_letters(reply: str, letter: str | None):
         ("5", "So \n5", True),  # nothing behind the only indicator word: the whole reply
         ("5", "x = 5 =", True),
         ("5", "The result is \n5", False),  # behind `result` stands `is`
-        ("12", "final 12 so 7 is \nok", True),  # the empty tail of `is` gives way to the longer one of `final`
+        # the empty tail of `is` gives way to the longer one of `final`
+        ("12", "final 12 so 7 is \nok", True),
     ],
 )
 def test_mmmu_open_answers(truth: Any, reply: str, right: bool):
@@ -86,16 +89,29 @@ def test_dlc_choices(reply: str, index: int | None):
 
 def dlc(folder: Path, *, recognised: str, replies: list[str], caption: str = "a cat") -> dict[str, Path]:
     questions = [
-        {"question": "?", "type": "positive", "choices": [["red", 1], ["wrong", -1], ["nothing", 0], ["part", 0.5]]},
+        {
+            "question": "?",
+            "type": "positive",
+            "choices": [["red", 1], ["wrong", -1], ["nothing", 0], ["part", 0.5]],
+        },
         {"question": "?", "type": "negative", "choices": [["no dog", 1], ["dog", -1]]},
     ]
     write(folder / "annotations.json", {"annotations": [{"id": 7}]})
     write(folder / "qa.json", {"7": questions})
     asked = [q | {"pred_answer": reply} for q, reply in zip(questions, replies, strict=True)]
     recognition = {"choices": [["Yes", "correct"], ["No", "incorrect"]], "pred_answer": recognised}
-    entry = {"pred": caption, "details_positives": asked[:1], "details_negatives": asked[1:], "details_recognition": [recognition]}
+    entry = {
+        "pred": caption,
+        "details_positives": asked[:1],
+        "details_negatives": asked[1:],
+        "details_recognition": [recognition],
+    }
     replay = write(folder / "judge.json", {"7": entry, "avg_pos": 0.5})
-    return {"predictions": write(folder / "captions.json", {"7": "a cat", "query": "Describe."}), "data": folder, "replay": replay}
+    return {
+        "predictions": write(folder / "captions.json", {"7": "a cat", "query": "Describe."}),
+        "data": folder,
+        "replay": replay,
+    }
 
 
 def test_an_object_that_is_not_recognised_earns_nothing_but_its_faults(tmp_path: Path):
@@ -117,11 +133,15 @@ def test_a_judge_that_saw_another_caption_is_refused(tmp_path: Path):
 def test_gar_bench_wants_the_whole_reply_to_be_the_letter(tmp_path: Path):
     replies = ["a", "A.", "B"]
     records = [
-        {"image": str(i), "choices": ["A. x", "B. y"], "answer": "A", "type": "color", "model_output": r} for i, r in enumerate(replies)
+        {"image": str(i), "choices": ["A. x", "B. y"], "answer": "A", "type": "color", "model_output": r}
+        for i, r in enumerate(replies)
     ]
     metrics = score("gar_bench", write(tmp_path / "vqa.json", records)).metrics
     assert metrics["vqa/correct"] == metrics["vqa/correct/color"] == 1
-    truth = [{key: value for key, value in r.items() if key != "model_output"} for r in [*records, records[0] | {"image": "3"}]]
+    truth = [
+        {key: value for key, value in r.items() if key != "model_output"}
+        for r in [*records, records[0] | {"image": "3"}]
+    ]
     data = write(tmp_path / "questions/GAR-Bench-VQA.json", truth)
     found = score("gar_bench", tmp_path / "vqa.json", data=data)
     assert (found.metrics["vqa/count"], found.metrics["vqa/correct"], found.missing) == (4, 1, 1)
@@ -137,7 +157,10 @@ def test_gar_bench_wants_the_whole_reply_to_be_the_letter(tmp_path: Path):
 
 
 def test_gar_bench_captions_count_the_judges_exact_true(tmp_path: Path):
-    records = [{"image": str(i), "answer": "x", "model_output": "y", "eval_result": r} for i, r in enumerate(["True", "true", "False"])]
+    records = [
+        {"image": str(i), "answer": "x", "model_output": "y", "eval_result": r}
+        for i, r in enumerate(["True", "true", "False"])
+    ]
     assert score("gar_bench", write(tmp_path / "simple.json", records)).metrics["caption_simple/correct"] == 1
 
 
@@ -153,12 +176,17 @@ def test_ferret_bench_divides_means_and_keeps_unreadable_verdicts(tmp_path: Path
 @pytest.mark.parametrize("content", ["0 6", "nan 6", "inf 6", "I would say"])
 def test_ferret_bench_without_marks_of_the_reference_has_no_score(tmp_path: Path, content: str):
     reviews = [{"question_id": n, "answer2_id": n, "content": content} for n in range(2)]
-    with pytest.raises(ValueError, match=r"review.jsonl: the reference answers' mean mark is (0|-1).0, so there is no share of it"):
+    with pytest.raises(
+        ValueError,
+        match=r"review.jsonl: the reference answers' mean mark is (0|-1).0, so there is no share of it",
+    ):
         score("ferret_bench", write(tmp_path / "review.jsonl", reviews))
 
 
 def test_ferret_benchs_answers_without_text_are_refused(tmp_path: Path):
-    review = write(tmp_path / "review.jsonl", [{"question_id": 1, "answer2_id": 1, "content": "8 6", "answer2": "a cat"}])
+    review = write(
+        tmp_path / "review.jsonl", [{"question_id": 1, "answer2_id": 1, "content": "8 6", "answer2": "a cat"}]
+    )
     with pytest.raises(ValueError, match="question 1: key 'text' is missing"):
         score("ferret_bench", write(tmp_path / "told.jsonl", [{"question_id": 1}]), replay=review)
 
@@ -167,7 +195,17 @@ def test_ferret_benchs_answers_without_text_are_refused(tmp_path: Path):
     ("name", "record"),
     [
         ("captions", {"image_name": "7", "captions": ["a cat"], "prediction": "a cat"}),
-        ("vstar", {"image": "7", "test_type": "t", "question": "q", "options": ["x"], "answer": "x", "pred_ans": "A"}),
+        (
+            "vstar",
+            {
+                "image": "7",
+                "test_type": "t",
+                "question": "q",
+                "options": ["x"],
+                "answer": "x",
+                "pred_ans": "A",
+            },
+        ),
     ],
 )
 def test_a_sample_that_comes_twice_is_refused(tmp_path: Path, name: str, record: dict[str, Any]):
@@ -177,7 +215,15 @@ def test_a_sample_that_comes_twice_is_refused(tmp_path: Path, name: str, record:
 
 @pytest.mark.parametrize(
     ("reply", "right"),
-    [("A", True), ("B", False), ("A.", True), ("B.", False), ("\\boxed{A}", True), ("A. the cat", True), ("B. the dog", None)],
+    [
+        ("A", True),
+        ("B", False),
+        ("A.", True),
+        ("B.", False),
+        ("\\boxed{A}", True),
+        ("A. the cat", True),
+        ("B. the dog", None),
+    ],
 )
 def test_vstar_rules(reply: str, right: bool | None):
     assert by_rule(reply, "the cat") is right
@@ -221,7 +267,14 @@ def test_mmbench_counts_a_question_that_is_right_in_every_rotation(tmp_path: Pat
     rotations = [("cat", "dog", "A"), ("dog", "cat", "B")]
     told = {1: "AB", 2: "AA", 3: "BB"}
     records = [
-        {"index": i + k * 1_000_000, "A": a, "B": b, "answer": answer, "prediction": told[i][k], "category": "animals" if i < 3 else "x"}
+        {
+            "index": i + k * 1_000_000,
+            "A": a,
+            "B": b,
+            "answer": answer,
+            "prediction": told[i][k],
+            "category": "animals" if i < 3 else "x",
+        }
         for i in told
         for k, (a, b, answer) in enumerate(rotations)
     ]

@@ -1,4 +1,5 @@
-"""The question benchmarks that agents are measured on: their rules by hand, and models run on drawn sets in their layouts."""
+"""The question benchmarks that agents are measured on: their rules by hand, and models run on drawn sets in
+their layouts."""
 
 from __future__ import annotations
 
@@ -43,24 +44,47 @@ def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Sc
 
 def test_vstar_asks_with_the_options_in_another_order(tmp_path: Path) -> None:
     colours = ["red", "blue", "green", "white"]
-    for kind, options, count in (("direct_attributes", colours, 6), ("relative_position", ["left", "right"], 4)):
+    for kind, options, count in (
+        ("direct_attributes", colours, 6),
+        ("relative_position", ["left", "right"], 4),
+    ):
         for number in range(count):
             pictures(tmp_path / kind, f"{number}.jpg")
-            write(tmp_path / kind / f"{number}.json", {"question": "Which?", "options": options, "bbox": [[1, 2, 3, 4]]})
+            write(
+                tmp_path / kind / f"{number}.json",
+                {"question": "Which?", "options": options, "bbox": [[1, 2, 3, 4]]},
+            )
     items = list(SCORERS["vstar"].runner.items(tmp_path, ""))  # type: ignore[union-attr]
     letters = [item.facts["letter"] for item in items]
     assert len(set(letters)) > 1
-    assert all(f"{letter}. {item.facts['answer']}\n" in item.request.text for letter, item in zip(letters, items, strict=True))
+    assert all(
+        f"{letter}. {item.facts['answer']}\n" in item.request.text
+        for letter, item in zip(letters, items, strict=True)
+    )
     found = evaluate("vstar", tmp_path, tmp_path / "out", knowing).metrics
-    assert (found["accuracy"], found["count/direct_attributes"], found["count/relative_position"]) == (1.0, 6, 4)
-    always = evaluate("vstar", tmp_path, tmp_path / "always", lambda some: [Prediction(text="A") for _ in some]).metrics
+    assert (found["accuracy"], found["count/direct_attributes"], found["count/relative_position"]) == (
+        1.0,
+        6,
+        4,
+    )
+    always = evaluate(
+        "vstar", tmp_path, tmp_path / "always", lambda some: [Prediction(text="A") for _ in some]
+    ).metrics
     assert always["accuracy"] == letters.count("A") / 10 < 1
-    vague = evaluate("vstar", tmp_path, tmp_path / "vague", lambda some: [Prediction(text="I see it") for _ in some]).metrics
+    vague = evaluate(
+        "vstar", tmp_path, tmp_path / "vague", lambda some: [Prediction(text="I see it") for _ in some]
+    ).metrics
     assert (vague["accuracy"], vague["undecided"]) == (0.0, 10)
 
 
 def test_vstar_counts_what_a_rule_or_the_judge_calls_right(tmp_path: Path) -> None:
-    record = {"question": "q", "options": ["dog", "cat"], "answer": "cat", "letter": "B", "test_type": "relative_position"}
+    record = {
+        "question": "q",
+        "options": ["dog", "cat"],
+        "answer": "cat",
+        "letter": "B",
+        "test_type": "relative_position",
+    }
     told = write(tmp_path / "told.json", [
         record | {"image": "1", "pred_ans": "B.", "test_type": "direct_attributes"},
         record | {"image": "2", "pred_ans": "the cat", "judged": True},
@@ -68,16 +92,29 @@ def test_vstar_counts_what_a_rule_or_the_judge_calls_right(tmp_path: Path) -> No
         record | {"image": "4", "pred_ans": "A", "judged": True},  # a rule decides
     ])  # fmt: skip
     found = score("vstar", told).metrics
-    assert (found["accuracy"], found["accuracy/direct_attributes"], found["accuracy/relative_position"]) == (0.5, 1.0, 1 / 3)
+    assert (found["accuracy"], found["accuracy/direct_attributes"], found["accuracy/relative_position"]) == (
+        0.5,
+        1.0,
+        1 / 3,
+    )
     assert (found["count/relative_position"], found["decided_by_judge"], found["undecided"]) == (3, 1, 1)
 
 
-JUDGED = {"image": "1", "test_type": "t", "question": "q", "options": ["dog", "cat"], "answer": "dog", "pred_ans": "the dog"}
+JUDGED = {
+    "image": "1",
+    "test_type": "t",
+    "question": "q",
+    "options": ["dog", "cat"],
+    "answer": "dog",
+    "pred_ans": "the dog",
+}
 
 
 @pytest.mark.parametrize("judged", [True, 1, 1.0, "1", False, 0, 0.0, "0"])
 def test_vstar_reads_a_judges_verdict(tmp_path: Path, judged: Any) -> None:
-    assert score("vstar", write(tmp_path / "told.json", [JUDGED | {"judged": judged}])).metrics["accuracy"] == float(judged)
+    assert score("vstar", write(tmp_path / "told.json", [JUDGED | {"judged": judged}])).metrics[
+        "accuracy"
+    ] == float(judged)
 
 
 @pytest.mark.parametrize("judged", ["0.0", "no", "", None, 2, []])
@@ -90,7 +127,15 @@ def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
     assert vstar.by_rule("B", "the cat", letter="B") is True
     assert vstar.by_rule("A.", "the cat", letter="B") is False
     assert vstar.by_rule("I say B. The cat", "the cat", letter="B") is True
-    record = {"image": "x", "test_type": "t", "question": "q", "options": ["dog", "cat"], "answer": "cat", "letter": "B", "pred_ans": "B"}
+    record = {
+        "image": "x",
+        "test_type": "t",
+        "question": "q",
+        "options": ["dog", "cat"],
+        "answer": "cat",
+        "letter": "B",
+        "pred_ans": "B",
+    }
     assert score("vstar", write(tmp_path / "told.json", [record])).metrics["accuracy"] == 1.0
     with pytest.raises(ValueError, match="record 0: option 'A' of 2 is not the answer"):
         score("vstar", write(tmp_path / "told.json", [record | {"letter": "A"}]))
@@ -100,7 +145,9 @@ def test_vstar_letters_are_those_of_the_record(tmp_path: Path) -> None:
 
 def test_a_question_of_vstar_without_its_picture_is_not_left_out_unsaid(tmp_path: Path) -> None:
     (question_sets.vstar(tmp_path) / "direct_attributes/1.jpg").unlink()
-    with pytest.raises(ValueError, match=r"1 questions have no picture beside them: direct_attributes/1\.json"):
+    with pytest.raises(
+        ValueError, match=r"1 questions have no picture beside them: direct_attributes/1\.json"
+    ):
         next(iter(SCORERS["vstar"].runner.items(tmp_path, "")))  # type: ignore[union-attr]
 
 
@@ -132,7 +179,12 @@ def test_tallyqa_counts_complex_questions_exactly(tmp_path: Path) -> None:
     assert evaluate("tallyqa_complex", folder, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
     told = write(tmp_path / "told.json", [{"question_id": 7, "prediction": "there are four"}])
     found = score("tallyqa_complex", told, data=folder)
-    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["accuracy_as_said"], found.missing) == (0.5, 2, 0.0, 1)
+    assert (
+        found.metrics["accuracy"],
+        found.metrics["count"],
+        found.metrics["accuracy_as_said"],
+        found.missing,
+    ) == (0.5, 2, 0.0, 1)
     write(told, [{"question_id": 7, "prediction": "6"}, {"question_id": 8, "prediction": "who knows"}])
     found = score("tallyqa_complex", told, data=folder)
     assert (found.metrics["RMSE_of_parsed"], found.metrics["unparsed"]) == (2.0, 1)
@@ -163,15 +215,23 @@ def test_infographics_are_scored_by_the_best_answer_and_by_kind(tmp_path: Path) 
     assert found.metrics["ANLS"] == pytest.approx((5 / 6) / 2)
     assert found.metrics["ANLS/Text"] == pytest.approx((5 / 6) / 2)
     assert found.metrics["ANLS/Figure"] == 0.0
-    assert score("infographicsvqa", told, data=tmp_path, predicted_only=True).metrics["ANLS/Text"] == pytest.approx(5 / 6)
+    assert score("infographicsvqa", told, data=tmp_path, predicted_only=True).metrics[
+        "ANLS/Text"
+    ] == pytest.approx(5 / 6)
 
 
 # MMMU
 
 
-def test_mmmu_without_a_letter_is_wrong_by_subject_and_domain_and_a_guess_for_the_official_figure(tmp_path: Path) -> None:
+def test_mmmu_without_a_letter_is_wrong_by_subject_and_domain_and_a_guess_for_the_official_figure(
+    tmp_path: Path,
+) -> None:
     """The first of two options that random.Random(42) draws is A."""
-    choice = {"question_type": "multiple-choice", "all_choices": ["A", "B"], "index2ans": {"A": "me", "B": "you"}}
+    choice = {
+        "question_type": "multiple-choice",
+        "all_choices": ["A", "B"],
+        "index2ans": {"A": "me", "B": "you"},
+    }
     told = write(tmp_path / "told.jsonl", [
         {"id": "validation_Art_1", "subject": "Art", "answer": "B", "response": "The answer is (B).", **choice},
         {"id": "validation_Art_2", "subject": "Art", "answer": "A", "response": "", **choice},
@@ -179,12 +239,23 @@ def test_mmmu_without_a_letter_is_wrong_by_subject_and_domain_and_a_guess_for_th
     ])  # fmt: skip
     found = score("mmmu_val", told).metrics
     assert (found["accuracy"], found["accuracy_with_guesses"], found["unparsed"]) == (1 / 3, 2 / 3, 1)
-    assert (found["accuracy/Art"], found["accuracy/domain/Science"], found["count/domain/Art and Design"]) == (0.5, 0.0, 2)
+    assert (
+        found["accuracy/Art"],
+        found["accuracy/domain/Science"],
+        found["count/domain/Art and Design"],
+    ) == (0.5, 0.0, 2)
     kinds = {"validation_Art_1": "B", "validation_Art_2": "A", "validation_Art_3": "B"}
-    truth = {name: {"question_type": "multiple-choice", "ground_truth": letter} for name, letter in kinds.items()}
+    truth = {
+        name: {"question_type": "multiple-choice", "ground_truth": letter} for name, letter in kinds.items()
+    }
     truth["validation_Math_1"] = {"question_type": "short-answer", "ground_truth": "7"}
     found = score("mmmu_val", told, data=write(tmp_path / "answer_dict_val.json", truth))
-    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["accuracy/Art"], found.missing) == (1 / 4, 4, 1 / 3, 1)
+    assert (
+        found.metrics["accuracy"],
+        found.metrics["count"],
+        found.metrics["accuracy/Art"],
+        found.missing,
+    ) == (1 / 4, 4, 1 / 3, 1)
 
 
 # MathVista
@@ -211,11 +282,17 @@ def test_mathvistas_normalisation(extraction: str, changes: dict[str, Any], said
 def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> None:
     question_sets.mathvista(tmp_path)
     assert evaluate("mathvista", tmp_path, tmp_path / "out", knowing).metrics["accuracy"] == 1.0
-    told = write(tmp_path / "told.json", {"1": {"response": "It has 4 of them."}, "2": {"response": "twenty"}, "3": {"extraction": "7"}})
+    told = write(
+        tmp_path / "told.json",
+        {"1": {"response": "It has 4 of them."}, "2": {"response": "twenty"}, "3": {"extraction": "7"}},
+    )
     judging = SCORERS["mathvista"].judging
     assert judging is not None
     assert judging.needed(Given(predictions=told, data=tmp_path))
-    with pytest.raises(ValueError, match=r"1: no rule reads an answer in 'It has 4 of them\.'; a language model does: --replay"):
+    with pytest.raises(
+        ValueError,
+        match=r"1: no rule reads an answer in 'It has 4 of them\.'; a language model does: --replay",
+    ):
         score("mathvista", told, data=tmp_path)
     asked: list[str] = []
 
@@ -234,7 +311,10 @@ def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> 
     assert found.notes == ["judge: known extracted answers, asked in other words than the benchmark's"]
     assert score("mathvista", told, data=tmp_path, replay=tmp_path / "judge.json").metrics == found.metrics
     few = write(tmp_path / "few.jsonl", [{"pid": "2", "response": "(B)"}])
-    assert (score("mathvista", few, data=tmp_path).metrics["accuracy"], score("mathvista", few, data=tmp_path).missing) == (1 / 3, 2)
+    assert (
+        score("mathvista", few, data=tmp_path).metrics["accuracy"],
+        score("mathvista", few, data=tmp_path).missing,
+    ) == (1 / 3, 2)
 
 
 # MM-Vet
@@ -244,7 +324,10 @@ def test_mm_vets_grades_are_means_over_runs_and_by_capability(tmp_path: Path) ->
     folder = vet(tmp_path / "data")
     told = write(tmp_path / "told.json", {"v1_0": "x = -1", "v1_1": "Ann", "v1_2": "sun"})
     grades = {"v1_0": [0.5, 0.3], "v1_1": [1.0, 1.0], "v1_2": [0.0, 0.2]}
-    replay = {name: {"model": ["gpt-4-0613"] * 2, "content": [str(x) for x in xs], "score": xs} for name, xs in grades.items()}
+    replay = {
+        name: {"model": ["gpt-4-0613"] * 2, "content": [str(x) for x in xs], "score": xs}
+        for name, xs in grades.items()
+    }
     found = score("mm_vet", told, data=folder, replay=write(tmp_path / "grades.json", replay))
     assert found.metrics["score"] == pytest.approx((0.4 + 1.0 + 0.1) / 3)
     assert found.published["score"] == "50.0"
@@ -253,7 +336,12 @@ def test_mm_vets_grades_are_means_over_runs_and_by_capability(tmp_path: Path) ->
     assert found.metrics["score/only/math_ocr"] == pytest.approx(0.4)
     assert found.notes == ["judge: gpt-4-0613 (published with gpt-4-0613); another judge moves the figure"]
     with pytest.raises(ValueError, match=r"v1_1: score .*1\.5.* is no list of numbers from 0 to 1"):
-        score("mm_vet", told, data=folder, replay=write(tmp_path / "odd.json", replay | {"v1_1": {"score": [1.5]}}))
+        score(
+            "mm_vet",
+            told,
+            data=folder,
+            replay=write(tmp_path / "odd.json", replay | {"v1_1": {"score": [1.5]}}),
+        )
     with pytest.raises(ValueError, match="scored by a judge: --replay"):
         score("mm_vet", told, data=folder)
 
@@ -281,7 +369,10 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert found.metrics["score"] == pytest.approx(1.4 / 3)
     assert "the judge was asked in other words than the benchmark's, once" in found.notes
     assert "1 replies of the judge are no grade and count 0" in found.notes
-    assert scorer.score(Given(predictions=path, data=folder, replay=tmp_path / "judge.json")).metrics == found.metrics
+    assert (
+        scorer.score(Given(predictions=path, data=folder, replay=tmp_path / "judge.json")).metrics
+        == found.metrics
+    )
     other = write(tmp_path / "other.json", {"v1_0": "another"})
     with pytest.raises(ValueError, match="v1_0: the judge saw another reply"):
         score("mm_vet", other, data=folder, replay=tmp_path / "judge.json", predicted_only=True)
@@ -289,7 +380,10 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
 
 
 def test_no_answer_of_mm_vet_is_graded_0_and_shown_to_no_judge(tmp_path: Path) -> None:
-    judging, told = SCORERS["mm_vet"].judging, write(tmp_path / "told.json", {"v1_0": "x = -1", "v1_1": "", "v1_2": " "})
+    judging, told = (
+        SCORERS["mm_vet"].judging,
+        write(tmp_path / "told.json", {"v1_0": "x = -1", "v1_1": "", "v1_2": " "}),
+    )
 
     class Generous:
         name = "generous"
@@ -298,7 +392,9 @@ def test_no_answer_of_mm_vet_is_graded_0_and_shown_to_no_judge(tmp_path: Path) -
             return ["0.6"] * len(requests)
 
     assert judging is not None
-    given = judging.ask(Given(predictions=told, data=vet(tmp_path / "data")), Generous(), tmp_path / "judge.json")
+    given = judging.ask(
+        Given(predictions=told, data=vet(tmp_path / "data")), Generous(), tmp_path / "judge.json"
+    )
     found = SCORERS["mm_vet"].score(given)
     assert found.metrics["score"] == pytest.approx(0.6 / 3)
     assert not any("no grade" in note for note in found.notes)
@@ -358,9 +454,17 @@ def test_a_question_that_shows_a_held_out_picture_among_others_is_not_trained_on
 
 def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Path) -> None:
     answers = [("a", "Math", "\\boxed{3}"), ("b", "Math", "4"), ("c", "Charts", "3")]
-    records = [{"qid": name, "category": category, "prediction": said, "answer": "3"} for name, category, said in answers]
+    records = [
+        {"qid": name, "category": category, "prediction": said, "answer": "3"}
+        for name, category, said in answers
+    ]
     found = score("virl39k", write(tmp_path / "told.jsonl", records)).metrics
-    assert (found["accuracy"], found["accuracy/Math"], found["accuracy/Charts"], found["boxed"]) == (2 / 3, 0.5, 1.0, 1 / 3)
+    assert (found["accuracy"], found["accuracy/Math"], found["accuracy/Charts"], found["boxed"]) == (
+        2 / 3,
+        0.5,
+        1.0,
+        1 / 3,
+    )
 
 
 # Pictures that are not there
@@ -369,14 +473,20 @@ def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "folder", "refusal"),
     [
-        ("tallyqa_complex", "", r"test\.json: 2 of 2 pictures are not in .*: VG_100K_2/1\.jpg, val2014/2\.jpg; put them there"),
+        (
+            "tallyqa_complex",
+            "",
+            r"test\.json: 2 of 2 pictures are not in .*: VG_100K_2/1\.jpg, val2014/2\.jpg; put them there",
+        ),
         ("infographicsvqa", "images", r"withQT\.json: 2 of 2 pictures are not in .*images: 1\.jpeg, 2\.jpeg"),
         ("mm_vet", "images", r"mm-vet\.json: 2 of 2 pictures are not in .*images: a\.jpg, b\.jpg"),
         ("mathvista", "images", r"annot_testmini\.json: 1 of 1 pictures are not in .*images: 1\.jpg"),
         ("virl39k", "images", r"2 of 2 pictures are not in .*: images/"),
     ],
 )
-def test_pictures_that_are_not_there_are_named_before_the_first_question(tmp_path: Path, name: str, folder: str, refusal: str) -> None:
+def test_pictures_that_are_not_there_are_named_before_the_first_question(
+    tmp_path: Path, name: str, folder: str, refusal: str
+) -> None:
     data = question_sets.SETS[name](tmp_path)
     runner = SCORERS[name].runner
     assert runner is not None

@@ -1,4 +1,5 @@
-"""Public predictions whose official numbers are known. The files are not ours to publish: tests look for them in ANS_REFERENCE."""
+"""Public predictions whose official numbers are known. The files are not ours to publish: tests look for them
+in ANS_REFERENCE."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from tests.golden import REFERENCE
 
 DATA = REFERENCE / "data"
 REPLAY = DATA / "replay"
-pytestmark = pytest.mark.skipif(not REPLAY.is_dir(), reason="no recorded predictions: ANS_REFERENCE names no folder with data/replay")
+pytestmark = pytest.mark.skipif(
+    not REPLAY.is_dir(), reason="no recorded predictions: ANS_REFERENCE names no folder with data/replay"
+)
 
 
 def load(path: Path) -> Any:
@@ -35,7 +38,11 @@ def scored(name: str, predictions: Path, **others: Any) -> Scored:
 
 def vos() -> tuple[Scored, dict[str, float]]:
     expected = load(REPLAY / "davis_osvos/expected.json")["all_objects"]
-    wanted = {name + key: expected[name][stat] for name in "JF" for key, stat in (("", "mean"), ("_recall", "recall"), ("_decay", "decay"))}
+    wanted = {
+        name + key: expected[name][stat]
+        for name in "JF"
+        for key, stat in (("", "mean"), ("_recall", "recall"), ("_decay", "decay"))
+    }
     return scored("vos", REPLAY / "davis_osvos"), wanted | {"J&F": expected["J&F"]}
 
 
@@ -43,7 +50,9 @@ def mask_pairs() -> tuple[Scored, dict[str, float]]:
     expected = load(REPLAY / "mask_pairs/expected_summary.json")
     frames = expected["every_fifth_frame"]
     rela, lisa = frames["rela_grefcoco"], frames["lisa_reasonseg"]
-    wanted = {f"grefcoco/{key}": rela[key] / 100 for key in ("gIoU", "cIoU")} | {f"grefcoco/{key}": rela[key] for key in ("N_acc", "T_acc")}
+    wanted = {f"grefcoco/{key}": rela[key] / 100 for key in ("gIoU", "cIoU")} | {
+        f"grefcoco/{key}": rela[key] for key in ("N_acc", "T_acc")
+    }
     wanted |= {f"grefcoco/P@{t}": rela[f"Pr@{t}"] / 100 for t in (0.7, 0.8, 0.9)}
     wanted |= {"reasonseg/gIoU": lisa["giou"], "reasonseg/cIoU": lisa["ciou"], "images": frames["samples"]}
     return scored("mask_pairs", REPLAY / "mask_pairs/pairs.json.gz"), wanted | expected["mean_over_pairs"]
@@ -54,34 +63,59 @@ def gcg() -> tuple[Scored, dict[str, float]]:
     expected = load(folder / "expected.json")
     style = expected["gcg_style"]
     wanted = {f"coco/{key}": value for key, value in expected["segm"].items()}
-    wanted |= {key: style[key] for key in ("AP", "AP50", "mIoU", "images", "true_masks", "matches_masks_only") if key in style}
+    wanted |= {
+        key: style[key]
+        for key in ("AP", "AP50", "mIoU", "images", "true_masks", "matches_masks_only")
+        if key in style
+    }
     wanted |= {"true_masks": style["truth_masks"], "recall_masks_only": style["recall_masks_only"]}
-    wanted |= {"recall_same_category": style["recall_same_category_name"], "matches_same_category": style["matches_same_category_name"]}
-    return scored("gcg", folder / "fakesegm100_results.json.gz", data=folder / "instances_val2014_100.json.gz"), wanted
+    wanted |= {
+        "recall_same_category": style["recall_same_category_name"],
+        "matches_same_category": style["matches_same_category_name"],
+    }
+    return scored(
+        "gcg", folder / "fakesegm100_results.json.gz", data=folder / "instances_val2014_100.json.gz"
+    ), wanted
 
 
 def nlg_eval() -> tuple[Scored, dict[str, float]]:
     path = REPLAY / "nlg_eval/cases.json"
-    wanted = {f"{case['name']}/{key}": value for case in load(path) for key, value in case["recomputed"].items() if key != "METEOR"}
+    wanted = {
+        f"{case['name']}/{key}": value
+        for case in load(path)
+        for key, value in case["recomputed"].items()
+        if key != "METEOR"
+    }
     return scored("captions", path), wanted
 
 
 def captions_magic() -> tuple[Scored, dict[str, float]]:
     wanted = load(REPLAY / "captions_magic/expected.json")
     wanted = {key: value for key, value in wanted.items() if key != "METEOR"}  # the jar's
-    return scored("captions", REPLAY / "captions_magic/mscoco_tokenized.jsonl.gz"), wanted | {"captions": wanted.pop("images")}
+    return scored("captions", REPLAY / "captions_magic/mscoco_tokenized.jsonl.gz"), wanted | {
+        "captions": wanted.pop("images")
+    }
 
 
 def dlc_bench() -> tuple[Scored, dict[str, float]]:
     folder = DATA / "dlc_bench"
     found = scored("dlc_bench", folder / "dam_3b_v1.json", data=folder, replay=folder / "dam_3b_v1_eval.json")
     totals = load(folder / "dam_3b_v1_eval.json")
-    return found, {"positive": totals["avg_pos"], "negative": totals["avg_neg"], "questions": 992, "recognised": 0.92, "unparsed": 0}
+    return found, {
+        "positive": totals["avg_pos"],
+        "negative": totals["avg_neg"],
+        "questions": 992,
+        "recognised": 0.92,
+        "unparsed": 0,
+    }
 
 
 def gar_bench() -> tuple[Scored, dict[str, float]]:
     expected = load(REPLAY / "gar_bench/expected.json")
-    wanted = {"vqa/correct": expected["vqa"]["overall"]["correct"], "vqa/count": expected["vqa"]["overall"]["total"]}
+    wanted = {
+        "vqa/correct": expected["vqa"]["overall"]["correct"],
+        "vqa/count": expected["vqa"]["overall"]["total"],
+    }
     for kind, counts in expected["vqa"]["by_type"].items():
         wanted |= {f"vqa/correct/{kind}": counts["correct"], f"vqa/count/{kind}": counts["total"]}
     for part in ("caption_simple", "caption_detailed"):
@@ -92,10 +126,16 @@ def gar_bench() -> tuple[Scored, dict[str, float]]:
 def ferret_bench() -> tuple[Scored, dict[str, float]]:
     folder = REPLAY / "ferret_bench"
     expected = load(folder / "expected.json")
-    found = scored("ferret_bench", folder / "gar_1b_answer.jsonl.gz", replay=folder / "gar_1b_review.jsonl.gz")
+    found = scored(
+        "ferret_bench", folder / "gar_1b_answer.jsonl.gz", replay=folder / "gar_1b_review.jsonl.gz"
+    )
     assert found.published["score"] == str(expected["score"])
     assert found.metrics == scored("ferret_bench", folder / "gar_1b_review.jsonl.gz").metrics
-    return found, {"mean_reference": expected["mean_reference"], "mean_model": expected["mean_model"], "score": expected["score_unrounded"]}
+    return found, {
+        "mean_reference": expected["mean_reference"],
+        "mean_model": expected["mean_model"],
+        "score": expected["score_unrounded"],
+    }
 
 
 def mmmu_val() -> tuple[Scored, dict[str, float]]:
@@ -107,24 +147,36 @@ def mmmu_val() -> tuple[Scored, dict[str, float]]:
         assert sample["right_with_guess"] == right, sample
         if not sample["open"]:
             assert sample["parsed"] == (None if guessed else letter), sample
-    wanted = {"correct_with_guesses": expected["overall"]["correct"], "correct": expected["overall"]["correct_if_unparsable_is_wrong"]}
+    wanted = {
+        "correct_with_guesses": expected["overall"]["correct"],
+        "correct": expected["overall"]["correct_if_unparsable_is_wrong"],
+    }
     wanted |= {"unparsed": expected["overall"]["unparsable"], "count": 900}
     for subject, numbers in expected["subjects"].items():
-        wanted |= {f"correct/{subject}": numbers["correct_if_unparsable_is_wrong"], f"correct_with_guesses/{subject}": numbers["correct"]}
+        wanted |= {
+            f"correct/{subject}": numbers["correct_if_unparsable_is_wrong"],
+            f"correct_with_guesses/{subject}": numbers["correct"],
+        }
     wanted |= {f"count/domain/{domain}": numbers["total"] for domain, numbers in expected["domains"].items()}
     return found, wanted
 
 
 def mmmu_val_parsed() -> tuple[Scored, dict[str, float]]:
     folder = REPLAY / "mmmu_val"
-    return scored("mmmu_val", folder / "llava1.5_13b_total_val_output.json.gz", data=folder), {"correct": 330, "count": 900}
+    return scored("mmmu_val", folder / "llava1.5_13b_total_val_output.json.gz", data=folder), {
+        "correct": 330,
+        "count": 900,
+    }
 
 
 def mmmu_pro_vision() -> tuple[Scored, dict[str, float]]:
     expected = load(REPLAY / "mmmu_pro_vision/expected.json")
     found = scored("mmmu_pro_vision", REPLAY / "mmmu_pro_vision/gpt-4o_vision_direct.jsonl.gz")
     assert {s["id"] for s in found.samples if s["parsed"] is None} == set(expected["unparsable_ids"])
-    wanted = {f"correct/{subject}": counts["correct_if_unparsable_is_wrong"] for subject, counts in expected["by_subject"].items()}
+    wanted = {
+        f"correct/{subject}": counts["correct_if_unparsable_is_wrong"]
+        for subject, counts in expected["by_subject"].items()
+    }
     return found, wanted | {"correct": 725, "correct_stored": 734, "unparsed": 48, "count": 1730}
 
 
@@ -138,7 +190,13 @@ def seed_bench() -> tuple[Scored, dict[str, float]]:
 
 
 def vstar() -> tuple[Scored, dict[str, float]]:
-    wanted = {"correct/direct_attributes": 105, "correct/relative_position": 64, "correct": 169, "count": 191, "decided_by_judge": 22}
+    wanted = {
+        "correct/direct_attributes": 105,
+        "correct/relative_position": 64,
+        "correct": 169,
+        "count": 191,
+        "decided_by_judge": 22,
+    }
     return scored("vstar", REPLAY / "vstar/predictions.jsonl.gz"), wanted
 
 
@@ -175,7 +233,9 @@ def test_the_boxes_of_recorded_masks_get_pycocotools_figures(tmp_path: Path):
     folder = REPLAY / "coco100"
     results = load(folder / "fakesegm100_results.json.gz")
     boxes = [r | {"bbox": mask.toBbox(r["segmentation"]).tolist()} for r in results]
-    path = write(tmp_path / "boxes.json", [{key: r[key] for key in r if key != "segmentation"} for r in boxes])
+    path = write(
+        tmp_path / "boxes.json", [{key: r[key] for key in r if key != "segmentation"} for r in boxes]
+    )
     found = scored("coco_boxes", path, data=folder / "instances_val2014_100.json.gz")
     assert found.metrics["AP"] == pytest.approx(0.48289170148234417, abs=1e-12)
     assert (found.metrics["images"], found.metrics["true_boxes"], found.metrics["boxes"]) == (100, 830, 734)
@@ -183,10 +243,16 @@ def test_the_boxes_of_recorded_masks_get_pycocotools_figures(tmp_path: Path):
 
 def test_every_question_of_dlc_bench_gets_its_recorded_score():
     folder = DATA / "dlc_bench"
-    found = scored("dlc_bench", folder / "dam_3b_v1.json", data=folder, replay=folder / "dam_3b_v1_eval.json").samples
+    found = scored(
+        "dlc_bench", folder / "dam_3b_v1.json", data=folder, replay=folder / "dam_3b_v1_eval.json"
+    ).samples
     recorded = load(folder / "dam_3b_v1_eval.json")
     assert len(found) == 992
-    keys = {"positive": "details_positives", "negative": "details_negatives", "recognition": "details_recognition"}
+    keys = {
+        "positive": "details_positives",
+        "negative": "details_negatives",
+        "recognition": "details_recognition",
+    }
     for sample in found:
         entry = recorded[sample["object"]][keys[sample["type"]]][sample.get("question", 0)]
         assert sample["choice"] == entry["pred_index"], entry
@@ -202,13 +268,18 @@ def test_every_frame_of_davis_and_of_the_pairs_gets_its_official_j_and_f():
         record = load(REPLAY / f"davis_osvos/{sequence['sequence']}.json.gz")
         (one,), (expected,) = record["objects"], sequence["objects"]
         found = [j_and_f(p, t) for p, t in zip(one["prediction"], one["truth"], strict=True)]
-        assert [list(values) for values in zip(*found, strict=True)] == [expected["J_per_frame"], expected["F_per_frame"]]
+        assert [list(values) for values in zip(*found, strict=True)] == [
+            expected["J_per_frame"],
+            expected["F_per_frame"],
+        ]
     samples = scored("mask_pairs", REPLAY / "mask_pairs/pairs.json.gz").samples
     for sample, expected in zip(samples, load(REPLAY / "mask_pairs/expected.json.gz")["pairs"], strict=True):
         for name in "JF":
             assert sample[f"{name}_per_frame"] == pytest.approx(expected[f"{name}_per_frame"], abs=1e-15)
             assert sample[f"{name}_decay"] == pytest.approx(expected[name]["decay"], abs=1e-12)
-            assert sample[f"{name}_without_first_and_last"] == pytest.approx(expected[f"{name}_without_first_and_last"]["mean"], abs=1e-12)
+            assert sample[f"{name}_without_first_and_last"] == pytest.approx(
+                expected[f"{name}_without_first_and_last"]["mean"], abs=1e-12
+            )
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Models run on benchmarks in their real layouts: what is asked, what is written, that it scores as a predictions file does."""
+"""Models run on benchmarks in their real layouts: what is asked, what is written, that it scores as a
+predictions file does."""
 
 from __future__ import annotations
 
@@ -43,16 +44,22 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
     return [item.truth for item in items if item.truth]
 
 
-def predict(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Path:
+def predict(
+    name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0
+) -> Path:
     runner = SCORERS[name].runner
     assert runner is not None
     return drawn_sets.predicted(runner, data, split, ask, out, limit=limit, batch=4)
 
 
-def evaluate(name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0) -> Scored:
+def evaluate(
+    name: str, data: Path, out: Path, *, split: str = "", ask: Any = truth_of, limit: int = 0
+) -> Scored:
     path, runner = predict(name, data, out, split=split, ask=ask, limit=limit), SCORERS[name].runner
     assert runner is not None
-    return SCORERS[name].score(Given(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit)))
+    return SCORERS[name].score(
+        Given(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit))
+    )
 
 
 def words(text: str) -> Callable[[Sequence[Item]], list[Prediction]]:
@@ -65,18 +72,28 @@ def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str, monk
     assert runner is not None
     items = list(runner.items(drawn / name, "val"))
     assert items[0].request.text == f"<image>\n Please segment {items[0].expression} in this image."
-    assert [i.name for i in items] == [i.name for i in sorted(items, key=lambda i: str(i.request.frames))]  # picture by picture
+    # picture by picture
+    assert [i.name for i in items] == [i.name for i in sorted(items, key=lambda i: str(i.request.frames))]
     assert evaluate(name, drawn / name, tmp_path / "all", split="val").metrics["gIoU"] == 1.0
     silent = evaluate(name, drawn / name, tmp_path / "silent", split="val", ask=words("Sorry."))
     assert silent.missing == 0
-    assert silent.metrics["gIoU"] == sum(not rle.area(i.truth.masks[0][0]) for i in items if i.truth) / len(items)
+    assert silent.metrics["gIoU"] == sum(not rle.area(i.truth.masks[0][0]) for i in items if i.truth) / len(
+        items
+    )
     some = evaluate(name, drawn / name, tmp_path / "some", split="val", limit=3)
     read: list[str] = []
     whole = refcoco_reader.read
-    monkeypatch.setattr(refcoco_reader, "read", lambda *words, split, **more: read.append(split) or whole(*words, split=split, **more))
+    monkeypatch.setattr(
+        refcoco_reader,
+        "read",
+        lambda *words, split, **more: read.append(split) or whole(*words, split=split, **more),
+    )
     predictions = predict(name, drawn / name, tmp_path / "again", split="val")
     read.clear()
-    assert SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="val")).metrics["gIoU"] == 1.0
+    assert (
+        SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="val")).metrics["gIoU"]
+        == 1.0
+    )
     assert read == ["val"]  # train is a hundred times as large
     with pytest.raises(ValueError, match="is this another split's file"):
         SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="test"))
@@ -84,7 +101,10 @@ def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str, monk
 
 
 def test_the_folder_of_grefcoco_gets_no_figures_of_refcoco(tmp_path: Path, drawn: Path):
-    with pytest.raises(ValueError, match=r"val: \d+ of \d+ expressions mean several objects or none .*its figures are `grefcoco`'s"):
+    with pytest.raises(
+        ValueError,
+        match=r"val: \d+ of \d+ expressions mean several objects or none .*its figures are `grefcoco`'s",
+    ):
         evaluate("refcoco", drawn / "grefcoco", tmp_path / "run", split="val")
     path = predict("grefcoco", drawn / "grefcoco", tmp_path / "other", split="val")
     with pytest.raises(ValueError, match="this is gRefCOCO"):
@@ -96,7 +116,11 @@ def test_a_folder_of_clips_is_named_by_the_split_that_it_holds(tmp_path: Path, d
     runner = SCORERS["mevis"].runner
     assert runner is not None
     assert runner.split_of is not None
-    assert [runner.split_of(folder) for folder in (data, data / "val", tmp_path / "mine")] == ["val", "val", "mine"]
+    assert [runner.split_of(folder) for folder in (data, data / "val", tmp_path / "mine")] == [
+        "val",
+        "val",
+        "mine",
+    ]
 
 
 @pytest.mark.parametrize("name", ["mevis", "ref_youtube_vos", "ref_davis17"])
@@ -113,7 +137,14 @@ def test_expressions_about_clips(tmp_path: Path, drawn: Path, name: str):
 
 def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path):
     folder = tmp_path / "valid"
-    meta = {"videos": {"dog": {"frames": ["0", "1"], "expressions": {"0": {"exp": "the dog"}, "1": {"exp": "why is it?"}}}}}
+    meta = {
+        "videos": {
+            "dog": {
+                "frames": ["0", "1"],
+                "expressions": {"0": {"exp": "the dog"}, "1": {"exp": "why is it?"}},
+            }
+        }
+    }
     write(folder / "meta_expressions.json", meta)
     for frame in "01":
         (folder / "JPEGImages/dog").mkdir(parents=True, exist_ok=True)
@@ -121,7 +152,10 @@ def test_a_split_without_public_masks_is_predicted_but_not_scored(tmp_path: Path
     runner = SCORERS["revos"].runner
     assert runner is not None
     asked = [item.request.text for item in runner.items(tmp_path, "valid")]
-    assert asked == ["<image>\nPlease segment the dog.", "<image>\n why is it? Please respond with a segmentation mask."]
+    assert asked == [
+        "<image>\nPlease segment the dog.",
+        "<image>\n why is it? Please respond with a segmentation mask.",
+    ]
     with pytest.raises(UnscoredError, match=r"valid/mask_dict\.json is not there .*ans eval submit"):
         evaluate("revos", tmp_path, tmp_path / "out", split="valid", ask=words("No."))
     lines = (tmp_path / "out/predictions.jsonl").read_text().splitlines()
@@ -140,10 +174,17 @@ def test_a_turned_picture_with_masks_is_asked_about_as_it_is_stored_and_without_
     assert sizes == [(8, 6), (6, 8)]
 
 
-@pytest.mark.parametrize("damage", [b"\0\0\0\n", b'\xff"\n', b'{"text": "no name"}\n{"item": "2", "text": "2"}\n', b"7\n"])
-def test_a_damaged_part_is_kept_aside_and_what_stood_there_is_asked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes):
+@pytest.mark.parametrize(
+    "damage", [b"\0\0\0\n", b'\xff"\n', b'{"text": "no name"}\n{"item": "2", "text": "2"}\n', b"7\n"]
+)
+def test_a_damaged_part_is_kept_aside_and_what_stood_there_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
+):
     items = [Item(name=str(n), request=Request(frames=(tiny.picture(0),), text=str(n))) for n in range(6)]
-    runner, asked = Runner(items=lambda *_: iter(items), record=lambda item, answer: {"text": answer.text}), []
+    runner, asked = (
+        Runner(items=lambda *_: iter(items), record=lambda item, answer: {"text": answer.text}),
+        [],
+    )
 
     def ask(some: Sequence[Item]) -> list[Prediction]:
         asked.extend(item.name for item in some)
@@ -175,15 +216,31 @@ def test_grounded_conversation(tmp_path: Path):
     images = [{"id": i, "file_name": f"{i}.png", "height": 64, "width": 64} for i in (7, 8)]
     owned = [{"id": n, "image_id": image, "category_id": 1, "segmentation": m, "iscrowd": 0, "area": rle.area(m), "bbox": [0, 0, 9, 9]}
              for n, (image, m) in enumerate(zip((7, 7, 8), masks, strict=True), start=1)]  # fmt: skip
-    write(tmp_path / "val_gcg_coco_mask_gt.json", {"images": images, "annotations": owned, "categories": [{"id": 1, "name": "o"}]})
-    told = [{"image_id": i, "id": i, "caption": "<p> a cat </p> [SEG] on <p> a mat </p> [SEG].", "labels": ["a cat"]} for i in (7, 8)]
+    write(
+        tmp_path / "val_gcg_coco_mask_gt.json",
+        {"images": images, "annotations": owned, "categories": [{"id": 1, "name": "o"}]},
+    )
+    told = [
+        {
+            "image_id": i,
+            "id": i,
+            "caption": "<p> a cat </p> [SEG] on <p> a mat </p> [SEG].",
+            "labels": ["a cat"],
+        }
+        for i in (7, 8)
+    ]
     write(tmp_path / "val_gcg_coco_caption_gt.json", {"images": images, "annotations": told})
     other = {"images": [{"id": 9}], "annotations": [], "categories": []}
-    write(tmp_path / "test_gcg_coco_mask_gt.json", other)  # the split that is predicted is the one that is scored
+    # the split that is predicted is the one that is scored
+    write(tmp_path / "test_gcg_coco_mask_gt.json", other)
     found = evaluate("gcg", tmp_path, tmp_path / "out", split="val")
     assert found.metrics["mIoU"] == found.metrics["AP50"] == 1.0
     line = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[0])
-    assert (line["caption"], line["phrases"], line["pred_masks"]) == ("a cat on a mat.", ["a cat", "a mat"], masks[:2])
+    assert (line["caption"], line["phrases"], line["pred_masks"]) == (
+        "a cat on a mat.",
+        ["a cat", "a mat"],
+        masks[:2],
+    )
     assert evaluate("gcg", tmp_path, tmp_path / "some", split="val", limit=1).metrics["images"] == 1
 
 
@@ -202,7 +259,9 @@ def test_region_captions(tmp_path: Path):
     assert items[1].request.mask_prompts == (masks[2]["segmentation"],)
     found = evaluate("refcocog_captions", tmp_path, tmp_path / "out")
     assert (found.metrics["captions"], found.metrics["ROUGE_L"]) == (3, 1.0)
-    detailed = [{"image_path": "images/a.png", "mask_rle": tiny.square(0, 0, 9, 9), "caption": "a red square on grey"}]
+    detailed = [
+        {"image_path": "images/a.png", "mask_rle": tiny.square(0, 0, 9, 9), "caption": "a red square on grey"}
+    ]
     write(tmp_path / "mdvp_caption_mask.json", detailed)
     assert evaluate("detailed_captions", tmp_path, tmp_path / "detailed").metrics["ROUGE_L"] == 1.0
 
@@ -211,11 +270,19 @@ def test_benchmarks_with_a_judge_write_what_the_judge_reads(tmp_path: Path):
     pictures(tmp_path / "images", "a.png")
     square = tiny.square(0, 0, 9, 9)
     image = {"id": 5, "file_name": "a.png", "height": 64, "width": 64}
-    write(tmp_path / "annotations.json", {"images": [image], "annotations": [{"id": 3, "image_id": 5, "segmentation": square}]})
+    write(
+        tmp_path / "annotations.json",
+        {"images": [image], "annotations": [{"id": 3, "image_id": 5, "segmentation": square}]},
+    )
     polygon = {"segmentation": [[1.0, 1.0, 9.0, 1.0, 9.0, 9.0]]}
     region = {"question_id": 0, "image": "a.png", "text": "What is <region> doing?", "annotation": polygon}
     write(tmp_path / "box_refer_caption.json", [region])
-    simple = {"image": "images/a.png", "mask_rles": [square, square], "question": "Where is <Prompt1>?", "answer": "near <Prompt0>."}
+    simple = {
+        "image": "images/a.png",
+        "mask_rles": [square, square],
+        "question": "Where is <Prompt1>?",
+        "answer": "near <Prompt0>.",
+    }
     write(tmp_path / "GAR-Bench-Caption-Simple.json", [simple])
     for name, split, line in (
         ("dlc_bench", "", {"id": "3", "caption": "near region1."}),
@@ -233,8 +300,16 @@ def test_benchmarks_with_a_judge_write_what_the_judge_reads(tmp_path: Path):
     runner = SCORERS["gar_bench"].runner
     assert runner is not None
     (item,) = runner.items(tmp_path, "vqa")
-    assert item.request.text.splitlines()[1:5] == ["Question: Where is region2?", "Options:", "A. region1", "B. region2"]
-    assert evaluate("gar_bench", tmp_path, tmp_path / "vqa", split="vqa", ask=words("b")).metrics["vqa/accuracy"] == 1.0
+    assert item.request.text.splitlines()[1:5] == [
+        "Question: Where is region2?",
+        "Options:",
+        "A. region1",
+        "B. region2",
+    ]
+    assert (
+        evaluate("gar_bench", tmp_path, tmp_path / "vqa", split="vqa", ask=words("b")).metrics["vqa/accuracy"]
+        == 1.0
+    )
 
 
 def test_questions_about_pictures(tmp_path: Path):
@@ -251,7 +326,17 @@ def test_questions_about_pictures(tmp_path: Path):
             "category": "x",
             "image": coded,
         },
-        {"index": "5", "question": "Who?", "hint": "", "A": "me", "B": "you", "C": "", "answer": "A", "category": "y", "image": "4"},
+        {
+            "index": "5",
+            "question": "Who?",
+            "hint": "",
+            "A": "me",
+            "B": "you",
+            "C": "",
+            "answer": "A",
+            "category": "y",
+            "image": "4",
+        },
     ]
     with (tmp_path / "mmbench_dev_en.tsv").open("w") as file:
         table = csv.DictWriter(file, list(rows[0]), delimiter="\t")
@@ -278,16 +363,29 @@ def test_questions_about_pictures(tmp_path: Path):
 def test_seed_bench_and_mmmu(tmp_path: Path):
     pictures(tmp_path / "SEED-Bench-image", "p1", "p2")
     question = {"question": "How many?", "data_type": "image", "question_type_id": 5, "answer": "C"}
-    question |= {f"choice_{letter}": text for letter, text in zip("abcd", ("one", "two", "three", "four"), strict=True)}
+    question |= {
+        f"choice_{letter}": text for letter, text in zip("abcd", ("one", "two", "three", "four"), strict=True)
+    }
     listed = [question | {"question_id": f"{n}", "data_id": f"p{n}"} for n in (1, 2)] + [
         question | {"data_type": "video", "question_id": "9"}
     ]
     write(tmp_path / "SEED-Bench.json", {"questions": listed})
     assert evaluate("seed_bench", tmp_path, tmp_path / "seed").metrics["accuracy/5"] == 1.0
-    assert evaluate("seed_bench", tmp_path, tmp_path / "silent", ask=words("Well.")).metrics["accuracy"] == 0.0
-    write(tmp_path / "first.json", [{"question_id": name, "prediction": "A", "gt_answer": "A"} for name in ("101669", "103960")])
+    assert (
+        evaluate("seed_bench", tmp_path, tmp_path / "silent", ask=words("Well.")).metrics["accuracy"] == 0.0
+    )
+    write(
+        tmp_path / "first.json",
+        [{"question_id": name, "prediction": "A", "gt_answer": "A"} for name in ("101669", "103960")],
+    )
     first = SCORERS["seed_bench"].score(Given(predictions=tmp_path / "first.json")).metrics
-    assert first == {"accuracy": 1.0, "correct": 2, "count": 2, "correct_with_blanks": 2, "accuracy_with_blanks": 1.0}
+    assert first == {
+        "accuracy": 1.0,
+        "correct": 2,
+        "count": 2,
+        "correct_with_blanks": 2,
+        "accuracy_with_blanks": 1.0,
+    }
 
     picture = {"bytes": tiny.picture(0), "path": "x.png"}
     rows = [
@@ -298,11 +396,18 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
             "answer": "B",
             "question_type": "multiple-choice",
         },
-        {"id": "validation_Art_2", "question": "How far?", "options": "[]", "answer": "['7 m', '7']", "question_type": "open"},
+        {
+            "id": "validation_Art_2",
+            "question": "How far?",
+            "options": "[]",
+            "answer": "['7 m', '7']",
+            "question_type": "open",
+        },
     ]
     (tmp_path / "mmmu/Art").mkdir(parents=True)
     parquet.write_table(
-        pyarrow.Table.from_pylist([row | {"image_1": picture} for row in rows]), tmp_path / "mmmu/Art/validation-00000-of-00001.parquet"
+        pyarrow.Table.from_pylist([row | {"image_1": picture} for row in rows]),
+        tmp_path / "mmmu/Art/validation-00000-of-00001.parquet",
     )
 
     def ask(items: Sequence[Item]) -> list[Prediction]:
@@ -315,14 +420,21 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
 
 def test_mme_and_a_plain_file_of_its_questions(tmp_path: Path):
     pictures(tmp_path / "count", "a.png")
-    (tmp_path / "count/a.txt").write_text("Is there one? Please answer yes or no.\tYes\nAre there two? Please answer yes or no.\tNo\n")
+    (tmp_path / "count/a.txt").write_text(
+        "Is there one? Please answer yes or no.\tYes\nAre there two? Please answer yes or no.\tNo\n"
+    )
     found = evaluate("mme", tmp_path, tmp_path / "out")
     assert (found.metrics["accuracy/count"], found.metrics["accuracy_plus/count"]) == (1.0, 1.0)
     assert evaluate("mme", tmp_path, tmp_path / "yes", ask=words("Yes.")).metrics["score/count"] == 50.0
-    arguments = cli.parse(["eval", "export", "mme", "--data", str(tmp_path), "--out", str(tmp_path / "plain")])
+    arguments = cli.parse(
+        ["eval", "export", "mme", "--data", str(tmp_path), "--out", str(tmp_path / "plain")]
+    )
     assert arguments.function(arguments) == 0
     first, _ = map(json.loads, (tmp_path / "plain/questions.jsonl").read_text().splitlines())
-    assert (first["text"], first["pictures"]) == ("Is there one? Please answer yes or no.", [str(tmp_path / "count/a.png")])
+    assert (first["text"], first["pictures"]) == (
+        "Is there one? Please answer yes or no.",
+        [str(tmp_path / "count/a.png")],
+    )
 
 
 def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tmp_path: Path):
@@ -330,8 +442,14 @@ def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tm
     pictures(tmp_path / "val", "a.jpg", "b.jpg")
     square = {"label": "target", "points": [[2, 2], [11, 2], [11, 11], [2, 11]]}
     hidden = {"label": "Ignore", "points": [[2, 2], [6, 2], [6, 11], [2, 11]]}
-    for name, text, sentence, shapes in (("a", "Who is it?", True, [square]), ("b", "the cat", False, [hidden, square])):
-        write(tmp_path / "val" / f"{name}.json", {"text": [text, "other"], "is_sentence": sentence, "shapes": shapes})
+    for name, text, sentence, shapes in (
+        ("a", "Who is it?", True, [square]),
+        ("b", "the cat", False, [hidden, square]),
+    ):
+        write(
+            tmp_path / "val" / f"{name}.json",
+            {"text": [text, "other"], "is_sentence": sentence, "shapes": shapes},
+        )
     runner = SCORERS["reasonseg"].runner
     assert runner is not None
     assert [item.request.text for item in runner.items(tmp_path, "val")] == [
@@ -341,7 +459,10 @@ def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tm
     assert [runner.split_of(folder) for folder in (tmp_path, tmp_path / "val")] == ["val", "val"]
 
     def ask(items: Sequence[Item]) -> list[Prediction]:
-        return [Prediction(text="", masks=((tiny.square(2, 2, 12, 12 if item.name == "b" else 7),),)) for item in items]
+        return [
+            Prediction(text="", masks=((tiny.square(2, 2, 12, 12 if item.name == "b" else 7),),))
+            for item in items
+        ]
 
     found = evaluate("reasonseg", tmp_path / "val", tmp_path / "run", ask=ask)
     assert found.metrics["short/gIoU"] == pytest.approx(1.0, abs=2e-5)
@@ -351,5 +472,9 @@ def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tm
     assert found.ratios["long/gIoU"].value == 0.5
     masks = [{"id": name, "mask": tiny.square(2, 2, 12, 12)} for name in "ab"]
     masks[1] |= {"mask": tiny.square(2, 7, 12, 12), "ignore": tiny.square(2, 2, 12, 7), "is_sentence": False}
-    again = SCORERS["reasonseg"].score(Given(predictions=tmp_path / "run/predictions.jsonl", data=write(tmp_path / "truth.jsonl", masks)))
-    assert again.metrics == {key: value for key, value in found.metrics.items() if not key.startswith("long/")}
+    again = SCORERS["reasonseg"].score(
+        Given(predictions=tmp_path / "run/predictions.jsonl", data=write(tmp_path / "truth.jsonl", masks))
+    )
+    assert again.metrics == {
+        key: value for key, value in found.metrics.items() if not key.startswith("long/")
+    }

@@ -14,10 +14,19 @@ MASKS = {"1": [coded(0, 4), None], "2": [coded(4, 8), coded(0, 2)], "9": [None, 
 
 
 def truth(folder: Path, expressions: dict[str, dict[str, Any]], foreground: Any = None) -> Path:
-    meta = {"videos": {"zoo": {"frames": FRAMES, "expressions": {k: {"exp": "the cat", **v} for k, v in expressions.items()}}}}
+    meta = {
+        "videos": {
+            "zoo": {
+                "frames": FRAMES,
+                "expressions": {k: {"exp": "the cat", **v} for k, v in expressions.items()},
+            }
+        }
+    }
     write(folder / "meta_expressions.json", meta)
     write(folder / "mask_dict.json", MASKS)
-    write(folder / "mask_dict_foreground.json", {"zoo": {"masks_rle": foreground or [coded(0, 8), coded(0, 2)]}})
+    write(
+        folder / "mask_dict_foreground.json", {"zoo": {"masks_rle": foreground or [coded(0, 8), coded(0, 2)]}}
+    )
     return folder
 
 
@@ -27,7 +36,10 @@ def drawn(root: Path, expression: str, *frames: np.ndarray) -> Path:
 
 
 def test_expressions_of_several_objects_of_some_frames_and_of_none(tmp_path: Path):
-    data = truth(tmp_path / "data", {"0": {"anno_id": [1, 2]}, "1": {"anno_id": [1]}, "2": {"anno_id": [9]}, "3": {"anno_id": []}})
+    data = truth(
+        tmp_path / "data",
+        {"0": {"anno_id": [1, 2]}, "1": {"anno_id": [1]}, "2": {"anno_id": [9]}, "3": {"anno_id": []}},
+    )
     root = tmp_path / "drawn"
     drawn(root, "0", columns(0, 8), columns(0, 1))  # J 1 and .5
     drawn(root, "1", columns(0, 4), columns(0, 0))  # gone in the second frame, rightly not drawn
@@ -42,7 +54,9 @@ def test_expressions_of_several_objects_of_some_frames_and_of_none(tmp_path: Pat
 def test_results_json_scores_as_the_folder_and_missing_expressions_count_nothing(tmp_path: Path):
     data = truth(tmp_path / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})
     folder = drawn(tmp_path / "drawn", "0", columns(0, 2), columns(0, 0))
-    results = write(tmp_path / "results.json", {"zoo": {"0": {"prediction_masks": [coded(0, 2), rle.empty(H, W)]}}})
+    results = write(
+        tmp_path / "results.json", {"zoo": {"0": {"prediction_masks": [coded(0, 2), rle.empty(H, W)]}}}
+    )
     one, other = (score("ref_youtube_vos", path, data=data) for path in (folder, results))
     assert one.metrics == other.metrics
     assert one.metrics["J"] == (0.75 + 0) / 2
@@ -60,10 +74,15 @@ def test_ref_davis_reports_each_of_its_four_annotations(tmp_path: Path):
 
 
 def test_revos_by_hand(tmp_path: Path):
-    kinds = {"0": {"anno_id": [1, 2], "type_id": 0}, "1": {"anno_id": [2], "type_id": 1}, "2": {"anno_id": [], "type_id": 2}}
+    kinds = {
+        "0": {"anno_id": [1, 2], "type_id": 0},
+        "1": {"anno_id": [2], "type_id": 1},
+        "2": {"anno_id": [], "type_id": 2},
+    }
     data = truth(tmp_path / "data", kinds)
     root = tmp_path / "drawn"
-    drawn(root, "0", columns(0, 10), columns(0, 2))  # two of ten columns too many, of eight that some object has
+    # two of ten columns too many, of eight that some object has
+    drawn(root, "0", columns(0, 10), columns(0, 2))
     drawn(root, "1", columns(4, 8), columns(0, 0))
     metrics = score("revos", root, data=data).metrics
     assert metrics["referring/J"] == (0.8 + 1) / 2

@@ -14,7 +14,9 @@ HALF = columns(0, 2).astype(np.uint8)
 EDGE = columns(W - 1, W) * np.uint8(1)
 
 
-def folders(tmp_path: Path, truth: list[np.ndarray], drawn: list[np.ndarray], video: str = "dog") -> dict[str, Path]:
+def folders(
+    tmp_path: Path, truth: list[np.ndarray], drawn: list[np.ndarray], video: str = "dog"
+) -> dict[str, Path]:
     write_index_masks(tmp_path / "truth" / video, truth)
     write_index_masks(tmp_path / "drawn" / video, drawn)
     return {"predictions": tmp_path / "drawn", "data": tmp_path / "truth"}
@@ -51,14 +53,19 @@ def test_the_first_and_last_frame_do_not_count_and_objects_weigh_the_same_in_eve
 def test_numbers_that_no_object_has_count_only_in_davis_own_code(tmp_path: Path):
     """Objects 1 and 5 are missed. DAVIS' code counts 2, 3 and 4 too, as drawn to perfection: 3 of 5."""
     paths = folders(tmp_path, [ONE + EDGE * 5] * 4, [NOTHING] * 4)
-    for convention, j, objects in (("davis", 0, [1, 5]), ("mose", 0, [1, 5]), ("davis2017-evaluation", 0.6, [1, 2, 3, 4, 5])):
+    for convention, j, objects in (
+        ("davis", 0, [1, 5]),
+        ("mose", 0, [1, 5]),
+        ("davis2017-evaluation", 0.6, [1, 2, 3, 4, 5]),
+    ):
         found = score("vos", convention=convention, **paths)
         assert (found.metrics["J&F"], [s["object"] for s in found.samples]) == (pytest.approx(j), objects)
         assert any("1 videos have gaps" in note for note in found.notes) == (convention != "mose")
     write_index_masks(tmp_path / "drawn/dog", [ONE * 3] * 4)
     with pytest.raises(ValueError, match=r"holds object 3; .* has objects 1, 5;"):
         score("vos", **paths)
-    write_index_masks(tmp_path / "truth/dog", [ONE + EDGE * 5, ONE * 3, ONE * 3, ONE * 3])  # 3 appears later, and is below 5
+    # 3 appears later, and is below 5
+    write_index_masks(tmp_path / "truth/dog", [ONE + EDGE * 5, ONE * 3, ONE * 3, ONE * 3])
     assert [s["object"] for s in score("vos", **paths).samples] == [1, 3, 5]
 
 
@@ -82,13 +89,17 @@ def test_sav_has_a_folder_an_object_and_they_may_overlap(tmp_path: Path):
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
     paths = folders(tmp_path, [ONE] * 3, [ONE * 2] * 3)
-    with pytest.raises(ValueError, match=r"dog: a predicted mask holds object 2; .* has objects 1; --convention mose"):
+    with pytest.raises(
+        ValueError, match=r"dog: a predicted mask holds object 2; .* has objects 1; --convention mose"
+    ):
         score("vos", **paths)
     (paths["predictions"] / "dog/00001.png").unlink()
     with pytest.raises(ValueError, match=r"1 of 3 frames are not there: 00001\.png"):
         score("vos", **paths)
     write_index_masks(tmp_path / "drawn/dog", [ONE, ONE.T.copy(), ONE])
-    with pytest.raises(ValueError, match=r"00001\.png: \[height, width\] \(10, 6\), the truth's is \(6, 10\)"):
+    with pytest.raises(
+        ValueError, match=r"00001\.png: \[height, width\] \(10, 6\), the truth's is \(6, 10\)"
+    ):
         score("vos", **paths)
     Image.new("RGB", (W, H)).save(tmp_path / "drawn/dog/00001.png")
     with pytest.raises(ValueError, match=r"00001\.png: mode RGB"):
@@ -114,7 +125,9 @@ def test_masks_of_0_and_255_are_one_object_however_the_prediction_numbers_it(tmp
         paths = folders(tmp_path / str(number), [ONE * 255] * 3, [HALF * number] * 3)
         for convention in ("davis", "mose"):
             assert score("vos", convention=convention, **paths).metrics["J"] == 0.5
-    with pytest.raises(ValueError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"):
+    with pytest.raises(
+        ValueError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"
+    ):
         score("vos", **folders(tmp_path / "grey", [ONE * 255 - HALF * 128] * 3, [ONE] * 3))
 
 
@@ -126,7 +139,9 @@ def test_recorded_clips_hold_truth_and_prediction_and_their_objects_do_not_overl
     assert score("vos", tmp_path).metrics["J"] == 0.5
     other = {"id": 2, "truth": [coded(3, 5)] * 3, "prediction": [None] * 3}
     write(tmp_path / "dog.json", clip | {"objects": [one, other]})
-    with pytest.raises(ValueError, match=r"dog\.json, object 2, frame 0: the truth overlaps another object's"):
+    with pytest.raises(
+        ValueError, match=r"dog\.json, object 2, frame 0: the truth overlaps another object's"
+    ):
         score("vos", tmp_path)
     write(tmp_path / "dog.json", clip | {"objects": [one, other | {"truth": [None]}]})
     with pytest.raises(ValueError, match=r"masks of \[1, 3\] frames"):

@@ -1,5 +1,5 @@
-"""A value of a wrong type anywhere in a file of predictions or truth is refused by name or does not matter, and never ends in a
-traceback."""
+"""A value of a wrong type anywhere in a file of predictions or truth is refused by name or does not matter,
+and never ends in a traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from tests.benchmarks.public.question_sets import SETS
 ODD: tuple[Any, ...] = (None, True, float("nan"), "", [], {"size": None})
 DELETED = object()
 ART = "Art/validation-00000-of-00001.parquet"
-CHOICES = {"question_type": "multiple-choice", "answer": "B", "all_choices": ["A", "B"], "index2ans": {"A": "x", "B": "y"}}
+CHOICES = {
+    "question_type": "multiple-choice",
+    "answer": "B",
+    "all_choices": ["A", "B"],
+    "index2ans": {"A": "x", "B": "y"},
+}
 PREDICTIONS: dict[str, Any] = {
     "refcoco": [{"id": "a", "mask": coded(0, 5)}, {"id": "c", "mask": None}],
     "grefcoco": [{"sample_id": "a", "masks": [[coded(0, 5)]]}, {"sample_id": "c", "masks": []}],
@@ -55,9 +60,15 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
         truth = [{"id": "a", "mask": coded(0, 4)}, {"id": "c", "mask": None, "height": H, "width": W}]
         return {"data": write(folder / "truth.json", truth)}
     if name == "mevis":
-        return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})}
+        return {
+            "data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1]}, "1": {"anno_id": [9]}})
+        }
     if name == "revos":
-        return {"data": test_video_files.truth(folder / "data", {"0": {"anno_id": [1], "type_id": 0}, "1": {"anno_id": [9], "type_id": 1}})}
+        return {
+            "data": test_video_files.truth(
+                folder / "data", {"0": {"anno_id": [1], "type_id": 0}, "1": {"anno_id": [9], "type_id": 1}}
+            )
+        }
     if name in ("gcg", "coco_boxes"):
         return {"data": test_gcg.truth(folder / "data") / "val_gcg_coco_mask_gt.json"}
     if name == "saco_veval":
@@ -70,7 +81,13 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
         return {"data": write(folder / "truth.json", {"data": [asked]})}
     if name == "mathvista":
         first = {"question": "?", "question_type": "free_form", "answer_type": "integer", "answer": "4"}
-        second = {"question": "?", "question_type": "multi_choice", "answer_type": "text", "choices": ["x", "y"], "answer": "y"}
+        second = {
+            "question": "?",
+            "question_type": "multi_choice",
+            "answer_type": "text",
+            "choices": ["x", "y"],
+            "answer": "y",
+        }
         return {"data": write(folder / "truth.json", {"1": first, "2": second})}
     if name == "mm_vet":
         truth = {"v1_0": {"imagename": "a.jpg", "question": "?", "answer": "3", "capability": ["math"]}}
@@ -83,7 +100,9 @@ def truth_of(name: str, folder: Path) -> dict[str, Path]:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, child in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         yield (*at, key)
         yield from places(child, (*at, key))
 
@@ -122,10 +141,15 @@ def test_wrong_types_in_the_truth_are_refused_by_name(tmp_path: Path, name: str)
     predictions = write(tmp_path / "predictions.json", PREDICTIONS["mevis" if name == "revos" else name])
     others = truth_of(name, tmp_path)
     refusals: list[str] = []
-    for path in [path for given in others.values() for path in ([given] if given.is_file() else sorted(given.glob("*.json")))]:
+    for path in [
+        path
+        for given in others.values()
+        for path in ([given] if given.is_file() else sorted(given.glob("*.json")))
+    ]:
         text = path.read_text()
         for number, at in enumerate(places(valid := json.loads(text))):
-            path.write_text(json.dumps(changed(valid, at, (*ODD, DELETED)[number % (len(ODD) + 1)])))  # each place once
+            # each place once
+            path.write_text(json.dumps(changed(valid, at, (*ODD, DELETED)[number % (len(ODD) + 1)])))
             try:
                 score(name, predictions, **others)
             except ValueError as error:
@@ -187,7 +211,9 @@ def test_wrong_types_in_a_set_of_questions_are_refused_by_name(tmp_path: Path, n
 
 
 @pytest.mark.parametrize(
-    "told", [PREDICTIONS["mmmu_val"], {"validation_Art_1": "B", "validation_Art_2": ["7", 7.0]}], ids=["replies", "parsed"]
+    "told",
+    [PREDICTIONS["mmmu_val"], {"validation_Art_1": "B", "validation_Art_2": ["7", 7.0]}],
+    ids=["replies", "parsed"],
 )
 def test_wrong_types_in_mmmus_answers_are_refused_by_name(tmp_path: Path, told: dict[str, Any]):
     truth = {"validation_Art_1": {"question_type": "multiple-choice", "ground_truth": "B"}}

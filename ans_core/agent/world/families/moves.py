@@ -18,7 +18,8 @@ from ans_core.pictures import rle
 
 FRAMES = 8
 LENGTH = (0.25, 0.45)
-"""Of the way, in shares of the side. It may lead out of the picture: the place in the first frame says nothing about the direction."""
+"""Of the way, in shares of the side. It may lead out of the picture: the place in the first frame says
+nothing about the direction."""
 
 
 def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
@@ -28,7 +29,10 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     canvas = background(rng, side)
     shots = []
     for time in np.linspace(0, 1, FRAMES):
-        moved = (replace(t, x=t.x + float(w[0] * time), y=t.y + float(w[1] * time)) for t, w in zip(things, ways, strict=True))
+        moved = (
+            replace(t, x=t.x + float(w[0] * time), y=t.y + float(w[1] * time))
+            for t, w in zip(things, ways, strict=True)
+        )
         shots.append(render(tuple(moved), canvas))
     (index, query), (other, _) = drawing.meant(rng, things, 2)
     target = Target(phrase=phrase(query), masks=tuple(rle.encode(masks[index]) for _, masks, _ in shots))

@@ -1,4 +1,5 @@
-"""Which pattern is on the red square? Its period is at the overview's sampling rate: only a closer look shows it."""
+"""Which pattern is on the red square? Its period is at the overview's sampling rate: only a closer look shows
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ans_core.agent.world.drawing import PATTERNS
 from ans_core.agent.world.question import Family, Question
 
 PRIOR = 0.2
-"""Share of things that carry their colour's favourite, beside those that do by chance: .2 + .8 / 4 = .4 in all."""
+"""Share of things that carry their colour's favourite, beside those that do by chance: .2 + .8 / 4 = .4 in
+all."""
 
 
 def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
@@ -40,7 +42,8 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
 
 
 def conclude(question: Question, observations: Sequence[Observation]) -> str | None:
-    """A crop says nothing by itself: whoever looks at it reads the pattern, so the oracle's answer is the true one where it was shown."""
+    """A crop says nothing by itself: whoever looks at it reads the pattern, so the oracle's answer is the
+    true one where it was shown."""
     return question.answer if observations and observations[-1].pictures else None
 
 

@@ -1,4 +1,5 @@
-"""What is written on the blue circle? Two digits of 10 pixels: hard to read in the overview, read by READ_TEXT in a crop."""
+"""What is written on the blue circle? Two digits of 10 pixels: hard to read in the overview, read by
+READ_TEXT in a crop."""
 
 from __future__ import annotations
 
