@@ -90,6 +90,8 @@ Reader = Literal["rapidocr", "template"]
 LoopName = Literal["caption", "mask", "refer", "ground", "describe", "vqa", "agent"]
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 GroundRewardName = Literal["iou", "meteor", "meteor_nltk", "cider"]
+ViewName = Literal["mirrored", "turned", "cropped"]
+"""Of loop 1 (ans_core/rl/augmentations.py)."""
 TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]
 
 

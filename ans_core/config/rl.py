@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
+from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName, ViewName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import AutoCheckpointing, DataOptim, Dtype, Lora, some_length
+from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, some_length
 
 
 class Rl(Section):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
-    optim: DataOptim = DataOptim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
+    optim: KeepingOptim = KeepingOptim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)
     modules_lr: Weight = 0.1
     """Factor on the learning rate of modules trained in full (projector, text_hidden_fcs, SAM2's mask
     decoder): LoRA tolerates a higher rate. At 1 a tiny model's masks break (LOG, 2026-11-21)."""
@@ -91,6 +91,11 @@ class Rl(Section):
     the start. In a short run it then lags the policy by a few steps only, and the two agree on captions that
     no other model reads better (LOG); without warm-up it stays near SFT."""
     rewards_caption: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"iou": 1.0, "meteor": 1.0}
+    views: dict[ViewName, Weight] = {}
+    """Other views of the picture in which loop 1's captions are redrawn as well, with weights beside 1 of the
+    picture as it is; each reward is the weighted mean. mirrored: left and right change sides. turned: by 180
+    degrees. cropped: a part of the picture that holds the region. Words of place lead to other things there,
+    words of colour and shape do not: without true captions nothing else pays for these (LOG)."""
     rewards_mask: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"meteor": 1.0, "iou": 0.5}
     rewards_refer: Annotated[dict[Literal["iou"], Weight], Field(min_length=1)] = {"iou": 1.0}
     """Reward of the loop refer, as gRefCOCO scores: the IoU; nothing meant and nothing drawn = 1."""

@@ -21,7 +21,24 @@ def act(step: RolloutStep) -> Experience:
         if mask is not None
     ]
     done.rewards = step.score(predictions, step.settings.rewards_caption)
+    if step.batch.augmented:
+        _average_over_views(step, done)
     return done
+
+
+def _average_over_views(step: RolloutStep, done: Experience) -> None:
+    """Make each reward the weighted mean over the picture as it is and its other views (`rl.views`)."""
+    weights = step.settings.views
+    total = 1 + sum(weights.values())
+    parts = {part: values / total for part, values in done.rewards.items()}
+    for (name, weight), view in zip(weights.items(), step.augmented(), strict=True):
+        for part, values in view.score(view.inverse_masks(done.texts), done.rewards).items():
+            parts[part] += weight / total * values
+            done.metrics[f"views/{name}/{part}"] = float(values[~values.isnan()].mean())
+    done.metrics |= {
+        f"views/unchanged/{part}": float(v[~v.isnan()].mean()) for part, v in done.rewards.items()
+    }
+    done.rewards = parts
 
 
 LOOP = Loop(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor, nn
 
 from ans_core import prompts
@@ -25,7 +26,7 @@ from ans_core.data.branches import branch_places
 from ans_core.data.collate import conversation_ids, prefix_ids, resize_mask
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Views
-from ans_core.dist import seed_of
+from ans_core.dist import rng_of, seed_of
 from ans_core.inference.generation import generate, spoken_ids, text_of
 from ans_core.inference.prefill import prompt, visible
 from ans_core.losses import mask_losses
@@ -40,6 +41,7 @@ from ans_core.pictures import rle, transforms
 from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
+from ans_core.rl.augmentations import AUGMENTATIONS
 from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
@@ -70,6 +72,33 @@ class RlBatch(TensorBatch):
     repeats: tuple[int, ...]
     """How often the sample stands before this place in the whole step: few data fill a step several times
     over."""
+    augmented: list[RlBatch] = field(default_factory=list)
+    """The same samples in other views of their pictures, a batch each (`rl.views`)."""
+
+    @staticmethod
+    def joined(batches: Sequence[RlBatch]) -> RlBatch:
+        """Return one batch of the samples of several, in order."""
+        return RlBatch(
+            samples=tuple(sample for batch in batches for sample in batch.samples),
+            asked=tuple(text for batch in batches for text in batch.asked),
+            views=[views for batch in batches for views in batch.views],
+            pixels=torch.cat([batch.pixels for batch in batches]),
+            targets=torch.cat([batch.targets for batch in batches]),
+            repeats=tuple(repeat for batch in batches for repeat in batch.repeats),
+            augmented=[RlBatch.joined(views) for views in zip(*(b.augmented for b in batches), strict=True)],
+        )
+
+    def take(self, indices: Sequence[int]) -> RlBatch:
+        """Return these samples alone."""
+        return RlBatch(
+            samples=tuple(self.samples[i] for i in indices),
+            asked=tuple(self.asked[i] for i in indices),
+            views=[self.views[i] for i in indices],
+            pixels=self.pixels[list(indices)],
+            targets=self.targets[list(indices)],
+            repeats=tuple(self.repeats[i] for i in indices),
+            augmented=[batch.take(indices) for batch in self.augmented],
+        )
 
 
 def rl_batch(
@@ -79,21 +108,43 @@ def rl_batch(
     *,
     mask_size: int,
     repeats: Sequence[int] = (),
+    augmentations: Sequence[str] = (),
+    seeds: Sequence[object] = (),
 ) -> RlBatch:
     """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands
-    in the step once."""
+    in the step once. augmentations: other views of the pictures, which `seeds`, the sample and its repeat
+    decide."""
     images = [transforms.open_image(s.frames[0]) for s in samples]
-    empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
-    return RlBatch(
-        samples=tuple(samples),
-        asked=tuple(asked),
-        views=[visible(model, [image]) for image in images],
-        pixels=transforms.normalise(images, size=model.sam2.image_size),
-        targets=torch.stack(
-            [resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]
-        ),
-        repeats=tuple(repeats) or (0,) * len(samples),
-    )
+    repeats = tuple(repeats) or (0,) * len(samples)
+
+    def batch_of(
+        samples: Sequence[Sample], images: Sequence[Image.Image], augmented: list[RlBatch]
+    ) -> RlBatch:
+        empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
+        masks = [resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]
+        return RlBatch(
+            samples=tuple(samples),
+            asked=tuple(asked),
+            views=[visible(model, [image]) for image in images],
+            pixels=transforms.normalise(images, size=model.sam2.image_size),
+            targets=torch.stack(masks),
+            repeats=repeats,
+            augmented=augmented,
+        )
+
+    def augmented(name: str) -> RlBatch:
+        pairs = []
+        for chosen, image, repeat in zip(samples, images, repeats, strict=True):
+            rng = rng_of(*seeds, name, chosen.dataset, chosen.sample_id, repeat)
+            view, mask = AUGMENTATIONS[name](image, rle.decode(true_mask(chosen)), rng)
+            # without frames: what they are of is encoded with the batch
+            shown = replace(
+                chosen, frames=(), masks=((rle.encode(mask),),), width=view.width, height=view.height
+            )
+            pairs.append((shown, view))
+        return batch_of([shown for shown, _ in pairs], [view for _, view in pairs], [])
+
+    return batch_of(samples, images, [augmented(name) for name in augmentations])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,30 +348,23 @@ class RolloutStep:
         """Return the steps of several micro-batches of one loop as one, whose samples are theirs in order."""
         if len(steps) == 1:
             return steps[0]
-        batches = [step.batch for step in steps]
-        together = RlBatch(
-            samples=tuple(sample for batch in batches for sample in batch.samples),
-            asked=tuple(text for batch in batches for text in batch.asked),
-            views=[views for batch in batches for views in batch.views],
-            pixels=torch.cat([batch.pixels for batch in batches]),
-            targets=torch.cat([batch.targets for batch in batches]),
-            repeats=tuple(repeat for batch in batches for repeat in batch.repeats),
-        )
         return replace(
-            steps[0], batch=together, encoded=EncodedImages.joined([step.encoded for step in steps])
+            steps[0],
+            batch=RlBatch.joined([step.batch for step in steps]),
+            encoded=EncodedImages.joined([step.encoded for step in steps]),
         )
 
-    def take(self, kept: Sequence[int]) -> RolloutStep:
-        batch = self.batch
-        some = RlBatch(
-            samples=tuple(batch.samples[i] for i in kept),
-            asked=tuple(batch.asked[i] for i in kept),
-            views=[batch.views[i] for i in kept],
-            pixels=batch.pixels[list(kept)],
-            targets=batch.targets[list(kept)],
-            repeats=tuple(batch.repeats[i] for i in kept),
-        )
-        return replace(self, batch=some, encoded=self.encoded.take(kept))
+    def take(self, indices: Sequence[int]) -> RolloutStep:
+        return replace(self, batch=self.batch.take(indices), encoded=self.encoded.take(indices))
+
+    @torch.no_grad()
+    def augmented(self) -> Iterator[RolloutStep]:
+        """Return this step in each other view of its pictures, which is encoded when its turn comes."""
+        for batch in self.batch.augmented:
+            with self.timer.part("encode"):
+                vision = self.model.vision_features(batch.views).split(batch.views)
+                encoded = EncodedImages(vision=vision, frames=self.model.sam2.encode(batch.pixels))
+            yield replace(self, batch=batch, encoded=encoded)
 
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
         chosen, repeat = self.batch.samples[sample], self.batch.repeats[sample]

@@ -27,7 +27,7 @@ from ans_core.model import adapters, parts
 from ans_core.model.network import Network
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
-from ans_core.rl import dual_loop, grpo, rollout, text_loop
+from ans_core.rl import caption_loop, dual_loop, grpo, rollout, text_loop
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.step import RolloutStep, rl_batch
 from ans_core.stages.rl import repeats_of, rows_of
@@ -67,9 +67,11 @@ def batch(
     asked: tuple[str, ...] | None = None,
     learned: int | None = None,
     of: tuple[str, ...] = tuple(LOOPS),
+    views: tuple[str, ...] = (),
 ) -> Batches:
+    asked = asked or tuple(s.text for s in samples)
     return Batches(
-        batches=[rl_batch(samples, asked or [s.text for s in samples], model, mask_size=32)],
+        batches=[rl_batch(samples, asked, model, mask_size=32, augmentations=views)],
         of=dict.fromkeys(of, 0),
         learned=learned or len(samples),
         rollout=step // inner_steps,
@@ -372,6 +374,34 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
+def test_a_caption_is_paid_by_the_mean_over_the_picture_and_its_other_views(own_model: Network):
+    views = {"mirrored": 0.5, "cropped": 1.5}
+    module = loops(own_model, views=views)
+    step = a_round(module, views=tuple(views))
+    done = caption_loop.act(step)
+    assert set(done.rewards) == {"iou", "meteor"}
+    alone = {"unchanged": step} | dict(zip(views, step.augmented(), strict=True))
+    scores = {
+        name: view.score(view.inverse_masks(done.texts), ["iou"])["iou"] for name, view in alone.items()
+    }
+    assert len({values.sum().item() for values in scores.values()}) == 3, "the views differ"
+    expected = (scores["unchanged"] + 0.5 * scores["mirrored"] + 1.5 * scores["cropped"]) / 3
+    assert torch.allclose(done.rewards["iou"], expected, atol=1e-6)
+    for name, values in scores.items():
+        assert done.metrics[f"views/{name}/iou"] == pytest.approx(float(values.mean()))
+
+
+def test_a_view_has_the_mask_where_the_thing_lies_in_it(own_model: Network):
+    made = batch(own_model, views=("turned", "mirrored")).batches[0]
+    turned, mirrored = made.augmented
+    assert torch.equal(turned.targets, made.targets.flip(1, 2))
+    assert torch.equal(mirrored.targets, made.targets.flip(2))
+    assert torch.allclose(turned.pixels, made.pixels.flip(2, 3), atol=1e-5)
+    taken = made.take([1]).augmented[0]
+    assert [s.sample_id for s in taken.samples] == [SAMPLES[1].sample_id]
+    assert torch.equal(taken.targets, turned.targets[1:])
+
+
 def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -601,9 +631,11 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ans_core.rl.step.sample", counted)
     found = []
     for limit in (1, at_once):
-        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit)
+        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit, views={"turned": 0.5})
         micros = [
-            replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i)
+            replace(
+                batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",), views=("turned",)), micro=i
+            )
             for i in range(4)
         ]
         torch.manual_seed(0)
