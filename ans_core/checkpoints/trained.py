@@ -14,6 +14,9 @@ from ans_core.model.network import Network
 
 TEACHER = "teacher"
 """Folder of the teacher in what `rl` writes."""
+STEPS = "steps"
+"""Folder in what `sft` and `rl` write, of the models after earlier steps (`optim.keep_every`): a folder each,
+named by the number of steps."""
 
 
 def sft_model(
@@ -89,8 +92,8 @@ def stage_model(
     device: torch.device | str = "cpu",
     kind: type[Network] = Network,
 ) -> Network:
-    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher in it) or `memory`, with the
-    outputs of the stages before it from the folder around it. Merged in the base's own precision, as the
+    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher or a step in it) or `memory`,
+    with the outputs of the stages before it from the folder around it. Merged in the base's own precision, as the
     stage `convert` does, then cast to `dtype`. Raises ValueError for another stage's output, and where one
     before it is missing."""
     stage, base, sft = trained_on(output)
@@ -110,7 +113,9 @@ def trained_on(output: Path) -> tuple[str, Path, Path]:
     """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as
     `stage_model` does."""
     stage: Any = checkpoint.delta_config(output).get("stage")
-    run = output.parent.parent if output.name == TEACHER else output.parent
+    output = output.absolute()
+    inside = 1 if output.name == TEACHER else 2 if output.parent.name == STEPS else 0
+    run = output.parents[inside]
     base, sft = run / "base/base", run / "sft"
     needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
     if needed is None:

@@ -7,14 +7,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
-from ans_core.config.training import AutoCheckpointing, DataOptim, Dtype, Lora
+from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora
 
 
 class Sft(Section):
     """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains
     (LOG, README)."""
 
-    optim: DataOptim = DataOptim(steps=1200, batch=16, lr=7e-4)
+    optim: KeepingOptim = KeepingOptim(steps=1200, batch=16, lr=7e-4)
     """Neither steps nor epochs: the base, which must be a Sa2VA then, is passed through, and `rl` starts from
     it."""
     decoder_lr: Weight = 1.0
@@ -64,15 +64,23 @@ class Sft(Section):
     val_rows: Positive = 64
     early_stop: Count = 0
     """The stage ends after this many validations in a row without a lower loss; 0 = never."""
+    keep_best: Count = 0
+    """Of the steps kept by `optim.keep_every`, those with the lowest validation loss that stay; 0 = all."""
     overlays_every: Count = 0
     """Steps between pictures of validated masks beside the truth, in validations; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:
         some_weight(self.mixture.values(), key="mixture", why="nothing is trained on")
-        for name in ("early_stop", "overlays_every"):
+        for name in ("early_stop", "keep_best", "overlays_every"):
             if getattr(self, name) and not self.val_every:
                 raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
+        if self.keep_best and (not self.optim.keep_every or self.optim.keep_every % self.val_every):
+            raise Impossible(
+                "keep_best",
+                f"of every kept step the validation loss is needed: optim.keep_every {self.optim.keep_every} "
+                f"must be a multiple of val_every {self.val_every}",
+            )
         if self.val_every and self.overlays_every % self.val_every:
             raise Impossible(
                 "overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}"

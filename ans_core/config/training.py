@@ -66,6 +66,14 @@ class DataOptim(Optim):
         return self
 
 
+class KeepingOptim(DataOptim):
+    """The same, of a stage whose model can be used as it was after earlier steps."""
+
+    keep_every: Count = 0
+    """Steps between trained tensors that stay in `steps/<N>` of the stage's folder, for evaluation, prediction
+    and conversion as they were after N steps; 0 = none."""
+
+
 def some_length(optim: DataOptim) -> None:
     """Refuse settings that train nothing. Raises Impossible."""
     if not (optim.steps or optim.epochs):

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -322,7 +322,7 @@ def loop_metrics(asked: Asked, closed: dict[str, FoundEach]) -> dict[str, float]
     }
 
 
-def write_loop_scores(lines, asked: Asked, closed: dict[str, FoundEach]) -> None:  # type: ignore[no-untyped-def]
+def write_loop_scores(lines: TextIO, asked: Asked, closed: dict[str, FoundEach]) -> None:
     """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the
     others."""
     for place, (loop, _, values) in enumerate(closed[""]):
@@ -347,8 +347,12 @@ def about(benchmark: str, sample: Sample) -> dict[str, object]:
 
 
 def write_predictions(
-    lines, name: str, samples: Sequence[Sample], predictions: Sequence[Prediction], scored: Scored
-) -> None:  # type: ignore[no-untyped-def]
+    lines: TextIO,
+    name: str,
+    samples: Sequence[Sample],
+    predictions: Sequence[Prediction],
+    scored: Scored,
+) -> None:
     for sample, prediction, facts in zip(samples, predictions, scored.samples, strict=True):
         lines.write(
             json.dumps(about(name, sample) | {"score": round(facts["score"], 4)} | asdict(prediction)) + "\n"

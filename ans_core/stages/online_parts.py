@@ -19,7 +19,7 @@ from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
-from ans_core.config.training import DataOptim
+from ans_core.config.training import KeepingOptim
 from ans_core.online import store as stores
 from ans_core.online.admission import Gate
 from ans_core.online.canary import Asked, Canary
@@ -260,7 +260,7 @@ def rl_settings(cfg: Config, guard: Guard) -> Rl:
     """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight
     scales them. Without the release tier the moving average has decay 0: it is the policy."""
     update, episode = cfg.agent.online.update, cfg.agent.episode
-    optim = DataOptim(**update.optim.model_dump())
+    optim = KeepingOptim(**update.optim.model_dump())
     return Rl(
         loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group,
         temperature=update.temperature,

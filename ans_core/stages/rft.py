@@ -30,7 +30,7 @@ from ans_core.agent.world import Question, draw_question
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
-from ans_core.config.training import DataOptim
+from ans_core.config.training import KeepingOptim
 from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
@@ -143,7 +143,7 @@ def grpo_settings(cfg: Config) -> Rl:
         "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
     )  # fmt: skip
     given = {name: getattr(s, name) for name in names}
-    optim, tokens = DataOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens
+    optim, tokens = KeepingOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens
     return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **given)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
-from ans_core.checkpoints.trained import TEACHER, sft_model
+from ans_core.checkpoints.trained import STEPS, TEACHER, sft_model
 from ans_core.config import Config, Rl
 from ans_core.data.collate import Batch, LeftOut, collate_readable
 from ans_core.data.left_out import STAND_INS, LeftOutFile, first_readable
@@ -53,7 +53,7 @@ from ans_core.stages.launch import (
     weights_dtype,
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
-from ans_core.train import loop
+from ans_core.train import loop, states
 from ans_core.types import Log, Sample
 
 
@@ -176,6 +176,10 @@ def _run(
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
+    for step in states.as_kept(scratch / "rl", states.kept(scratch / "rl"), module, device=machine.device):
+        if dist.rank() == 0:
+            tensors = policies.tensors("policy")
+            checkpoint.save_delta(tensors, out / STEPS / str(step), base_hash=base_hash, config=config)
     dist.wait_for_all()
     return last_means(curves)
 
@@ -367,7 +371,13 @@ class RolloutBatches:
             asked.append(rng.choice(others) if others and rng.random() < s.expressions else samples[i].text)
         repeats = [repeat for _, repeat in own]
         return rl_batch(
-            [samples[i] for i, _ in own], asked, self.model, mask_size=cfg.sft.mask_size, repeats=repeats
+            [samples[i] for i, _ in own],
+            asked,
+            self.model,
+            mask_size=cfg.sft.mask_size,
+            repeats=repeats,
+            augmentations=list(s.views) if kind == self.practice.of.get("caption") else (),
+            seeds=(cfg.seed, "rl views", rollout),
         )
 
     def _readable(

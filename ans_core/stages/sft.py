@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, memory
-from ans_core.checkpoints.trained import refuse_untaught
+from ans_core.checkpoints.trained import STEPS, refuse_untaught
 from ans_core.config import Config
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
@@ -43,8 +43,8 @@ from ans_core.stages.launch import (
     weights_dtype,
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
-from ans_core.train import loop, sharding
-from ans_core.train.watch import OPERATIONS, Validation, Watch
+from ans_core.train import loop, sharding, states
+from ans_core.train.watch import OPERATIONS, VALIDATION_LOSS, Validation, Watch
 from ans_core.types import Log
 
 
@@ -127,14 +127,26 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             "seed": cfg.seed,
             "seg_object_score": model.config.seg_object_score,
         }
-        beside = memory.beside(of_memory, trained)
-        checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
+        base_hash = checkpoint.weights_hash(base)
+        checkpoint.save_delta(memory.beside(of_memory, trained), out, base_hash=base_hash, config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
+    kept = best_of(states.kept(scratch / "sft"), curves, count=settings.keep_best)
+    for step in states.as_kept(scratch / "sft", kept, module, device=machine.device):
+        trained = adapters.trained(model)
+        if dist.rank() == 0:
+            tensors = memory.beside(of_memory, trained)
+            checkpoint.save_delta(tensors, out / STEPS / str(step), base_hash=base_hash, config=config)
     dist.wait_for_all()
     return last_means(curves)
+
+
+def best_of(steps: Sequence[int], curves: states.Curves, *, count: int) -> list[int]:
+    """Return the `count` of these numbers of steps whose validation loss is lowest, in order; 0: all."""
+    losses = {step + 1: value for step, name, value in curves if name == VALIDATION_LOSS}
+    return sorted(sorted(steps, key=losses.__getitem__)[:count]) if count else list(steps)
 
 
 def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:

@@ -63,6 +63,8 @@ class Schedule:
     save_every: int
     muon_lr: float = 0.0
     """Not 0: Muon for the matrices of stacked layers."""
+    keep_every: int = 0
+    """Steps between trained tensors that are kept to the end (`states.kept`); 0 = none."""
     save_unit: int = 1
     """A state can be written after every so many steps."""
 
@@ -216,6 +218,8 @@ def train(
             curves += [(step, key, value) for key, value in metrics.items()]
             if validation is not None and validation.best(curves) == step:
                 writer.save_best(folder, step, loss_module)
+            if schedule.keep_every and (step + 1) % schedule.keep_every == 0:
+                writer.keep(folder, step + 1, loss_module)
             if rank() == 0:
                 log(
                     {

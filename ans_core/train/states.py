@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -102,7 +103,16 @@ class Writer:
         self.wait()
         tensors = trained_tensors(module)
         if rank() == 0:
-            self.writing = self.thread.submit(_save_best, folder, _copied({"step": step, "trained": tensors}))
+            best = _copied({"step": step, "trained": tensors})
+            self.writing = self.thread.submit(_save_tensors, folder / "best.pt", best)
+
+    def keep(self, folder: Path, step: int, module: nn.Module) -> None:
+        """Keep the trained tensors of this step to the end of the training. All processes must call it."""
+        self.wait()
+        tensors = trained_tensors(module)
+        if rank() == 0:
+            content = _copied({"step": step, "trained": tensors})
+            self.writing = self.thread.submit(_save_tensors, _kept_file(folder, step), content)
 
 
 def _copied(state: Any) -> Any:
@@ -231,12 +241,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _save_best(folder: Path, best: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "best.partial"
-    torch.save(best, partial)
+def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(tensors, partial)
     sync(partial)
-    partial.replace(folder / "best.pt")
+    partial.replace(path)
 
 
 def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.device) -> None:
@@ -249,6 +259,27 @@ def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.devic
             "start the stage anew"
         )
     _put(module, state["trained"])
+
+
+def kept(folder: Path) -> list[int]:
+    """Return the steps that were kept, in order. All processes must call it."""
+    wait_for_all()  # for the first process's files
+    return sorted(int(file.stem.removeprefix("kept-")) for file in folder.glob("kept-*[0-9].pt"))
+
+
+def as_kept(folder: Path, steps: Iterable[int], module: nn.Module, *, device: torch.device) -> Iterator[int]:
+    """Give the module the tensors of each of these kept steps in turn and yield the step; at the end the
+    module has its own again. All processes must walk through it."""
+    last = _copied(trained_tensors(module))
+    for step in steps:
+        state = torch.load(_kept_file(folder, step), map_location=device, weights_only=True)
+        _put(module, state["trained"])
+        yield step
+    _put(module, last)
+
+
+def _kept_file(folder: Path, step: int) -> Path:
+    return folder / f"kept-{step:07d}.pt"
 
 
 def _put(module: nn.Module, tensors: dict[str, Tensor]) -> None:

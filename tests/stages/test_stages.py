@@ -39,6 +39,7 @@ from tests.workspace import ROOT
 from tests.workspace import launch as launched
 
 OPTIM = {"steps": 2, "batch": 2, "lr": 1e-3, "save_every": 1}
+KEEPING = OPTIM | {"keep_every": 1}
 CONFIG = Config.model_validate(
     {
         "profile": "tiny",
@@ -56,8 +57,8 @@ CONFIG = Config.model_validate(
             "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "language_text": OPTIM,
         },
         "memory": {"train": True, "optim": OPTIM, "frames": 3, "clips_shown": 0},
-        "sft": {"optim": OPTIM, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32, "object_weight": 0.5},
-        "rl": {"optim": OPTIM, "dtype": "fp32", "rows": 2, "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
+        "sft": {"optim": KEEPING, "lora": {"rank": 2, "alpha": 4}, "frames": 2, "mask_points": 50, "mask_size": 32, "object_weight": 0.5},
+        "rl": {"optim": KEEPING, "dtype": "fp32", "rows": 2, "lora": {"rank": 2, "alpha": 4}, "group": 2, "max_tokens": 4, "mask_grid": 4},
         "evaluate": {"limit": 2, "batch": 4, "max_tokens": 4, "overlays": 2},
     }
 )  # fmt: skip
@@ -307,8 +308,9 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(
         run(stage, tmp_path, name, inputs)
     run(stage, tmp_path, name, inputs)
     assert len(made) == 2 * each + 1  # the first step was not computed again
-    one, other = (load_file(folder / name / "delta.safetensors") for folder in (runs, tmp_path))
-    assert all(torch.equal(one[k], other[k]) for k in one)
+    for output in (name, f"{name}/steps/1", f"{name}/steps/2"):
+        one, other = (load_file(folder / output / "delta.safetensors") for folder in (runs, tmp_path))
+        assert all(torch.equal(one[k], other[k]) for k in one)
     for file in ("curves.csv", "rewards.json") if stage is rl else ("curves.csv",):
         assert (runs / name / file).read_text() == (tmp_path / name / file).read_text()
 
@@ -425,10 +427,11 @@ stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "me
 
 def with_every_option(features: Path) -> Config:
     chosen = {
-        "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 2, "accumulate": 2}, "lora": {"rank": 2, "alpha": 4, "dropout": 0},
+        "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 2, "accumulate": 2, "keep_every": 2},
+        "lora": {"rank": 2, "alpha": 4, "dropout": 0},
         "frames": 2, "dtype": "fp32", "length_window": 2, "mask_points": 0, "mask_size": 32, "objects": 5, "object_weight": 0.5,
         "checkpointing": "layers",
-        "val_every": 2, "val_rows": 3, "early_stop": 1, "overlays_every": 2,
+        "val_every": 2, "val_rows": 3, "early_stop": 1, "keep_best": 1, "overlays_every": 2,
     }  # fmt: skip
     launched = {"feature_cache": str(features), "profile_steps": 1, "halt_on_nan": True, "workers": 1}
     return Config.model_validate(CONFIG.model_dump() | {"sft": chosen, "launch": launched})
@@ -446,6 +449,8 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
             curves.append({(row["step"], row["name"]): float(row["value"]) for row in csv.DictReader(file)})
         assert {path.name[:6] for path in (folder / "sft/samples").iterdir()} == {"000002", "000004"}
         assert len(list((folder / "scratch/sft/sft").glob("profile-*.json"))) == processes
+        (best,) = (folder / "sft/steps").iterdir()
+        assert (best / "delta.safetensors").read_bytes() == (folder / "sft/delta.safetensors").read_bytes()
         assert list((folder / "features").rglob("*"))
         assert json.loads((folder / "sft/moved.json").read_text())["SAM2 image encoder (frozen)"] is False
     one, two = curves
@@ -840,9 +845,9 @@ save, written = checkpoint.save_delta, []
 checkpoint.save_delta = lambda *args, **words: (written.append(1), save(*args, **words))
 inputs = {k: runs / k for k in ("data", "base", "memory")}
 stages.run(sft, folder, "sft", inputs)
-assert len(written) == (dist.rank() == 0) and (folder / "sft" / "delta.json").exists(), "the others wait for the first"
+assert len(written) == 3 * (dist.rank() == 0) and (folder / "sft" / "delta.json").exists(), "the others wait for the first"
 stages.run(rl, folder, "rl", inputs | {"sft": folder / "sft"})
-assert len(written) == 3 * (dist.rank() == 0) and (folder / "rl" / "delta.json").exists(), "policy and teacher; the others wait"
+assert len(written) == 7 * (dist.rank() == 0) and (folder / "rl" / "delta.json").exists(), "policy, teacher, two steps"
 """
 
 
@@ -864,13 +869,14 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         "rewards_caption": {"iou": 1.0, "meteor": 1.0, "confidence": 0.1, "cider": 0.5},
         "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
         "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
-        "samples_every": 1, "monitor_every": 1,
+        "samples_every": 1, "monitor_every": 1, "views": {"mirrored": 0.5, "cropped": 1.0},
     }  # fmt: skip
     config = Config.model_validate(values)
     run(judge_questions, tmp_path, "questions", {"data": runs / "data"}, config)
     inputs = {name: runs / name for name in ("data", "base", "sft")} | {"questions": tmp_path / "questions"}
     found = run(rl, tmp_path, "rl", inputs, config)
     for name in (
+        "loop1/views/cropped/iou",
         "loop1/reward/judge",
         "loop1/reward/cider",
         "loop2/reward/judge",
@@ -888,6 +894,22 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         for loop in ("loop1", "loop2", "refer", "ground", "describe")
         for kind in ("png", "json")
     } <= names
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_each_kept_step_loads_as_a_model_and_the_last_is_the_stages_own(runs: Path, stage: str):
+    first, last, own = (
+        checkpoint.load(runs / stage / name).state_dict() for name in ("steps/1", "steps/2", ".")
+    )
+    assert sorted(path.name for path in (runs / stage / "steps").iterdir()) == ["1", "2"]
+    assert all(torch.equal(last[name], tensor) for name, tensor in own.items())
+    assert any(not torch.equal(first[name], tensor) for name, tensor in own.items())
+
+
+def test_best_steps_are_those_of_lowest_validation_loss():
+    curves = [(9, "val/loss", 3.0), (19, "val/loss", 1.0), (29, "val/loss", 2.0), (29, "loss", 0.0)]
+    assert sft.best_of([10, 20, 30], curves, count=2) == [20, 30]
+    assert sft.best_of([10, 20, 30], curves, count=0) == [10, 20, 30]
 
 
 def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):

@@ -99,16 +99,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height, width = sizes[record.image]
             masks = _masks(record, height=height, width=width, where=where, faults=faults)
             if record.task != "referring":
-                _once(
-                    (
-                        record.image,
-                        record.task,
-                        *map(checks.text_key, texts),
-                        *(m[0]["counts"] for m in masks),
-                    ),
-                    seen,
-                    where=where,
-                )  # type: ignore[index]
+                outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
+                _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
             yield Sample(
                 sample_id=sample_id,
                 dataset=name,
