@@ -14,6 +14,7 @@ from typing import Any
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.checkpoints.trained import run_of
 from ans_core.model.grounding import Grounding
 
 STOCK, TRANSFORMERS = "sam2", "transformers"
@@ -33,7 +34,7 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
     with folders.reading(file):
         stage = json.loads(file.read_text())["config"].get("stage")
     if stage == "rl":  # it draws masks from `[SEG]` alone: its SAM2 is SFT's
-        sft = source.resolve().with_name("sft")
+        sft = run_of(source.resolve()) / "sft"
         if not sft.is_dir():
             raise ValueError(
                 f"{source} was trained on the output of SFT, and there is no {sft}; give SFT's output, or "
@@ -62,8 +63,9 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
 
 
 def _base_of(source: Path) -> Path:
-    """Find the base in the run's folder: beside the stage's output, or above memory/last/epoch-0003."""
-    for folder in source.resolve().parents[:3]:
+    """Find the base in the run's folder: beside the stage's output, or above memory/last/epoch-0003 or
+    sft/steps/100."""
+    for folder in source.resolve().parents[:4]:
         for base in (folder / "base/base", folder / "base/sam2"):
             if base.is_dir():
                 return base

@@ -113,9 +113,7 @@ def trained_on(output: Path) -> tuple[str, Path, Path]:
     """Return (stage, base, output of `sft`) of the output of a stage that makes a model. Raises ValueError as
     `stage_model` does."""
     stage: Any = checkpoint.delta_config(output).get("stage")
-    output = output.absolute()
-    inside = 1 if output.name == TEACHER else 2 if output.parent.name == STEPS else 0
-    run = output.parents[inside]
+    run = run_of(output)
     base, sft = run / "base/base", run / "sft"
     needed = {"memory": (base,), "sft": (base,), "rl": (base, sft)}.get(stage)
     if needed is None:
@@ -128,6 +126,13 @@ def trained_on(output: Path) -> tuple[str, Path, Path]:
             "trained, is not there"
         )
     return stage, base, sft
+
+
+def run_of(output: Path) -> Path:
+    """Return the folder of the run in which a stage's output lies, also the teacher or a step in it."""
+    output = output.absolute()
+    inside = 1 if output.name == TEACHER else 2 if output.parent.name == STEPS else 0
+    return output.parents[inside]
 
 
 def policy_model(

@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_stage(source: Path, target: Path, arguments: argparse.Namespace, metadata: dict[str, str]) -> None:
-    """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher), in any layout."""
+    """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher, rl/steps/100), in any layout."""
     from ans_core.checkpoints import checkpoint, conversion
 
     model, how = checkpoint.load(source), {"max_shard": arguments.max_shard, "metadata": metadata}
@@ -131,14 +131,16 @@ def write_stage(source: Path, target: Path, arguments: argparse.Namespace, metad
 def write_adapter(source: Path, target: Path, base: str | None) -> int:
     """Write an adapter from a stage's output; the outputs of the stages before it must lie beside it."""
     from ans_core.checkpoints import adapter, checkpoint
+    from ans_core.checkpoints.trained import run_of
 
     if not (source / checkpoint.DELTA).exists():
         raise ValueError(
             f"{source} holds no {checkpoint.DELTA}: an adapter is made of what SFT or RL trained "
             "(runs/<profile>/sft or rl)"
         )
-    sft = source.parent / "sft" if checkpoint.delta_config(source)["stage"] == "rl" else None
-    start = Path(base) if base else source.parent / "base/base"
+    run = run_of(source)
+    sft = run / "sft" if checkpoint.delta_config(source)["stage"] == "rl" else None
+    start = Path(base) if base else run / "base/base"
     adapter.write_adapter(source, target, base=start, sft=sft)
     print(
         f"wrote {target}, for PeftModel.from_pretrained(Sa2VA.from_pretrained({str(start)!r}), "

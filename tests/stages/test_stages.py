@@ -702,17 +702,13 @@ def test_rl_puts_others_in_the_place_of_samples_whose_pictures_break_after_they_
 def test_what_a_stage_trained_becomes_an_adapter_by_one_command(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    for stage in ("sft", "rl"):
+    for stage in ("sft", "rl", "sft/steps/1", "rl/steps/2", "rl/teacher"):
         assert ans("convert", str(runs / stage), str(tmp_path / stage), "--to", "adapter") == 0
         assert "PeftModel.from_pretrained" in capsys.readouterr().out
         merged = PeftModel.from_pretrained(
             checkpoint.load(runs / "base" / "base"), tmp_path / stage
         ).merge_and_unload()
-        expected = (
-            handed_on.sft_model(runs / "base" / "base", runs / "sft")
-            if stage == "sft"
-            else checkpoint.load(runs / "model")
-        )
+        expected = checkpoint.load(runs / ("model" if stage == "rl" else stage))
         assert all(
             torch.allclose(a, b, atol=1e-5)
             for a, b in zip(merged.state_dict().values(), expected.state_dict().values(), strict=True)
