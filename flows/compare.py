@@ -37,7 +37,12 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     if with_answers:
         print(
             "\n".join(
-                [*(f"{run.name}: {run.told}" for run in runs), *settings_lines(runs), *change_lines(runs), ""]
+                [
+                    *(f"{run.name}: {run.description}" for run in runs),
+                    *settings_lines(runs),
+                    *change_lines(runs),
+                    "",
+                ]
             )
         )
     print("\n\n".join(table(runs[0], other) for other in runs[1:]))
@@ -99,7 +104,8 @@ def table(one: Run, other: Run) -> str:
     for run in (one, other):
         if not run.metrics:
             raise FileNotFoundError(
-                f"{run.told} has no metrics: no evaluate/<{'|'.join(ROWS)}>/metrics.json, and no metrics.json"
+                f"{run.description} has no metrics: no evaluate/<{'|'.join(ROWS)}>/metrics.json, and no "
+                "metrics.json"
             )
     left, right = in_common(one.metrics, other.metrics)
     if not left.keys() & right.keys():

@@ -36,7 +36,7 @@ def result(name: str, root: Path) -> Run:
     if path.is_file():
         return Run(
             name=path.name,
-            told=name,
+            description=name,
             folder=path.parent,
             settings={},
             recorded=flat_metrics(json.loads(path.read_text("utf-8"))),
@@ -65,11 +65,14 @@ def of_folder(folder: Path) -> Run:
     """Return runs/<profile> of any checkout, with the settings of its dvc.lock; or one evaluation."""
     checkout = next((parent.parent for parent in folder.parents if parent.name == "runs"), None)
     if checkout is None:
-        return Run(name=folder.name, told=str(folder), folder=folder, settings={})
+        return Run(name=folder.name, description=str(folder), folder=folder, settings={})
     label, lock = folder.relative_to(checkout / "runs"), checkout / "dvc.lock"
     text = lock.read_text(encoding="utf-8") if lock.exists() else ""
     return Run(
-        name=label.as_posix(), told=str(folder), folder=folder, settings=settings_of(text, label.parts[0])
+        name=label.as_posix(),
+        description=str(folder),
+        folder=folder,
+        settings=settings_of(text, label.parts[0]),
     )
 
 
@@ -86,7 +89,7 @@ def of_checkpoint(path: Path, root: Path) -> Run:
     out = evaluated(path, content_of(path), root, with_fingerprints(load(root / "params.yaml"), root))
     return Run(
         name="/".join(path.parts[-2:]),
-        told=f"checkpoint {path}, evaluated into {out}",
+        description=f"checkpoint {path}, evaluated into {out}",
         folder=out,
         settings={},
     )
@@ -140,7 +143,7 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
                 link(source, folder / out.relative_to(f"runs/{profile}") / file)
     run = Run(
         name=name[:24],
-        told=f"git {revision[:12]}, profile {profile}",
+        description=f"git {revision[:12]}, profile {profile}",
         folder=folder,
         settings=settings_of(lock, profile),
     )
@@ -209,7 +212,7 @@ def of_mlflow_run(name: str, root: Path) -> Run:
     recorded = metrics or dict(parent.data.metrics)
     return Run(
         name=str(parent.info.run_name),
-        told=f"MLflow run {name}",
+        description=f"MLflow run {name}",
         folder=folder,
         settings=settings,
         recorded=recorded,

@@ -241,7 +241,7 @@ def identities(true: Bool[np.ndarray, "N H W"], drawn: Bool[np.ndarray, "N H W"]
     """Of one frame; objects are those that have a pixel there."""
     ours, theirs = (np.flatnonzero(masks.any((1, 2))) for masks in (true, drawn))
     return Frame(
-        true=ours.tolist(), drawn=theirs.tolist(), similarity=pairwise_iou(true[ours], drawn[theirs])
+        true=ours.tolist(), predicted=theirs.tolist(), similarity=pairwise_iou(true[ours], drawn[theirs])
     )
 
 

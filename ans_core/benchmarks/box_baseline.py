@@ -57,15 +57,18 @@ def answerer(model: Network, *, question: str, max_tokens: int) -> Answerer:
                     f"{item.name}: box: answers no questions about regions; a base has not learned what "
                     "they are"
                 )
-        told = predict(
+        predictions = predict(
             model, [_request(item, question) for item in items], max_tokens=max_tokens, batch=len(items)
         )
         boxes = [
             box_of(p.text) if item.expression is not None else None
-            for item, p in zip(items, told, strict=True)
+            for item, p in zip(items, predictions, strict=True)
         ]
         masks = _masks(model, items, boxes)
-        return [Prediction(text=p.text, masks=(masks[i],) if i in masks else ()) for i, p in enumerate(told)]
+        return [
+            Prediction(text=p.text, masks=(masks[i],) if i in masks else ())
+            for i, p in enumerate(predictions)
+        ]
 
     return ask
 
@@ -81,8 +84,8 @@ def _request(item: Item, question: str) -> Request:
 def box_of(reply: str) -> Box | None:
     """Return the first [x1, y1, x2, y2] of a reply as shares of the picture (InternVL counts thousandths);
     None: no box with an area."""
-    for found in _BOX.finditer(reply):
-        x1, y1, x2, y2 = (min(float(number) / 1000, 1.0) for number in found.groups())
+    for match in _BOX.finditer(reply):
+        x1, y1, x2, y2 = (min(float(number) / 1000, 1.0) for number in match.groups())
         if x1 < x2 and y1 < y2:
             return x1, y1, x2, y2
     return None
@@ -95,7 +98,7 @@ def _masks(model: Network, items: Sequence[Item], boxes: Sequence[Box | None]) -
     for i, item in enumerate(items):
         if boxes[i] is not None:
             shown[item.request.frames].append(i)
-    found: dict[int, list[RLE]] = defaultdict(list)
+    masklets: dict[int, list[RLE]] = defaultdict(list)
     for frames, numbers in shown.items():
         corners = (
             torch.tensor([boxes[i] for i in numbers], device=model.device).view(-1, 2, 2)
@@ -105,10 +108,10 @@ def _masks(model: Network, items: Sequence[Item], boxes: Sequence[Box | None]) -
         with model.own_precision(), _untrained(model):
             for logits in _through(model, frames, corners):
                 for i, one in zip(numbers, logits, strict=True):
-                    found[i].append(
+                    masklets[i].append(
                         rle.encode(upsample(one, size=model.sam2.image_size, height=height, width=width))
                     )
-    return {i: tuple(masks) for i, masks in found.items()}
+    return {i: tuple(masks) for i, masks in masklets.items()}
 
 
 def _untrained(model: Network) -> AbstractContextManager[None]:

@@ -30,13 +30,13 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     the phrases: not the benchmark's number."""
     check_pairs(samples, predictions)
     matched = [_ground(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
-    told, real = [plain_caption(p.text) for p in predictions], [s.text for s in samples]
+    captions, real = [plain_caption(p.text) for p in predictions], [s.text for s in samples]
     objects = sum(g.true for g in matched)
     metrics = {
         "mIoU": mean(g.miou for g in matched),
         "mIoU_all_objects": mean(g.miou_all for g in matched),
-        "METEOR": mean(meteor(text, [reference]) for text, reference in zip(told, real, strict=True)),
-        "CIDEr": cider(told, [[reference] for reference in real]),
+        "METEOR": mean(meteor(text, [reference]) for text, reference in zip(captions, real, strict=True)),
+        "CIDEr": cider(captions, [[reference] for reference in real]),
         "samples": len(samples),
     }
     if objects:

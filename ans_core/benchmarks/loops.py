@@ -39,27 +39,27 @@ def predicted_mask(sample: Sample, prediction: Prediction) -> dict[str, object]:
     return first if first is not None else rle.empty(sample.height, sample.width)
 
 
-Found = list[tuple[str, str, float]]
+LoopMeans = list[tuple[str, str, float]]
 """(loop, metric, value)"""
-FoundEach = list[tuple[str, str, list[float]]]
+LoopScores = list[tuple[str, str, list[float]]]
 """(loop, metric, value of each sample)"""
 
 
-def averages(found: FoundEach) -> Found:
-    return [(loop, metric, sum(values) / len(values)) for loop, metric, values in found]
+def averages(scores: LoopScores) -> LoopMeans:
+    return [(loop, metric, sum(values) / len(values)) for loop, metric, values in scores]
 
 
-def loop_scores(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> FoundEach:
+def loop_scores(samples: Sequence[Sample], *, ask: Predict, inverse: Predict) -> LoopScores:
     """Score both loops on region-caption samples: `inverse` answers the greedy answers of `ask`."""
     captions = [p.text for p in ask([caption_request(s, true_mask(s)) for s in samples])]
-    drawn = [
+    predicted = [
         predicted_mask(s, p)
         for s, p in zip(samples, ask([mask_request(s, s.text) for s in samples]), strict=True)
     ]
-    return closed(samples, captions, drawn, inverse=inverse)
+    return closed(samples, captions, predicted, inverse=inverse)
 
 
-def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> FoundEach:
+def loop_scores_of_truth(samples: Sequence[Sample], *, inverse: Predict) -> LoopScores:
     """Score both loops for a model that captions and draws perfectly: `inverse` answers the true captions and
     masks."""
     return closed(samples, [s.text for s in samples], [true_mask(s) for s in samples], inverse=inverse)
@@ -71,13 +71,15 @@ def closed(
     masks: Sequence[dict[str, object]],
     *,
     inverse: Predict,
-) -> FoundEach:
+) -> LoopScores:
     """Close both loops. loop1 IoU: true mask against the mask that `inverse` draws from the caption. loop2
     METEOR: true caption against the caption that `inverse` gives for the mask (an empty mask gets 0)."""
-    asked = [i for i, mask in enumerate(masks) if rle.area(mask)]
-    retold = inverse([caption_request(samples[i], masks[i]) for i in asked])
+    nonempty = [i for i, mask in enumerate(masks) if rle.area(mask)]
+    retold = inverse([caption_request(samples[i], masks[i]) for i in nonempty])
     scores = dict.fromkeys(range(len(samples)), 0.0)
-    scores |= {i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(asked, retold, strict=True)}
+    scores |= {
+        i: meteor(p.text.rstrip("."), [samples[i].text]) for i, p in zip(nonempty, retold, strict=True)
+    }
     return [
         ("loop1", "IoU", redrawn_ious(samples, captions, inverse=inverse)),
         ("loop2", "METEOR", list(scores.values())),

@@ -36,8 +36,10 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     the share of the samples with no target whose text also says so (`denies`).
     """
     check_pairs(samples, predictions)
-    drawn = [_drawn(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)]
-    per_sample = [counts(mask, _target(sample)) for mask, sample in zip(drawn, samples, strict=True)]
+    predicted = [
+        _first_mask(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)
+    ]
+    per_sample = [counts(mask, _target(sample)) for mask, sample in zip(predicted, samples, strict=True)]
     parts = {
         "": [i for i, s in enumerate(samples) if len(s.masks) == 1],
         "_several": [i for i, s in enumerate(samples) if len(s.masks) > 1],
@@ -51,7 +53,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     answered = [per_sample[i] for i in parts[""] if predictions[i].masks]
     if answered:
         metrics["cIoU_upstream"] = ciou(answered)
-    metrics |= _target_accuracy(samples, drawn)
+    metrics |= _target_accuracy(samples, predicted)
     denials = [denies(p.text) for p in predictions]
     if silent := [float(denial) for denial, s in zip(denials, samples, strict=True) if not s.masks]:
         metrics["N_denied"] = mean(silent)
@@ -77,14 +79,14 @@ def _target(sample: Sample) -> RLE:
     return target
 
 
-def _drawn(sample: Sample, prediction: Prediction) -> RLE:
+def _first_mask(sample: Sample, prediction: Prediction) -> RLE:
     first = prediction.masks[0][0] if prediction.masks else None
     return rle.empty(sample.height, sample.width) if first is None else first
 
 
-def _target_accuracy(samples: Sequence[Sample], drawn: Sequence[RLE]) -> dict[str, float]:
-    silent = [float(rle.area(m) == 0) for s, m in zip(samples, drawn, strict=True) if not s.masks]
-    spoke = [float(rle.area(m) > 0) for s, m in zip(samples, drawn, strict=True) if s.masks]
+def _target_accuracy(samples: Sequence[Sample], predicted: Sequence[RLE]) -> dict[str, float]:
+    silent = [float(rle.area(m) == 0) for s, m in zip(samples, predicted, strict=True) if not s.masks]
+    spoke = [float(rle.area(m) > 0) for s, m in zip(samples, predicted, strict=True) if s.masks]
     return {name: mean(values) for name, values in (("N_acc", silent), ("T_acc", spoke)) if values}
 
 

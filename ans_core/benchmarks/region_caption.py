@@ -33,18 +33,19 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     (metrics/meteor.py). exact_match: equal except for case, blanks and the final full stop.
     attribute_accuracy: colour AND shape right; `attribute_accuracy/size` and so on: each by itself."""
     check_pairs(samples, predictions)
-    told, real = [p.text for p in predictions], [s.text for s in samples]
-    meteors = [meteor(text, [reference]) for text, reference in zip(told, real, strict=True)]
+    captions, real = [p.text for p in predictions], [s.text for s in samples]
+    meteors = [meteor(text, [reference]) for text, reference in zip(captions, real, strict=True)]
     metrics = {
         "METEOR": mean(meteors),
-        "CIDEr": cider(told, [[reference] for reference in real]),
+        "CIDEr": cider(captions, [[reference] for reference in real]),
         "exact_match": mean(
-            float(same_text(text, reference)) for text, reference in zip(told, real, strict=True)
+            float(same_text(text, reference)) for text, reference in zip(captions, real, strict=True)
         ),
         "samples": len(samples),
     }
     right = attributes_right(
-        told, [{key: s.meta[key] for key in ATTRIBUTES if isinstance(s.meta.get(key), str)} for s in samples]
+        captions,
+        [{key: s.meta[key] for key in ATTRIBUTES if isinstance(s.meta.get(key), str)} for s in samples],
     )
     for key in ATTRIBUTES:
         if hits := [float(r[key]) for r in right if key in r]:

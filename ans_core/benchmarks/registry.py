@@ -77,5 +77,5 @@ def runnable(name: str) -> tuple[Scorer, Runner]:
 
 def module_of(name: str) -> str:
     """Return the module of a benchmark."""
-    own = benchmark_named(name)
-    return f"ans_core.benchmarks.{own}" if own in BENCHMARKS else f"ans_core.benchmarks.public.{own}"
+    module = benchmark_named(name)
+    return f"ans_core.benchmarks.{module}" if module in BENCHMARKS else f"ans_core.benchmarks.public.{module}"

@@ -13,7 +13,7 @@ import numpy as np
 from ans_core import data
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -60,21 +60,21 @@ def benchmark(
     def record(item: Item, prediction: Prediction) -> dict[str, Any]:
         return {"id": item.name, **asdict(prediction)}
 
-    def score(given: Given) -> Scored:
-        assert given.data is not None
-        by_name = samples(given.data, given.split or SPLITS[0])
-        lines = files.by_id(files.records(given.predictions), "id", where=str(given.predictions))
-        missing = files.refuse_unknown(lines, by_name, where=given.predictions, what="samples")
-        if given.predicted_only:
+    def score(inputs: Inputs) -> Scored:
+        assert inputs.data is not None
+        by_name = samples(inputs.data, inputs.split or SPLITS[0])
+        lines = files.by_id(files.records(inputs.predictions), "id", where=str(inputs.predictions))
+        missing = files.refuse_unknown(lines, by_name, where=inputs.predictions, what="samples")
+        if inputs.predicted_only:
             by_name = {key: sample for key, sample in by_name.items() if key in lines}
-        where = str(given.predictions)
+        where = str(inputs.predictions)
         answers = [
             checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="")
             for key, s in by_name.items()
         ]
         scored = of_samples(list(by_name.values()), answers)
         named = [{"id": key, **sample} for key, sample in zip(by_name, scored.samples, strict=True)]
-        return replace(scored, samples=named, missing=0 if given.predicted_only else len(missing))
+        return replace(scored, samples=named, missing=0 if inputs.predicted_only else len(missing))
 
     return Benchmark(
         score=score,
@@ -97,8 +97,8 @@ def checked(record: dict[str, Any], sample: Sample, where: str) -> Prediction:
     if not all(masklets):
         raise ValueError(f"{where}: a masklet without a frame")
     masks = tuple(
-        tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in own)
-        for own in masklets
+        tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in masklet)
+        for masklet in masklets
     )
     return Prediction(text=files.text(record, "text", where=where), masks=masks)
 

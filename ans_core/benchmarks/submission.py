@@ -45,8 +45,8 @@ def video_zip_of_lines(path: Path, lines: Iterable[Any], *, where: str) -> int:
                 files.mask(m, height=size[0], width=size[1], where=f"{here}, frame {f}")
                 for f, m in zip(frames, masks, strict=True)
             ]
-            drawn = dict(zip(frames, checked, strict=True))
-            _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", drawn, size=size)
+            by_frame = dict(zip(frames, checked, strict=True))
+            _write_masks(archive, f"Annotations/{line['video']}/{line['expression']}", by_frame, size=size)
     partial.rename(path)
     return count
 
@@ -57,18 +57,18 @@ def vos_pictures(record: Mapping[str, Any], *, where: str) -> Iterator[tuple[str
     keys = ("video", "objects", "overlap", "frames", "size", "masks")
     video, objects, overlap, frames, size, masks = (files.value(record, key, where=where) for key in keys)
     for t, frame in enumerate(frames):
-        drawn = {
+        by_object = {
             name: rle.decode(masklet[t] or rle.empty(*size))
             for name, masklet in zip(objects, masks, strict=True)
         }
         if overlap:
             yield from (
                 (f"{video}/{name}/{frame}.png", index_picture(mask.astype(np.uint8)))
-                for name, mask in drawn.items()
+                for name, mask in by_object.items()
             )
         else:
             labels = np.zeros(size, np.uint8)
-            for name, mask in drawn.items():
+            for name, mask in by_object.items():
                 labels[mask] = int(name)
             yield f"{video}/{frame}.png", index_picture(labels)
 

@@ -43,16 +43,16 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
 
 
 def _expression(sample: Sample, prediction: Prediction) -> tuple[float, float]:
-    drawn: Sequence[RLE | None] = prediction.masks[0] if prediction.masks else [None] * len(sample.frames)
-    if len(drawn) != len(sample.frames):
+    predicted: Sequence[RLE | None] = prediction.masks[0] if prediction.masks else [None] * len(sample.frames)
+    if len(predicted) != len(sample.frames):
         raise ValueError(
-            f"sample {sample.sample_id} of {sample.dataset}: {len(drawn)} masks predicted for "
+            f"sample {sample.sample_id} of {sample.dataset}: {len(predicted)} masks predicted for "
             f"{len(sample.frames)} frames"
         )
     nothing = rle.empty(sample.height, sample.width)
     frames = [
         j_and_f(mask or nothing, real)
-        for t, mask in enumerate(drawn)
+        for t, mask in enumerate(predicted)
         if (real := meant(sample, t)) is not None
     ]
     if not frames:

@@ -229,8 +229,8 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
                         "remove the experience"
                         f" (`ans agent forget {number}`), and export again"
                     ) from None
-            told = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
-            file.write(json.dumps(told) + "\n")
+            exported = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
+            file.write(json.dumps(exported) + "\n")
 
 
 def forget(arguments: argparse.Namespace) -> int:

@@ -77,12 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{source} is a training state: it needs --internvl and --sam2, its bases")
     bases = {"internvl": arguments.internvl, "sam2": arguments.sam2, "template": arguments.template}
     if arguments.check:
-        told = conversion.training_account(source, **bases) if state else conversion.account(source)
+        account = conversion.training_account(source, **bases) if state else conversion.account(source)
         print(
-            f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}"
+            f"{account.kind}: {account.tensors} tensors, {account.parameters:,} parameters, "
+            f"{', '.join(account.dtypes)}"
         )
-        print("\n".join(told.problems) or "every tensor is known, none is missing")
-        return bool(told.problems)
+        print("\n".join(account.problems) or "every tensor is known, none is missing")
+        return bool(account.problems)
     metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
     folder.refuse_to_replace(target)
     if arguments.to == "adapter":
@@ -159,16 +160,18 @@ def write_sam2(source: Path, target: Path, arguments: argparse.Namespace) -> int
             "the other"
         )
     sam2_export.refuse_to_replace(target)
-    found = sam2_export.read(source, base=Path(arguments.base) if arguments.base else None)
-    whole = sam2_export.write(found, target, metadata={"stage": "convert", "source": arguments.source})
+    model = sam2_export.read(source, base=Path(arguments.base) if arguments.base else None)
+    for_transformers = sam2_export.write(
+        model, target, metadata={"stage": "convert", "source": arguments.source}
+    )
     print(
         f"wrote {target / sam2_export.STOCK}, for `ans track --model` and the stock package ({sam2.STOCK}, "
         f"{sam2.WEIGHTS})"
     )
-    if whole:
+    if for_transformers:
         print(f"wrote {target / sam2_export.TRANSFORMERS}, for Sam2VideoModel.from_pretrained")
     else:
-        width = f"{sam2.TRANSFORMERS_WIDTH} only, this SAM2's have {found.config.memory_width}"
+        width = f"{sam2.TRANSFORMERS_WIDTH} only, this SAM2's have {model.config.memory_width}"
         print(f"nothing for transformers: its Sam2VideoModel has memories of width {width}")
     if sam2.keeps_no_original(source):
         print(

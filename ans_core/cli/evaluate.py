@@ -149,30 +149,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def form(arguments: argparse.Namespace) -> str:
     """Return the key of ALLOWED. Raises ValueError for an option or a name that goes with another form."""
-    found = (
+    chosen = (
         arguments.what
         if arguments.what in ALLOWED
         else "CHECKPOINT"
         if arguments.model is None
         else "BENCHMARK"
     )
-    if found == "CHECKPOINT" and not Path(arguments.what).exists():
+    if chosen == "CHECKPOINT" and not Path(arguments.what).exists():
         raise ValueError(
             f"{arguments.what} is no folder of a checkpoint; to run a benchmark give --model, to score "
             "predictions `ans eval score`"
         )
     options = {option for allowed in ALLOWED.values() for option in allowed}
     if wrong := sorted(
-        option for option in options - ALLOWED[found] if getattr(arguments, option) is not None
+        option for option in options - ALLOWED[chosen] if getattr(arguments, option) is not None
     ):
         named = ", ".join(f"--{option.replace('_', '-')}" for option in wrong)
-        raise ValueError(f"ans eval {found} takes no {named}; `ans eval --help` says what goes with what")
-    if arguments.names and found in ("CHECKPOINT", "BENCHMARK"):
+        raise ValueError(f"ans eval {chosen} takes no {named}; `ans eval --help` says what goes with what")
+    if arguments.names and chosen in ("CHECKPOINT", "BENCHMARK"):
         raise ValueError(
-            f"ans eval {found} takes nothing behind {arguments.what}: {' '.join(arguments.names)} (several: "
+            f"ans eval {chosen} takes nothing behind {arguments.what}: {' '.join(arguments.names)} (several: "
             "a,b)"
         )
-    return found
+    return chosen
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -186,11 +186,11 @@ def check_names(names: Sequence[str]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file
     written. Or the benchmarks of params.yaml on a checkpoint."""
-    found = form(arguments)
+    chosen = form(arguments)
     check_names(
-        {"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(found, arguments.names)
+        {"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(chosen, arguments.names)
     )
-    match found:
+    match chosen:
         case "CHECKPOINT" if arguments.of_checkpoint is None:
             raise ValueError(
                 f"ans eval {arguments.what}: the benchmarks of params.yaml need the checkout of ANS; here, "

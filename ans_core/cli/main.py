@@ -102,11 +102,11 @@ def main() -> None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what could not be written
         if not closed:
-            print(told(error), file=sys.stderr)
+            print(message(error), file=sys.stderr)
         sys.exit(CLOSED_PIPE if closed else USER_ERROR)
 
 
-def told(error: Exception) -> str:
+def message(error: Exception) -> str:
     remedies = {  # of what Python says without one
         errno.ENOSPC: "; free space there, and give the same command again",
         errno.EACCES: "; if that is in another user's checkout, work in a clone of your own",
@@ -137,7 +137,7 @@ def run() -> None:
     ) as error:  # errors in the input; ANS_TRACEBACK=1 shows where they were raised
         if os.environ.get("ANS_TRACEBACK") or (isinstance(error, BrokenPipeError) and output_is_closed()):
             raise
-        print(told(error), file=sys.stderr)
+        print(message(error), file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         print("\nstopped; the same command resumes", file=sys.stderr)

@@ -22,8 +22,8 @@ READERS = ("rapidocr", "template")
 
 def add_agents_reader(add: Callable[..., argparse.Action]) -> None:
     """`add`: the `add_argument` of a parser or of a group of options."""
-    told = "what the agent's read_text reads with (default: what it was trained with, else rapidocr)"
-    add("--reader", choices=READERS, help=told)
+    help_text = "what the agent's read_text reads with (default: what it was trained with, else rapidocr)"
+    add("--reader", choices=READERS, help=help_text)
 
 
 def add_fetch_options(it: argparse.ArgumentParser) -> None:

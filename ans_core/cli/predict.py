@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ans_core.inference.answer import write_answer
 
     source = Path(arguments.source)
-    told = write_answer(
+    summary = write_answer(
         source,
         arguments.text,
         checkpoint=Path(arguments.model or newest_model()),
@@ -89,5 +89,5 @@ def run(arguments: argparse.Namespace) -> int:
         dtype=arguments.dtype,
         quantize=arguments.quantize,
     )
-    print(told)
+    print(summary)
     return 0

@@ -32,20 +32,20 @@ class Prompt(argparse.Action):
         values: Any,
         option: str | None = None,
     ) -> None:
-        given = list(namespace.prompts or [])
+        prompts = list(namespace.prompts or [])
         if option != "--frame":
-            given.append((str(option).removeprefix("--"), values, 0))
-        elif not given or not values.isdecimal():
+            prompts.append((str(option).removeprefix("--"), values, 0))
+        elif not prompts or not values.isdecimal():
             parser.error(f"--frame {values}: a whole number, after the prompt of that frame")
         else:
-            given[-1] = (*given[-1][:2], int(values))
-        namespace.prompts = given
+            prompts[-1] = (*prompts[-1][:2], int(values))
+        namespace.prompts = prompts
 
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument("source", metavar="VIDEO|FOLDER", help="a video file, or a folder with the frames of one")
-    for name, metavar, told in PROMPTS:
-        it.add_argument(f"--{name}", dest="prompts", action=Prompt, metavar=metavar, help=told)
+    for name, metavar, help_text in PROMPTS:
+        it.add_argument(f"--{name}", dest="prompts", action=Prompt, metavar=metavar, help=help_text)
     it.add_argument(
         "--model", help="a SAM2 (folder, .pt or hub id) or a Sa2VA folder (default: the profile's)"
     )
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ans_core.tracking.track import default_checkpoint, write_track
 
     source = Path(arguments.source)
-    told = write_track(
+    summary = write_track(
         source,
         arguments.prompts or [],
         checkpoint=arguments.model or default_checkpoint(newest_model()),
@@ -73,5 +73,5 @@ def run(arguments: argparse.Namespace) -> int:
         gif=arguments.gif,
         fps=arguments.fps,
     )
-    print(told)
+    print(summary)
     return 0

@@ -53,8 +53,8 @@ class Answer:
     def shown(self, frame: int) -> list[RLE | None]:
         """Return the masks of one frame that are switched on, by object; None for the others."""
         return [
-            None if n in self.hidden or frame >= len(found) else found[frame]
-            for n, found in enumerate(self.masks)
+            None if n in self.hidden or frame >= len(masklet) else masklet[frame]
+            for n, masklet in enumerate(self.masks)
         ]
 
 
@@ -105,7 +105,7 @@ class Chat:
         turn = Turn(question=question.strip())
         pasts = {name: self.past(name) for name in models}
         for name, model in models.items():
-            text, found = self._ask_one(
+            text, masks_by_frame = self._ask_one(
                 model, turn.question, past=pasts[name], video_mode=video_mode, max_tokens=max_tokens
             )
             if not turn.answers:
@@ -114,7 +114,7 @@ class Chat:
             yield name, answer
             if self.stop.is_set():
                 return
-            for _, masks in found:
+            for _, masks in masks_by_frame:
                 answer.masks = answer.masks or [[] for _ in masks]
                 for mask, of_object in zip(masks, answer.masks, strict=True):
                     of_object.append(rle.encode(mask))

@@ -22,17 +22,17 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
 
     A folder runs/<profile>/model brings the same run's `before RL` (SFT merged) and `base`, where they are.
     """
-    own, *names = _names([model, *others])
-    found: dict[str, Load] = {own: partial(Sa2VA.from_pretrained, model, device_map=device)}
+    first, *names = _names([model, *others])
+    loads: dict[str, Load] = {first: partial(Sa2VA.from_pretrained, model, device_map=device)}
     run = Path(model).parent
     base, sft = run / "base/base", run / "sft"
     if Path(model).name == "model" and base.is_dir():
         if (sft / checkpoint.DELTA).exists():
-            found["before RL"] = partial(_before_rl, base, sft, device)
-        found["base"] = partial(Sa2VA.from_pretrained, str(base), device_map=device)
+            loads["before RL"] = partial(_before_rl, base, sft, device)
+        loads["base"] = partial(Sa2VA.from_pretrained, str(base), device_map=device)
     for name, other in zip(names, others, strict=True):
-        found[name] = partial(Sa2VA.from_pretrained, other, device_map=device)
-    return {name: cache(load) for name, load in found.items()}
+        loads[name] = partial(Sa2VA.from_pretrained, other, device_map=device)
+    return {name: cache(load) for name, load in loads.items()}
 
 
 def _before_rl(base: Path, sft: Path, device: str) -> Network:

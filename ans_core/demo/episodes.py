@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden"}
 def albums_of(model: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the episodes of the run that made `model`; empty if its agent was not evaluated."""
     folder = model.parent / "agent/evaluate"
-    return {row: found for row in ROWS if (found := album(folder / row / "episodes"))}
+    return {row: episodes for row in ROWS if (episodes := album(folder / row / "episodes"))}
 
 
 def labels(episodes: Sequence[Episode]) -> list[tuple[str, int]]:
@@ -48,8 +48,8 @@ def episode_html(episode: Episode, turns: int) -> str:
 
 
 def _turn_html(turn: Mapping[str, Any], number: int) -> str:
-    said = escape(turn["said"]) or "<i>nothing</i>"
-    parts = [f"<p><b>{number}. {'given' if turn['given'] else 'said'}</b> <code>{said}</code></p>"]
+    text = escape(turn["said"]) or "<i>nothing</i>"
+    parts = [f"<p><b>{number}. {'given' if turn['given'] else 'said'}</b> <code>{text}</code></p>"]
     if "shown" in turn:
         parts.append(f"<p><b>{'refused' if turn['error'] else 'came back'}</b> {escape(turn['shown'])}</p>")
         parts += [f'<img src="{picture}" alt="{escape(turn["shown"])}">' for picture in turn["pictures"]]
@@ -93,7 +93,7 @@ def lay_out(albums: Albums) -> None:
     with gr.Row(elem_classes="tools"):
         back = gr.Button("Back", size="sm", min_width=80, elem_id="episode-back")
         forth = gr.Button("Next turn", variant="primary", size="sm", min_width=110, elem_id="episode-next")
-        whole = gr.Button("All turns", size="sm", min_width=100, elem_id="episode-all")
+        all_turns = gr.Button("All turns", size="sm", min_width=100, elem_id="episode-all")
     turns = gr.State(0)
     shown = gr.HTML(episode_html(albums[first][0], 0), elem_id="episode")
 
@@ -119,7 +119,7 @@ def lay_out(albums: Albums) -> None:
     forth.click(
         lambda name, number, count: show(name, number, count + 1), [row, which, turns], outputs, **QUIET
     )
-    whole.click(
+    all_turns.click(
         lambda name, number: show(name, number, len(albums[name][number]["turns"])),
         [row, which],
         outputs,

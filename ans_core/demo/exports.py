@@ -23,21 +23,21 @@ def write_all(source: Source, question: str, answer: Answer, folder: Path) -> di
     with zipfile.ZipFile(files["PNG"], "w") as packed:
         for name, content in _pngs(answer):
             packed.writestr(name, content)
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "source": source.name,
         "asked": question,
         "text": answer.text,
         "masks": answer.masks,
     }
-    files["RLE"].write_text(json.dumps(told), encoding="utf-8")
+    files["RLE"].write_text(json.dumps(record), encoding="utf-8")
     files["COCO"].write_text(json.dumps(coco(source, answer)), encoding="utf-8")
     return files
 
 
 def _pngs(answer: Answer) -> Iterator[tuple[str, bytes]]:
     """Name the files as `ans predict` does."""
-    for number, found in enumerate(answer.masks, start=1):
-        for frame, mask in enumerate(found):
+    for number, masklet in enumerate(answer.masks, start=1):
+        for frame, mask in enumerate(masklet):
             file = io.BytesIO()
             Image.fromarray(rle.decode(mask)).save(file, "PNG")
             yield f"object{number}_frame{frame:05d}.png", file.getvalue()
@@ -48,25 +48,25 @@ def coco(source: Source, answer: Answer) -> dict[str, Any]:
     one phrase share a category; empty masks are left out of a picture and null in a clip."""
     width, height = source.size
     names = list(dict.fromkeys(answer.names))
-    told: dict[str, Any] = {
+    instances: dict[str, Any] = {
         "categories": [{"id": n, "name": name} for n, name in enumerate(names, start=1)],
         "annotations": [],
     }
-    for name, found in zip(answer.names, answer.masks, strict=True):
+    for name, masklet in zip(answer.names, answer.masks, strict=True):
         entry: dict[str, Any] = {
-            "id": len(told["annotations"]) + 1,
+            "id": len(instances["annotations"]) + 1,
             "category_id": names.index(name) + 1,
             "iscrowd": 0,
         }
         if source.is_clip:
-            entry |= {"video_id": 1, "segmentations": [mask if rle.area(mask) else None for mask in found]}
-        elif rle.area(found[0]):
-            x1, y1, x2, y2 = rle.box(found[0])
+            entry |= {"video_id": 1, "segmentations": [mask if rle.area(mask) else None for mask in masklet]}
+        elif rle.area(masklet[0]):
+            x1, y1, x2, y2 = rle.box(masklet[0])
             box = [round(x1 * width), round(y1 * height), round((x2 - x1) * width), round((y2 - y1) * height)]
-            entry |= {"image_id": 1, "segmentation": found[0], "area": rle.area(found[0]), "bbox": box}
+            entry |= {"image_id": 1, "segmentation": masklet[0], "area": rle.area(masklet[0]), "bbox": box}
         else:
             continue
-        told["annotations"].append(entry)
+        instances["annotations"].append(entry)
     size = {"id": 1, "height": height, "width": width}
     if source.is_clip:
         # a video file has no names of frames
@@ -75,5 +75,5 @@ def coco(source: Source, answer: Answer) -> dict[str, Any]:
             f"{frame:05d}.png" for frame in range(answer.followed)
         ]
         files = files[: answer.followed]
-        return told | {"videos": [size | {"file_names": files, "length": len(files)}]}
-    return told | {"images": [size | {"file_name": source.name}]}
+        return instances | {"videos": [size | {"file_names": files, "length": len(files)}]}
+    return instances | {"images": [size | {"file_name": source.name}]}

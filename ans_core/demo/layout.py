@@ -32,7 +32,7 @@ STAGE = """${value ? `<div class="stage ${value.form}"><img src="${value.src}" a
 class Column:
     """The components of one checkpoint."""
 
-    whole: gr.Column
+    column: gr.Column
     title: gr.HTML
     player: gr.Video
     stage: gr.HTML
@@ -41,7 +41,7 @@ class Column:
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.whole, self.title, self.player, self.stage, self.masks, *self.files.values()]
+        return [self.column, self.title, self.player, self.stage, self.masks, *self.files.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def lay_out(names: Sequence[str], examples: Sequence[Example]) -> Layout:
 
 def _talk(names: Sequence[str]) -> dict[str, Any]:
     """The components of asking."""
-    found: dict[str, Any] = {
+    components: dict[str, Any] = {
         "upload": gr.File(label="Picture or clip", file_count="single", height=140, elem_id="upload"),
         "chat": gr.HTML(words.chat_html(()), elem_id="chat", autoscroll=True, max_height=440),
         "note": gr.HTML("", elem_id="note"),
@@ -143,20 +143,20 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
         ),
     }
     with gr.Row():
-        found["ask"] = gr.Button("Ask", variant="primary", scale=3, min_width=120, elem_id="ask")
-        found["stop"] = gr.Button(
+        components["ask"] = gr.Button("Ask", variant="primary", scale=3, min_width=120, elem_id="ask")
+        components["stop"] = gr.Button(
             "Stop", variant="stop", scale=1, min_width=80, interactive=False, elem_id="stop"
         )
     with gr.Row(elem_classes="tools"):
-        found["describe_region"] = gr.Button(
+        components["describe_region"] = gr.Button(
             "Describe region", size="sm", min_width=110, elem_id="describe-region"
         )
-        found["describe_picture"] = gr.Button(
+        components["describe_picture"] = gr.Button(
             "Describe picture", size="sm", min_width=110, elem_id="describe-picture"
         )
-        found["new_chat"] = gr.Button("New chat", size="sm", min_width=80, elem_id="new-chat")
+        components["new_chat"] = gr.Button("New chat", size="sm", min_width=80, elem_id="new-chat")
     with gr.Row():
-        found["against"] = gr.Dropdown(
+        components["against"] = gr.Dropdown(
             [ALONE, *names[1:]],
             value=ALONE,
             label="Side by side",
@@ -165,7 +165,7 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
             visible=len(names) > 1,
             elem_id="against",
         )
-        found["mode"] = gr.Radio(
+        components["mode"] = gr.Radio(
             ["auto", *get_args(VideoMode)],
             value="auto",
             label="Video mode",
@@ -173,7 +173,7 @@ def _talk(names: Sequence[str]) -> dict[str, Any]:
             elem_id="mode",
             visible=False,
         )
-    return found
+    return components
 
 
 def _column(place: int, *, samples: bool) -> Column:
@@ -182,7 +182,7 @@ def _column(place: int, *, samples: bool) -> Column:
         if samples
         else "drop a picture or a clip"
     )
-    with gr.Column(visible=place == 0, min_width=260) as whole:
+    with gr.Column(visible=place == 0, min_width=260) as column:
         title = gr.HTML("", visible=False)
         player = gr.Video(
             visible=False,
@@ -200,7 +200,7 @@ def _column(place: int, *, samples: bool) -> Column:
         )
         with gr.Row(elem_classes="tools"):
             files = {form: _download(form, place) for form in FORMS}
-    return Column(whole=whole, title=title, player=player, stage=stage, masks=masks, files=files)
+    return Column(column=column, title=title, player=player, stage=stage, masks=masks, files=files)
 
 
 def _download(form: str, place: int) -> gr.DownloadButton:

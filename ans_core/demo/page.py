@@ -62,7 +62,7 @@ class _Events:
 
     def __init__(self, loads: dict[str, Load], examples: Sequence[Example], folder: Path) -> None:
         self.loads, self.examples, self.folder = loads, examples, folder
-        self.own = next(iter(loads))
+        self.first = next(iter(loads))
         self.layout = lay_out(list(loads), examples)
 
     def connect(self, page: gr.Blocks) -> None:
@@ -87,7 +87,7 @@ class _Events:
         it.stop.click(self.stop, it.tab, None, queue=False, **QUIET)
 
     def new_tab(self) -> Tab:
-        return Tab(folder=Path(tempfile.mkdtemp(dir=self.folder)), loads={self.own: self.loads[self.own]})
+        return Tab(folder=Path(tempfile.mkdtemp(dir=self.folder)), loads={self.first: self.loads[self.first]})
 
     def stop(self, tab: Tab) -> None:
         """End what another event is following."""
@@ -109,7 +109,7 @@ class _Events:
 
     @sentences
     def mark(self, tab: Tab, event: gr.EventData) -> Values:
-        tab.chat.mark(self.loads[self.own](), event.kind, [(float(x), float(y)) for x, y in event.points])
+        tab.chat.mark(self.loads[self.first](), event.kind, [(float(x), float(y)) for x, y in event.points])
         yield self.layout.shown(tab)
 
     @sentences
@@ -124,7 +124,7 @@ class _Events:
 
     @sentences
     def compare(self, tab: Tab, name: str) -> Values:
-        tab.compare({key: self.loads[key] for key in (self.own, name) if key != ALONE})
+        tab.compare({key: self.loads[key] for key in (self.first, name) if key != ALONE})
         yield self.layout.shown(tab)
 
     @sentences
@@ -148,12 +148,12 @@ class _Events:
         yield from self._answer(tab, prompts.GROUNDED_QUESTIONS[0], mode)
 
     def _answer(self, tab: Tab, question: str, mode: Any) -> Values:
-        chat, drawn, tab.exported = tab.chat, 0.0, {}
+        chat, redraw_time, tab.exported = tab.chat, 0.0, {}
         yield self.layout.shown(tab, words.note_html("Thinking ...", is_error=False), at=0)
         try:
             for name, answer in chat.ask(tab.models(), question, video_mode=mode):
-                if chat.source.is_clip and time.monotonic() - drawn > REDRAW_S:
-                    drawn = time.monotonic()
+                if chat.source.is_clip and time.monotonic() - redraw_time > REDRAW_S:
+                    redraw_time = time.monotonic()
                     bar = words.progress_html(answer.followed, len(chat.source.frames), name=name)
                     yield self.layout.shown(tab, bar, at=max(0, answer.followed - 1))
         finally:

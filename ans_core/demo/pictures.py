@@ -54,10 +54,10 @@ def write_clip(source: Source, answer: Answer | None, path: Path) -> Path:
     stopped ends where it was stopped."""
     count = answer.followed if answer and answer.followed else len(source.frames)
 
-    def drawn() -> Iterator[Image.Image]:
+    def frames() -> Iterator[Image.Image]:
         return (frame_picture(source, frame, answer.shown(frame) if answer else []) for frame in range(count))
 
-    save_video(drawn(), path, fps=source.fps)
+    save_video(frames(), path, fps=source.fps)
     return path
 
 

@@ -37,16 +37,16 @@ def held_out(model: Path) -> list[Example]:
     prepared = model.parent / "data"
     if not (prepared / "datasets.json").is_file():
         return []
-    found = []
+    examples = []
     for entry in _entries(prepared):
         try:
-            found += [
+            examples += [
                 _example(sample)
                 for sample in islice(_of_other_pictures(data.read_entry(prepared, entry)), EACH)
             ]
         except ValueError as error:
             print(f"no samples of {entry.name}: {error}", file=sys.stderr)
-    return found
+    return examples
 
 
 def _entries(prepared: Path) -> list[data.DatasetEntry]:
@@ -77,9 +77,9 @@ def _example(sample: Sample) -> Example:
 
 
 def _caption(sample: Sample) -> str:
-    asked = {
+    label = {
         "referring": sample.text,
         "region_caption": "describe a region",
         "grounded_caption": "describe the picture",
     }[sample.task]
-    return f"▶ {asked}" if len(sample.frames) > 1 else asked
+    return f"▶ {label}" if len(sample.frames) > 1 else label

@@ -110,10 +110,10 @@ def _middleware(host: str) -> list[Any]:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     names = [*LOOPBACK, "[::1]"] if host in LOOPBACK else ["*"]
-    return [Middleware(TrustedHostMiddleware, allowed_hosts=names), Middleware(OwnOnly)]
+    return [Middleware(TrustedHostMiddleware, allowed_hosts=names), Middleware(ContentSecurityPolicy)]
 
 
-class OwnOnly:
+class ContentSecurityPolicy:
     """Add OWN_ONLY to every answer."""
 
     def __init__(self, app: Any) -> None:

@@ -22,24 +22,24 @@ def pieces(text: str) -> list[tuple[str, int | None]]:
     """Split an answer into (words, number of the mask they name, None for plain words). A `[SEG]` without a
     phrase has the words "mask N", counted from 1. A `[SEG]` takes the last `<p> .. </p>` before it, as
     `metrics.grounding.phrases` has it."""
-    found: list[tuple[str, int | None]] = []
+    parts: list[tuple[str, int | None]] = []
     waiting: int | None = None
     masks = end = 0
     for piece in PIECE.finditer(text):
         gap, end = text[end : piece.start()], piece.end()
         takes = piece[2] and waiting is not None
         if gap.strip() or not takes:
-            found.append((gap, None))
+            parts.append((gap, None))
         if not piece[2]:
-            waiting = len(found)
-            found.append((piece[1].strip(), None))
+            waiting = len(parts)
+            parts.append((piece[1].strip(), None))
             continue
         if waiting is None:
-            found.append((f"mask {masks + 1}", masks))
+            parts.append((f"mask {masks + 1}", masks))
         else:
-            found[waiting] = (found[waiting][0] or f"mask {masks + 1}", masks)
+            parts[waiting] = (parts[waiting][0] or f"mask {masks + 1}", masks)
         waiting, masks = None, masks + 1
-    return [(words, number) for words, number in [*found, (text[end:], None)] if words]
+    return [(words, number) for words, number in [*parts, (text[end:], None)] if words]
 
 
 def answer_html(text: str) -> str:

@@ -82,7 +82,7 @@ def predict_all(
     """
     joined = out / PREDICTIONS
     if not joined.exists():
-        names, own = _plan(batches)
+        names, local_count = _plan(batches)
         parts = out / PARTS
         parts.mkdir(parents=True, exist_ok=True)
         for path in _parts(parts):
@@ -90,7 +90,10 @@ def predict_all(
                 repair(path)
         dist.wait_for_all()
         answered = {name for path in _parts(parts) for name in _names(path)}
-        with (parts / f"{dist.rank()}.jsonl").open("a", encoding="utf-8") as file, _bar(desc, own) as bar:
+        with (
+            (parts / f"{dist.rank()}.jsonl").open("a", encoding="utf-8") as file,
+            _bar(desc, local_count) as bar,
+        ):
             mean = _Mean(running)
             for batch in itertools.islice(batches(), dist.rank(), None, dist.world_size()):
                 if new := [item.name for item in batch if item.name not in answered]:
@@ -112,16 +115,16 @@ def predict_all(
 def _plan(batches: Batches) -> tuple[list[str], int]:
     """Return the names of all items, in order, and how many of them this process answers."""
     names: dict[str, None] = {}
-    own = 0
+    local_count = 0
     for number, batch in enumerate(batches()):
-        own += len(batch) if number % dist.world_size() == dist.rank() else 0
+        local_count += len(batch) if number % dist.world_size() == dist.rank() else 0
         for item in batch:
             if item.name in names:
                 raise ValueError(f"two questions are named {item.name!r}; the benchmark's ids must be unique")
             names[item.name] = None
     if not names:
         raise ValueError("the benchmark has no question in this split")
-    return list(names), own
+    return list(names), local_count
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -139,8 +142,8 @@ def repair(path: Path) -> None:
             intact += len(line)
         else:
             return
-        whole_line = line.endswith(b"\n")
-    if whole_line:
+        complete_line = line.endswith(b"\n")
+    if complete_line:
         aside = path.parent.with_name(path.name + ".damaged")
         shutil.copyfile(path, aside)
         logging.warning(
@@ -168,8 +171,8 @@ def _names(path: Path) -> Iterator[str]:
 def _join(names: list[str], parts: Path, joined: Path) -> None:
     lines: dict[str, Lines] = {}
     for path in _parts(parts):
-        own = Lines(path, name_of)
-        lines |= dict.fromkeys(own, own)
+        part = Lines(path, name_of)
+        lines |= dict.fromkeys(part, part)
     partial = joined.with_suffix(".partial")
     with partial.open("wb") as file:
         for name in names:

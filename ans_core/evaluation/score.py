@@ -14,7 +14,7 @@ from ans_core.benchmarks import submission
 from ans_core.benchmarks.public import published
 from ans_core.benchmarks.public.asked import UnscoredError
 from ans_core.benchmarks.public.files import Lines, refuse_same
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, scores_of
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, scores_of
 from ans_core.benchmarks.registry import CONVENTIONS, scorer_of
 from ans_core.config.names import SCORED, benchmark_named
 from ans_core.evaluation.predictions import name_of
@@ -63,8 +63,8 @@ def score_run(
     if page and runner.follows:
         submission.write_vos(session.out / "Annotations", records.values(), where=str(predictions))
     try:
-        given = session.given(predictions)
-        scored = scorer.score(judged(session.name, scorer, given, file, ask=judge, log=log))
+        inputs = session.inputs(predictions)
+        scored = scorer.score(judged(session.name, scorer, inputs, file, ask=judge, log=log))
     except UnscoredError as error:
         result = without_figures(session, log, unscored=str(error))
         log(f"predictions: {predictions}")
@@ -76,7 +76,7 @@ def score_run(
         scored.notes.append(f"only {session.limit} questions were asked: not the benchmark's figure")
     intervals, samples = scored.intervals(), list(scorer.table(scored))
     write(file, session.head, scored, intervals, samples)
-    rows = published.beside(session.name, session.split, scored.metrics, whole=len(scored.samples))
+    rows = published.comparison(session.name, session.split, scored.metrics, samples=len(scored.samples))
     log("\n".join([session.title, *table(scored, intervals), *published.lines(rows)]))
     if page:
         shown = evaluation.write(
@@ -138,7 +138,7 @@ def score(arguments: argparse.Namespace) -> int:
         )
     called = arguments.names[0].lower().replace("-", "_")
     name, scorer = benchmark_named(called), scorer_of(called)
-    given = Given(
+    inputs = Inputs(
         predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
         data=arguments.data,
         replay=arguments.replay,
@@ -147,34 +147,36 @@ def score(arguments: argparse.Namespace) -> int:
         split=arguments.split or "",
         predicted_only=bool(arguments.predicted_only),
     )
-    check(name, scorer, given)
-    scored = scorer.score(judged(name, scorer, given, arguments.out, ask=True, log=print))
-    if given.data is None and not given.predicted_only:
+    check(name, scorer, inputs)
+    scored = scorer.score(judged(name, scorer, inputs, arguments.out, ask=True, log=print))
+    if inputs.data is None and not inputs.predicted_only:
         scored.notes.extend(published.part(name, scored.metrics, lines=len(scored.samples)))
     intervals = scored.intervals()
     if arguments.out:
         write(arguments.out, {"benchmark": name}, scored, intervals, list(scorer.table(scored)))
     unread = (
-        ["note: --data is not read: the predictions hold the truth"] if given.data and not scorer.data else []
+        ["note: --data is not read: the predictions hold the truth"]
+        if inputs.data and not scorer.data
+        else []
     )
-    rows = published.beside(called, "", scored.metrics, whole=len(scored.samples))
+    rows = published.comparison(called, "", scored.metrics, samples=len(scored.samples))
     print("\n".join([*table(scored, intervals), *unread, *published.lines(rows)]))
     return 0
 
 
 def judged(
-    name: str, scorer: Scorer, given: Given, out: Path | None, *, ask: bool, log: Callable[[str], None]
-) -> Given:
+    name: str, scorer: Scorer, inputs: Inputs, out: Path | None, *, ask: bool, log: Callable[[str], None]
+) -> Inputs:
     """Ask the judge that params.yaml names, if these predictions need one; its replies are kept beside `out`.
 
     Raises UnscoredError without a judge, where it does not answer, and where it is needed and not to be
     asked.
     """
-    if scorer.judging is None or not scorer.judging.needed(given):
-        return given
+    if scorer.judging is None or not scorer.judging.needed(inputs):
+        return inputs
     if not ask:
         raise UnscoredError(
-            f"a judge must read the answers: `ans eval score {name} --predictions {given.predictions}` asks "
+            f"a judge must read the answers: `ans eval score {name} --predictions {inputs.predictions}` asks "
             "it"
         )
     from ans_core.config import load
@@ -187,25 +189,25 @@ def judged(
         raise UnscoredError(
             f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give "
             "recorded replies"
-            f" ({scorer.judging.replay}); the answers are in {given.predictions}"
+            f" ({scorer.judging.replay}); the answers are in {inputs.predictions}"
         )
     replies = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
     replies.parent.mkdir(parents=True, exist_ok=True)
     try:
-        given = scorer.judging.ask(given, judge, replies)
+        inputs = scorer.judging.ask(inputs, judge, replies)
     except NoReplyError as error:
         raise UnscoredError(f"{name}: the judge {error}") from error
     log(f"judge's replies, for --replay: {replies}")
-    return given
+    return inputs
 
 
-def check(name: str, scorer: Scorer, given: Given) -> None:
-    if scorer.needs_data and given.data is None:
+def check(name: str, scorer: Scorer, inputs: Inputs) -> None:
+    if scorer.needs_data and inputs.data is None:
         raise ValueError(f"{name} needs --data: {scorer.data}")
     for option in OPTIONS:
-        if getattr(given, option) and option not in scorer.options:
+        if getattr(inputs, option) and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
-    refuse_same(given.predictions, given.data)
+    refuse_same(inputs.predictions, inputs.data)
 
 
 def _needed(path: Path | None, message: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ans_core import dist
 from ans_core.benchmarks.public.asked import Answerer, Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scorer
 from ans_core.benchmarks.registry import CONVENTIONS, module_of, runnable
 from ans_core.code_hash import CodeHashes
 from ans_core.evaluation import score
@@ -79,9 +79,9 @@ class Session:
     def items(self) -> Callable[[], Iterator[Item]]:
         return limited(partial(self.runner.questions, self.data, self.split), self.limit)
 
-    def given(self, predictions: Path) -> Given:
+    def inputs(self, predictions: Path) -> Inputs:
         """Return what the scorer reads. Raises UnscoredError if the truth is elsewhere."""
-        return Given(
+        return Inputs(
             predictions=predictions,
             data=self.runner.truth(self.data, self.split),
             predicted_only=bool(self.limit),

@@ -68,24 +68,24 @@ def look_up(repo: str, *, kind: str, patterns: Sequence[str] = ()) -> HubRepo:
         info = api.repo_info(repo, repo_type=kind)
         assert info.sha is not None, "the hub names the revision"
         tree = api.list_repo_tree(repo, recursive=True, revision=info.sha, repo_type=kind)
-        found = [_hub_file(entry) for entry in tree if isinstance(entry, RepoFile)]
-    wanted = set(filter_repo_objects([file.path for file in found], allow_patterns=list(patterns) or None))
+        files = [_hub_file(entry) for entry in tree if isinstance(entry, RepoFile)]
+    wanted = set(filter_repo_objects([file.path for file in files], allow_patterns=list(patterns) or None))
     if not wanted:
         raise HubError(
             f"{repo} on the hub has no file {' or '.join(patterns)} any more; it has "
-            f"{_some([f.path for f in found])}"
+            f"{_some([f.path for f in files])}"
         )
     return HubRepo(
         repo=repo, kind=kind, revision=info.sha, licence=_licence(getattr(info, "card_data", None)),
         gated=bool(info.gated),
-        files=tuple(file for file in found if file.path in wanted),
+        files=tuple(file for file in files if file.path in wanted),
     )  # fmt: skip
 
 
 def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
     """Return the files that are still to be fetched. A file that is there already is compared once. HubError
     if it is another one."""
-    verified, known = _verified(folder), []
+    verified, present = _verified(folder), []
     for file in repo.files:
         path = folder / file.path
         if not path.exists():
@@ -98,10 +98,10 @@ def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
             if file.path in verified:  # of an earlier revision
                 continue
         verified[file.path] = file.checksum
-        known.append(file)
-    if known:
+        present.append(file)
+    if present:
         _write_verified(folder, verified)
-    return [file for file in repo.files if file not in known]
+    return [file for file in repo.files if file not in present]
 
 
 def to_fetch(files: Sequence[HubFile], folder: Path) -> int:
@@ -140,10 +140,10 @@ def fetch(repo: HubRepo, file: HubFile, folder: Path) -> None:
             http_get(
                 url, opened, resume_size=_size(partial), headers=build_hf_headers(), expected_size=file.size
             )
-    if (found := _checksum(partial, file.checksum)) != file.checksum:
+    if (checksum := _checksum(partial, file.checksum)) != file.checksum:
         partial.unlink()
         raise HubError(
-            f"{repo.page}: {file.path} has the checksum {found[:12]}... and should have "
+            f"{repo.page}: {file.path} has the checksum {checksum[:12]}... and should have "
             f"{file.checksum[:12]}...; it was thrown away: fetch "
             "it again (the same once more: a proxy, or the repository, serves a damaged file)"
         )
@@ -177,9 +177,11 @@ def explained(repo: str, kind: str, *, partial: Path | None = None, size: int = 
             ) from error
         raise HubError(f"{page}: the hub answers {status}; try again later, {AGAIN}") from error
     except HTTPError as error:
-        kept = f" after {_size(partial) / 1e9:.2f} of {size / 1e9:.2f} GB, which are kept" if partial else ""
+        progress = (
+            f" after {_size(partial) / 1e9:.2f} of {size / 1e9:.2f} GB, which are kept" if partial else ""
+        )
         raise HubError(
-            f"{page}: the connection failed{kept} ({error or type(error).__name__}); {AGAIN}"
+            f"{page}: the connection failed{progress} ({error or type(error).__name__}); {AGAIN}"
         ) from error
     except OSError as error:
         if partial is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -199,8 +201,8 @@ def _hub_file(entry: RepoFile) -> HubFile:
 
 
 def _licence(card: object) -> str | None:
-    found = getattr(card, "license_name", None) or getattr(card, "license", None)
-    return ", ".join(found) if isinstance(found, list) else found
+    licence = getattr(card, "license_name", None) or getattr(card, "license", None)
+    return ", ".join(licence) if isinstance(licence, list) else licence
 
 
 def _some(paths: Sequence[str]) -> str:

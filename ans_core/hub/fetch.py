@@ -71,12 +71,12 @@ def order(name: str, table: Mapping[str, Published], *, root: Path, into: str | 
 def shown(orders: Sequence[Order]) -> list[str]:
     lines = []
     for o in orders:
-        whole, licence = sum(file.size for file in o.repo.files), o.repo.licence or o.published.licence
+        total, licence = sum(file.size for file in o.repo.files), o.repo.licence or o.published.licence
         gated = ", gated: its terms must be accepted first" if o.repo.gated else ""
-        here = f", {(whole - o.size) / GB:.2f} GB of it there already" if o.size < whole else ""
+        here = f", {(total - o.size) / GB:.2f} GB of it there already" if o.size < total else ""
         lines += [
             f"{o.name}: {o.repo.page} at {o.repo.revision[:8]}",
-            f"  {len(o.repo.files)} files, {whole / GB:.2f} GB{here}; into {o.folder}",
+            f"  {len(o.repo.files)} files, {total / GB:.2f} GB{here}; into {o.folder}",
             f"  licence: {licence}{gated}" + (" (its card states none)" if licence == UNKNOWN else ""),
         ]
     return lines

@@ -70,8 +70,8 @@ def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, 
     """
     file = checkpoint / README
     written = ModelCard(file.read_text(encoding="utf-8")) if file.exists() else None
-    known = licence or (written.data.get("license") if written else None)
-    if not known:
+    stated = licence or (written.data.get("license") if written else None)
+    if not stated:
         why = (
             f"{file} states no licence"
             if written
@@ -99,9 +99,9 @@ def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, 
     text = text.replace(PLACEHOLDER, repo).replace("{repo}", repo)
     pictures: dict[str, Path] = {}
     if row is not None:
-        pictures, told = examples(row)
+        pictures, example_text = examples(row)
         text = with_section(
-            with_section(text, "Metrics", metrics_text(row)), "Examples", told, after="Metrics"
+            with_section(text, "Metrics", metrics_text(row)), "Examples", example_text, after="Metrics"
         )
     lacking += [
         f"{name.lower()}: no section of it" for name in ("Data", "Settings") if f"## {name}\n" not in text
@@ -110,9 +110,11 @@ def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, 
         written.data.to_dict()
         if written
         else {"library_name": "ans", "pipeline_tag": "image-text-to-text", "tags": TAGS}
-    ) | {"license": known}
+    ) | {"license": stated}
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
-    return Card(text=f"---\n{head}---\n{text}", pictures=pictures, licence=str(known), lacking=tuple(lacking))
+    return Card(
+        text=f"---\n{head}---\n{text}", pictures=pictures, licence=str(stated), lacking=tuple(lacking)
+    )
 
 
 def evaluated(run: Path) -> Path | None:
@@ -162,29 +164,29 @@ def figures(row: Path) -> list[Figure]:
     """Return the main figures of an evaluation, with bootstrap intervals where predictions.jsonl has a score
     of each sample."""
     values, answers = read_json(row / "metrics.json"), read_answers(row)
-    found = []
+    entries = []
     for name in named(values):
         parts = parse(name)
         scores = scores_of(answers, parts.benchmark, parts.task, parts.metric)
         # scores are kept to four digits
-        known = len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3
-        found.append(
+        has_scores = len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3
+        entries.append(
             Figure(
                 title=parts.title, metric=parts.metric, value=float(values[name]),
-                interval=interval(Ratio(numerators=scores)) if known else None,
-                samples=len(scores) if known else None,
+                interval=interval(Ratio(numerators=scores)) if has_scores else None,
+                samples=len(scores) if has_scores else None,
             )
         )  # fmt: skip
-    return found
+    return entries
 
 
 def scores_of(answers: Answers, benchmark: str, task: str, metric: str) -> list[float]:
     """Return the scores whose mean the metric is; empty if it is none."""
-    own = answers.get(benchmark, {}).values()
+    of_benchmark = answers.get(benchmark, {}).values()
     if metric == SCORED_BY.get(task):
-        return [answer.score for answer in own]
+        return [answer.score for answer in of_benchmark]
     objects = OF_SOME.get(task, {}).get(metric)
-    return [answer.score for answer in own if objects and answer.objects in objects]
+    return [answer.score for answer in of_benchmark if objects and answer.objects in objects]
 
 
 def metrics_text(row: Path) -> str:
@@ -195,11 +197,11 @@ def metrics_text(row: Path) -> str:
             f"| {figure.title} | {figure.metric} | {figure.value:.3f} | {low_high} | "
             f"{figure.samples or '–'} |"
         )
-    told = (
+    note = (
         f"Measured on held-out samples (row `{row.name}` of the run). Intervals: bootstrap over samples, "
         f"{RESAMPLES} resamples."
     )
-    return "\n".join([*lines, "", told])
+    return "\n".join([*lines, "", note])
 
 
 def examples(row: Path) -> tuple[dict[str, Path], str]:
@@ -210,7 +212,7 @@ def examples(row: Path) -> tuple[dict[str, Path], str]:
     chosen = [
         entry
         for benchmark in dict.fromkeys(entry["benchmark"] for entry in listed)
-        for entry in best_known(listed, benchmark)
+        for entry in examples_of(listed, benchmark)
     ]
     pictures = {f"{EXAMPLES}/{entry['file']}": index.parent / entry["file"] for entry in chosen}
     lines = [
@@ -218,20 +220,20 @@ def examples(row: Path) -> tuple[dict[str, Path], str]:
         f"{e['score']:.2f})"
         for e in chosen
     ]
-    told = (
+    intro = (
         "Left the truth, right the answer: of each benchmark one that counts as right and one as wrong, if "
         "there are both."
     )
-    return pictures, "\n\n".join([told, *lines]) if lines else "The run kept none."
+    return pictures, "\n\n".join([intro, *lines]) if lines else "The run kept none."
 
 
-def best_known(listed: Sequence[dict[str, str]], benchmark: str) -> list[dict[str, str]]:
+def examples_of(listed: Sequence[dict[str, str]], benchmark: str) -> list[dict[str, str]]:
     counts = dict(zip(("right", "wrong"), PICTURES, strict=True))
-    own = [entry for entry in listed if entry["benchmark"] == benchmark]
+    entries = [entry for entry in listed if entry["benchmark"] == benchmark]
     return [
         entry
         for verdict, count in counts.items()
-        for entry in [e for e in own if e["verdict"] == verdict][:count]
+        for entry in [e for e in entries if e["verdict"] == verdict][:count]
     ]
 
 

@@ -53,15 +53,15 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
     except HFValidationError as error:
         raise ValueError(f"{repo!r} is no repository: write OWNER/NAME ({error})") from error
     folder.verify(source)
-    told = conversion.account(source)
-    if told.problems:
-        raise ValueError(f"{source} is not sent, since it could not be loaded: {'; '.join(told.problems)}")
-    if told.kind not in ("native", "upstream", "sa2va-i"):
+    account = conversion.account(source)
+    if account.problems:
+        raise ValueError(f"{source} is not sent, since it could not be loaded: {'; '.join(account.problems)}")
+    if account.kind not in ("native", "upstream", "sa2va-i"):
         raise ValueError(
-            f"{source} is a base ({told.kind}), not a Sa2VA; push a folder that `ans convert` or the stage "
-            "convert wrote"
+            f"{source} is a base ({account.kind}), not a Sa2VA; push a folder that `ans convert` or the "
+            "stage convert wrote"
         )
-    written = card(source, repo, run=run, licence=licence, upstream=told.kind != "native")
+    written = card(source, repo, run=run, licence=licence, upstream=account.kind != "native")
     there = sorted(path for path in source.iterdir() if path.name != README and not path.name.startswith("."))
     sent = [
         path
@@ -77,7 +77,7 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
         contents[folder.MANIFEST] = manifest
     return Parcel(
         repo=repo,
-        layout=told.kind,
+        layout=account.kind,
         contents=contents,
         card=written,
         left_out=tuple(path.name for path in there if path not in sent),
@@ -167,29 +167,34 @@ def send(sent: Parcel, stale: Sequence[str], *, public: bool) -> str:
 
 def pull(repo: str, target: Path, *, yes: bool) -> int:
     """Fetch a model repository into a folder, compare checksums and look whether it is a Sa2VA."""
-    found = hub.look_up(repo, kind="model")
-    found = replace(found, files=tuple(file for file in found.files if file.path != NOT_PULLED))
-    files = hub.missing(found, target)
-    need = hub.to_fetch(files, target)
-    size = sum(file.size for file in found.files)
-    print(
-        f"{found.page} at {found.revision[:8]}: {len(found.files)} files, {size / 1e6:.2f} MB, "
-        f"{need / 1e6:.2f} MB to fetch; into {target}"
+    repository = hub.look_up(repo, kind="model")
+    repository = replace(
+        repository, files=tuple(file for file in repository.files if file.path != NOT_PULLED)
     )
-    print(f"  licence: {found.licence or 'its card states none'}")
+    files = hub.missing(repository, target)
+    need = hub.to_fetch(files, target)
+    size = sum(file.size for file in repository.files)
+    print(
+        f"{repository.page} at {repository.revision[:8]}: {len(repository.files)} files, "
+        f"{size / 1e6:.2f} MB, {need / 1e6:.2f} MB to fetch; into {target}"
+    )
+    print(f"  licence: {repository.licence or 'its card states none'}")
     hub.check_room(need, target)
     if files and not (yes or confirmed(need)):
         print("nothing fetched")
         return 1
     for number, file in enumerate(files, start=1):
         print(f"{file.path} ({number} of {len(files)})", flush=True)
-        hub.fetch(found, file, target)
+        hub.fetch(repository, file, target)
     checkpoints.read_config(target)
     folder.verify(target)
-    told = conversion.account(target)
-    print(f"{told.kind}: {told.tensors} tensors, {told.parameters:,} parameters, {', '.join(told.dtypes)}")
+    account = conversion.account(target)
     print(
-        "\n".join(told.problems)
+        f"{account.kind}: {account.tensors} tensors, {account.parameters:,} parameters, "
+        f"{', '.join(account.dtypes)}"
+    )
+    print(
+        "\n".join(account.problems)
         or f'checksums compared, every tensor is known. Next: ans predict PICTURE "..." --model {target}'
     )
-    return bool(told.problems)
+    return bool(account.problems)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ans_core.judge.questions import Question, Questions
 
-Asked = Sequence[tuple[str, Questions]]
+CaptionQuestions = Sequence[tuple[str, Questions]]
 """(caption, the questions of its true caption)."""
 Choice = tuple[int, ...]
 """The chosen option of each question."""
@@ -21,12 +21,12 @@ class Judge(Protocol):
     """Results come as futures in the order asked, so only those who need a result wait. None: no
     judgement."""
 
-    def submit(self, asked: Asked) -> Future[list[float | None]]:
+    def submit(self, pairs: CaptionQuestions) -> Future[list[float | None]]:
         """Return rewards in [0, 1]. A caption without words gets 0; without questions there is no
         judgement."""
         ...
 
-    def choose(self, asked: Asked) -> Future[list[Choice | None]]:
+    def choose(self, pairs: CaptionQuestions) -> Future[list[Choice | None]]:
         """Return the answers themselves."""
         ...
 
@@ -60,19 +60,19 @@ def self_checked(judge: Judge, captions: Sequence[str], drafted: Sequence[Questi
     None are kept if the recognition question or all positives fail: the rest alone would reward saying
     little. A caption that the judge cannot answer for has none either.
     """
-    asked = list(zip(captions, drafted, strict=True))
-    answers = judge.choose([*asked, *(("", questions) for questions in drafted)]).result()
-    of_truth, of_nothing = answers[: len(asked)], answers[len(asked) :]
-    return [_kept(*row) for row in zip(drafted, of_truth, of_nothing, strict=True)]
+    pairs = list(zip(captions, drafted, strict=True))
+    answers = judge.choose([*pairs, *(("", questions) for questions in drafted)]).result()
+    of_truth, of_nothing = answers[: len(pairs)], answers[len(pairs) :]
+    return [_passing(*row) for row in zip(drafted, of_truth, of_nothing, strict=True)]
 
 
-def _kept(questions: Questions, of_truth: Choice | None, of_nothing: Choice | None) -> Questions:
+def _passing(questions: Questions, of_truth: Choice | None, of_nothing: Choice | None) -> Questions:
     if of_truth is None or of_nothing is None:
         return ()
     rows = zip(questions, of_truth, of_nothing, strict=True)
-    kept = tuple(question for question, true, empty in rows if _passes(question, true, empty))
-    kinds = {question.kind for question in kept}
-    return kept if {"recognition", "positive"} <= kinds else ()
+    passing = tuple(question for question, true, empty in rows if _passes(question, true, empty))
+    kinds = {question.kind for question in passing}
+    return passing if {"recognition", "positive"} <= kinds else ()
 
 
 def _passes(question: Question, true: int, empty: int) -> bool:

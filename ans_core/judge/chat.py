@@ -124,7 +124,7 @@ class Chat:
         self._model, self._price, self._breaker = model, price, breaker
         self._slots = asyncio.Semaphore(concurrency)
         self._refused: set[str] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._spent = 0.0
         self.usage = Usage()
 
@@ -166,14 +166,14 @@ class Chat:
 
     async def _complete(self, request: Request) -> ChatCompletion:
         """Send the request, without the parameters that the server has refused by name so far."""
-        whole: dict[str, Any] = {"temperature": request.temperature, "max_tokens": request.max_tokens}
+        options: dict[str, Any] = {"temperature": request.temperature, "max_tokens": request.max_tokens}
         if request.schema is not None:
             schema = {"name": "reply", "schema": request.schema, "strict": True}
-            whole["response_format"] = {"type": "json_schema", "json_schema": schema}
+            options["response_format"] = {"type": "json_schema", "json_schema": schema}
         system = [{"role": "system", "content": request.system}] if request.system else []
         messages: Any = [*system, {"role": "user", "content": _content(request.user)}]
         while True:
-            sent = {name: value for name, value in whole.items() if name not in self._refused}
+            sent = {name: value for name, value in options.items() if name not in self._refused}
             try:
                 completion = await self._client.chat.completions.create(
                     model=self._model, messages=messages, **sent
@@ -191,9 +191,12 @@ class Chat:
 
     def _count(self, completion: ChatCompletion, request: Request, text: str) -> None:
         usage = completion.usage
-        told_in, told_out = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-        tokens_in = told_in if _is_count(told_in) else request.characters // CHARACTERS_PER_TOKEN
-        tokens_out = told_out if _is_count(told_out) else len(text) // CHARACTERS_PER_TOKEN
+        reported_in, reported_out = (
+            getattr(usage, "prompt_tokens", None),
+            getattr(usage, "completion_tokens", None),
+        )
+        tokens_in = reported_in if _is_count(reported_in) else request.characters // CHARACTERS_PER_TOKEN
+        tokens_out = reported_out if _is_count(reported_out) else len(text) // CHARACTERS_PER_TOKEN
         cost = (tokens_in * self._price.tokens_in + tokens_out * self._price.tokens_out) / 1e6
         self._spent += cost
         self.usage.tokens_in += tokens_in
@@ -211,8 +214,8 @@ class Chat:
     def _once(self, message: str) -> str:
         """Log a message the first time only, without the key in case a server repeats it."""
         clean = message.replace(self._key, "***") if self._key else message
-        if clean not in self._told:
-            self._told.add(clean)
+        if clean not in self._warned:
+            self._warned.add(clean)
             logging.warning("%s", clean)
         return clean
 
@@ -240,9 +243,9 @@ def is_local(base_url: str) -> bool:
         return host == "localhost"
 
 
-def _is_count(told: object) -> TypeGuard[int]:
+def _is_count(value: object) -> TypeGuard[int]:
     """Check a count, because the client does not check what it receives."""
-    return isinstance(told, int) and told > 0
+    return isinstance(value, int) and value > 0
 
 
 def _text(completion: ChatCompletion) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ans_core.judge import parse
-from ans_core.judge.base import Asked, Choice
+from ans_core.judge.base import CaptionQuestions, Choice
 from ans_core.judge.cache import Cache, key_of
 from ans_core.judge.chat import FREE, Breaker, Chat, Price, Unavailable, Usage
 from ans_core.judge.questions import Questions, reward
@@ -67,11 +67,11 @@ class EndpointJudge:
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
 
-    def submit(self, asked: Asked) -> Future[list[float | None]]:
-        return self._start(self._rewards(asked))
+    def submit(self, pairs: CaptionQuestions) -> Future[list[float | None]]:
+        return self._start(self._rewards(pairs))
 
-    def choose(self, asked: Asked) -> Future[list[Choice | None]]:
-        return self._start(self._choices(asked))
+    def choose(self, pairs: CaptionQuestions) -> Future[list[Choice | None]]:
+        return self._start(self._choices(pairs))
 
     def write(
         self, captions: Sequence[str], *, positives: int, negatives: int
@@ -102,25 +102,25 @@ class EndpointJudge:
     def _start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _rewards(self, asked: Asked) -> list[float | None]:
+    async def _rewards(self, pairs: CaptionQuestions) -> list[float | None]:
         """Compute rewards; captions without words get 0 without a call."""
-        silent = [bool(questions) and not normal(caption) for caption, questions in asked]
+        silent = [bool(questions) and not normal(caption) for caption, questions in pairs]
         chosen = await self._choices(
             [
                 (caption, () if none else questions)
-                for (caption, questions), none in zip(asked, silent, strict=True)
+                for (caption, questions), none in zip(pairs, silent, strict=True)
             ]
         )
         return [
             0.0 if none else reward(questions, answers) if questions and answers is not None else None
-            for (_, questions), answers, none in zip(asked, chosen, silent, strict=True)
+            for (_, questions), answers, none in zip(pairs, chosen, silent, strict=True)
         ]
 
-    async def _choices(self, asked: Asked) -> list[Choice | None]:
+    async def _choices(self, pairs: CaptionQuestions) -> list[Choice | None]:
         """Compute answers; without questions there are no answers, and no call."""
-        rows = [i for i, (_, questions) in enumerate(asked) if questions]
-        found = dict(zip(rows, await self._batch([self._answering(*asked[i]) for i in rows]), strict=True))
-        return [found[i] if questions else () for i, (_, questions) in enumerate(asked)]
+        rows = [i for i, (_, questions) in enumerate(pairs) if questions]
+        by_row = dict(zip(rows, await self._batch([self._answering(*pairs[i]) for i in rows]), strict=True))
+        return [by_row[i] if questions else () for i, (_, questions) in enumerate(pairs)]
 
     async def _drafts(
         self, captions: Sequence[str], *, positives: int, negatives: int
@@ -167,8 +167,8 @@ class EndpointJudge:
         return [None if tasks[job.key] in late else tasks[job.key].result() for job in jobs]
 
     async def _done(self, job: _Job[T]) -> T | None:
-        known = self._cache.get(job.key)
-        result = None if known is None else job.read(known)
+        cached = self._cache.get(job.key)
+        result = None if cached is None else job.read(cached)
         if result is not None:
             self._counts.cached += 1
             return result

@@ -27,12 +27,12 @@ class Judging:
     def submit(self, samples: Sequence[Sample], texts: Sequence[str]) -> Future[list[float | None]]:
         """Submit G captions per sample to the judge; return at once."""
         group = len(texts) // len(samples)
-        asked = [
+        pairs = [
             (text, self.questions[s.dataset, s.sample_id])
             for i, s in enumerate(samples)
             for text in texts[i * group : (i + 1) * group]
         ]
-        return self.judge.submit(asked)
+        return self.judge.submit(pairs)
 
     def rewards_with_judge(
         self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]
@@ -45,6 +45,6 @@ class Judging:
             judge_weight=self.judge_weight,
             on_failure=self.on_failure,
         )
-        known = [value for value in judged if value is not None]
+        judgements = [value for value in judged if value is not None]
         metrics = {"reward/meteor_alone": float(meteor.mean()), "judge/fell_back": fell_back}
-        return rewards, metrics | ({"reward/judge": sum(known) / len(known)} if known else {})
+        return rewards, metrics | ({"reward/judge": sum(judgements) / len(judgements)} if judgements else {})

@@ -32,23 +32,23 @@ def choice(piece: str, options: Sequence[str]) -> int | None:
     option's text inside the answer that ends last (the longest on a tie); the one text that contains the
     answer; a letter named as the answer. This is DLC-Bench's order, except that a leading letter, which is
     what is asked for, precedes a text inside (`c. It is not red`)."""
-    said, texts = _plain(piece), [_plain(option) for option in options]
-    if not said:
+    answer, texts = _plain(piece), [_plain(option) for option in options]
+    if not answer:
         return None
     for i, text in enumerate(texts):
-        if said in (text, LETTERS[i]) or re.fullmatch(rf"\(?{LETTERS[i]}\W+{re.escape(text)}", said):
+        if answer in (text, LETTERS[i]) or re.fullmatch(rf"\(?{LETTERS[i]}\W+{re.escape(text)}", answer):
             return i
-    leading = re.match(r"\W*([a-h])\s*[.):]", said)
+    leading = re.match(r"\W*([a-h])\s*[.):]", answer)
     if leading and LETTERS.index(leading[1]) < len(options):
         return LETTERS.index(leading[1])
     ends = {
-        i: max(match.end() for match in found)
+        i: max(match.end() for match in matches)
         for i, text in enumerate(texts)
-        if (found := list(_inside(text, said)))
+        if (matches := list(_inside(text, answer)))
     }
     if ends:
         return max(ends, key=lambda i: (ends[i], len(texts[i])))
-    around = [i for i, text in enumerate(texts) if len(said) > 1 and list(_inside(said, text))]
+    around = [i for i, text in enumerate(texts) if len(answer) > 1 and list(_inside(answer, text))]
     if len(around) == 1:
         return around[0]
     named = {(match[1] or match[2]).lower() for match in _NAMED.finditer(piece)} & set(
@@ -75,8 +75,8 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split()).strip(_EDGES)
 
 
-def _inside(part: str, whole: str) -> list[re.Match[str]]:
-    return list(re.finditer(rf"(?<!\w){re.escape(part)}(?!\w)", whole)) if part else []
+def _inside(part: str, text: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"(?<!\w){re.escape(part)}(?!\w)", text)) if part else []
 
 
 def _pieces(text: str, count: int) -> list[str | None]:
@@ -96,8 +96,8 @@ def _pieces(text: str, count: int) -> list[str | None]:
         return [_text(answer) for answer in value]
     if any(pieces := _numbered(text, count)):
         return pieces
-    for found in (_QUOTED.findall(text), text.strip().splitlines(), re.findall(r"\w+", text), [text]):
-        filled: list[str | None] = [piece for piece in found if piece.strip(_EDGES)]
+    for candidates in (_QUOTED.findall(text), text.strip().splitlines(), re.findall(r"\w+", text), [text]):
+        filled: list[str | None] = [piece for piece in candidates if piece.strip(_EDGES)]
         if len(filled) == count:
             return filled
     return [None] * count

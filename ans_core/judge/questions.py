@@ -88,11 +88,11 @@ def reward(questions: Questions, chosen: Sequence[int]) -> float:
 def write_questions(path: Path, questions: Mapping[tuple[str, str], Questions]) -> None:
     """Write one line per sample, from questions by (data set, sample_id)."""
     with path.open("w", encoding="utf-8") as file:
-        for (dataset, sample_id), asked in questions.items():
+        for (dataset, sample_id), of_sample in questions.items():
             record = {
                 "dataset": dataset,
                 "sample_id": sample_id,
-                "questions": [asdict(question) for question in asked],
+                "questions": [asdict(question) for question in of_sample],
             }
             file.write(json.dumps(record) + "\n")
 
@@ -101,19 +101,19 @@ def read_questions(path: Path) -> dict[tuple[str, str], Questions]:
     """Read questions by (data set, sample_id). ValueError names file and line."""
     if not path.is_file():
         raise ValueError(f"{path} does not exist; run the stage `judge_questions` first")
-    found = {}
+    questions = {}
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-                found[record["dataset"], record["sample_id"]] = tuple(
+                questions[record["dataset"], record["sample_id"]] = tuple(
                     question_of(entry) for entry in record["questions"]
                 )
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path}:{number}: {type(error).__name__}: {error}; run the stage `judge_questions` again"
                 ) from error
-    return found
+    return questions
 
 
 def question_of(record: Mapping[str, Any]) -> Question:

@@ -68,15 +68,15 @@ class Replies:
                 return reply
 
             try:
-                found = await asyncio.gather(*map(one, requests))
+                replies = await asyncio.gather(*map(one, requests))
             finally:
                 await chat.close()
-        if lost := [reply for reply in found if isinstance(reply, Unavailable)]:
+        if lost := [reply for reply in replies if isinstance(reply, Unavailable)]:
             raise NoReplyError(
                 f"{self.name} left {len(lost)} of {len(requests)} requests without a reply ({lost[0]}); run "
                 "again to go on"
             )
-        return [reply for reply in found if isinstance(reply, str)]
+        return [reply for reply in replies if isinstance(reply, str)]
 
     def _chat(self) -> Chat:
         return Chat(**self._settings, breaker=Breaker(failures=BREAKER_FAILURES, pause_s=BREAKER_PAUSE_S))

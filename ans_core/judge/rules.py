@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
-from ans_core.judge.base import STATS, Asked, Choice, finished
+from ans_core.judge.base import STATS, CaptionQuestions, Choice, finished
 from ans_core.judge.questions import Option, Question, Questions, reward, shuffled
 from ans_core.metrics.grounding import plain_caption
 from ans_core.metrics.meteor import synonyms, words
@@ -59,11 +59,11 @@ _QUOTED = re.compile(r'"([^"]+)"')
 class RuleJudge:
     """Costs nothing and never fails: its stats are zeros."""
 
-    def submit(self, asked: Asked) -> Future[list[float | None]]:
-        return finished([_reward(caption, questions) for caption, questions in asked])
+    def submit(self, pairs: CaptionQuestions) -> Future[list[float | None]]:
+        return finished([_reward(caption, questions) for caption, questions in pairs])
 
-    def choose(self, asked: Asked) -> Future[list[Choice | None]]:
-        return finished([answers(caption, questions) for caption, questions in asked])
+    def choose(self, pairs: CaptionQuestions) -> Future[list[Choice | None]]:
+        return finished([answers(caption, questions) for caption, questions in pairs])
 
     def write(
         self, captions: Sequence[str], *, positives: int, negatives: int
@@ -89,18 +89,18 @@ def content_words(text: str) -> list[str]:
 
 
 def answers(caption: str, questions: Questions) -> Choice:
-    said = content_words(caption)
-    return tuple(_answer(question, said) for question in questions)
+    caption_words = content_words(caption)
+    return tuple(_answer(question, caption_words) for question in questions)
 
 
 def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
     """Write a caption's questions; empty for a caption without content words."""
-    said, head = content_words(caption), _head(caption)
+    caption_words, head = content_words(caption), _head(caption)
     if head is None:
         return ()
-    details = _details(said, head)
-    asked = [_recognition(head), *details[:positives], *_negatives(said, head, negatives)]
-    return tuple(shuffled(question) for question in asked)
+    details = _details(caption_words, head)
+    questions = [_recognition(head), *details[:positives], *_negatives(caption_words, head, negatives)]
+    return tuple(shuffled(question) for question in questions)
 
 
 def _head(caption: str) -> str | None:
@@ -126,23 +126,23 @@ def _recognition(head: str) -> Question:
     return Question(kind="recognition", text=text, options=tuple(options))
 
 
-def _details(said: Sequence[str], head: str) -> list[Question]:
+def _details(caption_words: Sequence[str], head: str) -> list[Question]:
     """Ask about slots with one value first, then the other content words in their order."""
-    slots, rest = [], list(dict.fromkeys(word for word in said if word != head))
+    slots, rest = [], list(dict.fromkeys(word for word in caption_words if word != head))
     for slot in SLOTS:
-        value = _value(said, slot)
+        value = _value(caption_words, slot)
         if value is not None and value != head:
             slots.append(_slot_question(slot, value))
             rest = [word for word in rest if word not in value.split()]
     return slots + [_word_question(word) for word in rest]
 
 
-def _value(said: Sequence[str], slot: str) -> str | None:
+def _value(caption_words: Sequence[str], slot: str) -> str | None:
     """Return the slot's value in a caption: one word, for a place also two side by side (`top left`); None if
     it has none or several."""
-    at = [i for i, word in enumerate(said) if word in SLOTS[slot]]
+    at = [i for i, word in enumerate(caption_words) if word in SLOTS[slot]]
     side_by_side = slot == "place" and len(at) == 2 and at[1] == at[0] + 1
-    return " ".join(said[i] for i in at) if len(at) == 1 or side_by_side else None
+    return " ".join(caption_words[i] for i in at) if len(at) == 1 or side_by_side else None
 
 
 def _slot_question(slot: str, value: str) -> Question:
@@ -170,11 +170,11 @@ def _word_question(word: str) -> Question:
     )
 
 
-def _negatives(said: Sequence[str], head: str, count: int) -> list[Question]:
+def _negatives(caption_words: Sequence[str], head: str, count: int) -> list[Question]:
     """Ask about values that no word of the caption means, over as many slots as possible, in an order that
     depends on the caption."""
-    rng = random.Random(" ".join(said))
-    meant = {other for word in said for other in synonyms(word)}
+    rng = random.Random(" ".join(caption_words))
+    meant = {other for word in caption_words for other in synonyms(word)}
     free = {slot: [value for value in values if value not in meant] for slot, values in SLOTS.items()}
     turns = [
         (turn, slot)
@@ -201,27 +201,27 @@ def _listed(phrases: Sequence[str]) -> str:
     return " or ".join(f'"{phrase}"' for phrase in phrases)
 
 
-def _answer(question: Question, said: Sequence[str]) -> int:
+def _answer(question: Question, caption_words: Sequence[str]) -> int:
     quoted = [_QUOTED.findall(option.text) for option in question.options]
-    found = sorted(_found(quoted, said), key=lambda i: question.options[i].score)
-    if found:
-        return found[0] if question.options[found[0]].score < 0 else found[-1]
+    mentioned = sorted(_mentioned(quoted, caption_words), key=lambda i: question.options[i].score)
+    if mentioned:
+        return mentioned[0] if question.options[mentioned[0]].score < 0 else mentioned[-1]
     return next(i for i, phrases in enumerate(quoted) if not phrases)
 
 
-def _found(quoted: Sequence[Sequence[str]], said: Sequence[str]) -> set[int]:
+def _mentioned(quoted: Sequence[Sequence[str]], caption_words: Sequence[str]) -> set[int]:
     """Return the options with a phrase in the caption. Longer phrases go first, and no word is used twice:
     `top left` leaves no `left`."""
-    known = {word for phrases in quoted for phrase in phrases for word in phrase.split()}
-    meant = [{word} if word in known else known & synonyms(word) for word in said]
+    vocabulary = {word for phrases in quoted for phrase in phrases for word in phrase.split()}
+    meant = [{word} if word in vocabulary else vocabulary & synonyms(word) for word in caption_words]
     phrases = sorted(
         ((phrase.split(), i) for i, group in enumerate(quoted) for phrase in group),
         key=lambda row: -len(row[0]),
     )
-    found = set()
+    mentioned = set()
     for phrase, i in phrases:
-        for start in range(len(said) - len(phrase) + 1):
+        for start in range(len(caption_words) - len(phrase) + 1):
             if all(word in meant[start + offset] for offset, word in enumerate(phrase)):
-                found.add(i)
+                mentioned.add(i)
                 meant[start : start + len(phrase)] = [set()] * len(phrase)
-    return found
+    return mentioned

@@ -125,17 +125,17 @@ def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | Non
     except ValidationError:
         return None
     recognition = f"Is it likely that the description is of {draft.subject} or something very similar?"
-    asked = [("recognition", recognition, {"Yes": 1.0, "No": 0.0})]
+    rows = [("recognition", recognition, {"Yes": 1.0, "No": 0.0})]
     for one in draft.positives[:positives]:
-        asked.append(
+        rows.append(
             ("positive", one.question, {one.wrong: -1.0, one.absent: 0.0, one.partial: 0.5, one.right: 1.0})
         )
     for other in draft.negatives[:negatives]:
-        asked.append(
+        rows.append(
             ("negative", other.question, {other.said: -1.0, other.no_subject: 0.0, other.not_said: 1.0})
         )
     sizes = {"recognition": 2, "positive": 4, "negative": 3}
-    return tuple(_question(*row) for row in asked if len(row[2]) == sizes[row[0]])
+    return tuple(_question(*row) for row in rows if len(row[2]) == sizes[row[0]])
 
 
 def _question(kind: Any, text: str, options: dict[str, float]) -> Question:
@@ -143,7 +143,7 @@ def _question(kind: Any, text: str, options: dict[str, float]) -> Question:
         Question(
             kind=kind,
             text=text,
-            options=tuple(Option(text=said, score=value) for said, value in options.items()),
+            options=tuple(Option(text=answer, score=value) for answer, value in options.items()),
         )
     )
 

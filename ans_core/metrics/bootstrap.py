@@ -48,14 +48,14 @@ def intervals(
     alike: dict[int, dict[str, Ratio]] = defaultdict(dict)
     for name, ratio in ratios.items():
         alike[len(ratio.numerators)][name] = ratio
-    found: dict[str, tuple[float, float]] = {}
+    bounds: dict[str, tuple[float, float]] = {}
     for count, group in alike.items():
         if count > 1:
             values = _resampled(
                 np.concatenate([ratio.terms() for ratio in group.values()], axis=1), seed, RESAMPLES
             )
-            found |= {name: _middle(column, level) for name, column in zip(group, values.T, strict=True)}
-    return {name: found[name] for name in ratios if name in found}
+            bounds |= {name: _middle(column, level) for name, column in zip(group, values.T, strict=True)}
+    return {name: bounds[name] for name in ratios if name in bounds}
 
 
 def difference(
@@ -90,6 +90,6 @@ def _resampled(terms: Float[np.ndarray, "n m"], seed: int, resamples: int) -> Fl
 
 
 def _middle(values: Float[np.ndarray, " r"], level: float) -> tuple[float, float]:
-    known = values[~np.isnan(values)]
-    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    valid = values[~np.isnan(values)]
+    low, high = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

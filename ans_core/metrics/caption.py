@@ -19,11 +19,11 @@ def cider(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> flo
     caption alone always gets 0 (log 1). Tokens are metrics.meteor.words (lower case, no punctuation), not the
     Java PTB tokenizer's: plain sentences give the same tokens.
     """
-    told = {i: [" ".join(words(text))] for i, text in enumerate(hypotheses)}
+    candidates = {i: [" ".join(words(text))] for i, text in enumerate(hypotheses)}
     real = {i: [" ".join(words(text)) for text in texts] for i, texts in enumerate(references)}
     if not any(text for texts in real.values() for text in texts):
         raise ValueError(f"CIDEr needs references with words in them; all {len(references)} are empty")
-    return float(Cider().compute_score(real, told)[0])
+    return float(Cider().compute_score(real, candidates)[0])
 
 
 def same_text(one: str, other: str) -> bool:

@@ -42,30 +42,32 @@ def clear_counts(frames: Sequence[Frame]) -> ClearCounts:
     """Count one sequence. A pair of the frame before stays together while it overlaps by THRESHOLD, even if
     another pair overlaps more; the others are assigned by most overlap."""
     total = ClearCounts()
-    known: dict[int, int] = {}
+    last_match: dict[int, int] = {}
     """True object -> identity of its last match."""
     before: dict[int, int] = {}
     for frame in frames:
-        kept = np.array(
-            [[before.get(true) == drawn for drawn in frame.drawn] for true in frame.true], bool
+        continued = np.array(
+            [[before.get(true) == predicted for predicted in frame.predicted] for true in frame.true], bool
         ).reshape(frame.similarity.shape)
-        score = np.where(frame.similarity >= THRESHOLD - _EPS, frame.similarity + len(frame.true) * kept, 0)
+        score = np.where(
+            frame.similarity >= THRESHOLD - _EPS, frame.similarity + len(frame.true) * continued, 0
+        )
         pairs = [
             (row, column)
             for row, column in zip(*linear_sum_assignment(-score), strict=True)
             if score[row, column] > 0
         ]
-        found = {frame.true[row]: frame.drawn[column] for row, column in pairs}
+        matches = {frame.true[row]: frame.predicted[column] for row, column in pairs}
         total += ClearCounts(
             matched=len(pairs),
             missed=len(frame.true) - len(pairs),
-            extra=len(frame.drawn) - len(pairs),
-            switches=sum(known.get(true, drawn) != drawn for true, drawn in found.items()),
+            extra=len(frame.predicted) - len(pairs),
+            switches=sum(last_match.get(true, predicted) != predicted for true, predicted in matches.items()),
             overlap=float(sum(frame.similarity[row, column] for row, column in pairs)),
         )
-        known |= found
-        if kept.size:  # a frame without objects on one side ends no pair
-            before = found
+        last_match |= matches
+        if continued.size:  # a frame without objects on one side ends no pair
+            before = matches
     return total
 
 

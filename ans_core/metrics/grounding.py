@@ -29,20 +29,20 @@ class Grounded:
     recalled: int
     """True phrases found: IoU >= .5 and phrase similarity >= .5."""
     true: int
-    drawn: int
+    predicted: int
 
     @property
     def miou(self) -> float:
         """Return GranD-f's mIoU of one image: mean over MATCHED pairs, so missed objects and extra masks cost
         nothing; 0 without a match. Unlike the public scorer: nothing to find and nothing predicted = 1."""
-        if not self.true and not self.drawn:
+        if not self.true and not self.predicted:
             return 1.0
         return sum(self.ious) / len(self.ious) if self.ious else 0.0
 
     @property
     def miou_all(self) -> float:
         """Return the mIoU in which missed objects and extra masks count 0."""
-        slots = max(self.true, self.drawn)
+        slots = max(self.true, self.predicted)
         return sum(self.ious) / slots if slots else 1.0
 
 
@@ -54,15 +54,15 @@ def plain_caption(text: str) -> str:
 def phrases(text: str) -> list[str]:
     """Return one phrase per `[SEG]`, in order: the last `<p> .. </p>` before it that no earlier `[SEG]` has
     taken, else ""."""
-    found: list[str] = []
+    per_mask: list[str] = []
     waiting = ""
     for piece in _PIECE.finditer(text):
         if piece[2]:
-            found.append(waiting)
+            per_mask.append(waiting)
             waiting = ""
         else:
             waiting = " ".join(piece[1].split())
-    return found
+    return per_mask
 
 
 def token_f1(one: str, other: str) -> float:
@@ -92,7 +92,7 @@ def ground(
     pairs = best_pairs(ious)
     recalled = recalled_pairs(ious, lambda i, j: similarity(drawn_phrases[i], true_phrases[j]))
     return Grounded(
-        ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), drawn=len(drawn)
+        ious=tuple(iou for _, _, iou in pairs), recalled=recalled, true=len(true), predicted=len(drawn)
     )
 
 

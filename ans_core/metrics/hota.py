@@ -20,7 +20,7 @@ class Frame:
     """The objects in a frame (numbered from 0), and their overlaps."""
 
     true: Sequence[int]
-    drawn: Sequence[int]
+    predicted: Sequence[int]
     similarity: Float[np.ndarray, "N P"]
 
 
@@ -38,30 +38,30 @@ class Tracks:
 
 
 def tracks(frames: Sequence[Frame]) -> Tracks:
-    true_frames, drawn_frames = _counts([f.true for f in frames]), _counts([f.drawn for f in frames])
-    together = np.zeros((len(true_frames), len(drawn_frames)))
+    true_frames, predicted_frames = _counts([f.true for f in frames]), _counts([f.predicted for f in frames])
+    together = np.zeros((len(true_frames), len(predicted_frames)))
     for f in frames:
         union = f.similarity.sum(0)[None] + f.similarity.sum(1)[:, None] - f.similarity
         share = np.divide(f.similarity, union, out=np.zeros_like(union), where=union > _EPS)
-        together[np.ix_(f.true, f.drawn)] += share
-    alignment = together / np.maximum(true_frames[:, None] + drawn_frames[None] - together, _EPS)
+        together[np.ix_(f.true, f.predicted)] += share
+    alignment = together / np.maximum(true_frames[:, None] + predicted_frames[None] - together, _EPS)
     matches = np.zeros((len(ALPHAS), *together.shape))
     overlap = np.zeros(len(ALPHAS))
     for f in frames:
-        true, drawn = np.array(f.true, int), np.array(f.drawn, int)
-        rows, columns = linear_sum_assignment(-(alignment[np.ix_(true, drawn)] * f.similarity))
-        found = f.similarity[rows, columns]
+        true, predicted = np.array(f.true, int), np.array(f.predicted, int)
+        rows, columns = linear_sum_assignment(-(alignment[np.ix_(true, predicted)] * f.similarity))
+        similarities = f.similarity[rows, columns]
         for a, alpha in enumerate(ALPHAS):
-            hit = found >= alpha - _EPS
-            overlap[a] += found[hit].sum()
-            matches[a, true[rows[hit]], drawn[columns[hit]]] += 1
+            hit = similarities >= alpha - _EPS
+            overlap[a] += similarities[hit].sum()
+            matches[a, true[rows[hit]], predicted[columns[hit]]] += 1
     matched = matches.sum((1, 2))
-    among = np.maximum(1, true_frames[:, None] + drawn_frames[None] - matches)
-    shares = (among, np.maximum(1, true_frames)[None, :, None], np.maximum(1, drawn_frames)[None, None])
+    among = np.maximum(1, true_frames[:, None] + predicted_frames[None] - matches)
+    shares = (among, np.maximum(1, true_frames)[None, :, None], np.maximum(1, predicted_frames)[None, None])
     return Tracks(
         matched=matched,
         missed=true_frames.sum() - matched,
-        extra=drawn_frames.sum() - matched,
+        extra=predicted_frames.sum() - matched,
         overlap=overlap,
         association=np.stack([(matches * (matches / share)).sum((1, 2)) for share in shares]),
     )

@@ -23,15 +23,15 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def masklet_ious(
-    drawn: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]
+    predicted: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]
 ) -> Float[np.ndarray, "P N"]:
     """Return intersections summed over frames, divided by unions summed over frames; None = empty. Two
     masklets empty everywhere = 1."""
-    both = np.zeros((len(drawn), len(true)))
+    both = np.zeros((len(predicted), len(true)))
     our_pixels, their_pixels = (
-        np.array([_pixels(masklet) for masklet in masklets]) for masklets in (drawn, true)
+        np.array([_pixels(masklet) for masklet in masklets]) for masklets in (predicted, true)
     )
-    for i, ours in enumerate(drawn):
+    for i, ours in enumerate(predicted):
         for j, theirs in enumerate(true):
             both[i, j] = sum(
                 int(coco.area(coco.merge([a, b], intersect=True)))
@@ -71,14 +71,14 @@ def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict
         results += [place | {"score": score} for score in group.scores]
         ious[videos[video], categories[category]] = group
     with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO()
+        ground_truth = COCO()
         ids = [{"id": i} for i in videos.values()], [{"id": i, "name": str(i)} for i in categories.values()]
-        known.dataset = {"info": {}, "images": ids[0], "categories": ids[1], "annotations": truth}
-        known.createIndex()
+        ground_truth.dataset = {"info": {}, "images": ids[0], "categories": ids[1], "annotations": truth}
+        ground_truth.createIndex()
         if not truth or not results:
             return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0}
-        evaluation = _MaskletEval(known, known.loadRes(results), "bbox")
-        evaluation.known = ious
+        evaluation = _MaskletEval(ground_truth, ground_truth.loadRes(results), "bbox")
+        evaluation.groups = ious
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -86,10 +86,10 @@ def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict
 
 
 class _MaskletEval(COCOeval):
-    known: dict[tuple[int, int], Group]
+    groups: dict[tuple[int, int], Group]
 
     def computeIoU(self, imgId: Any, catId: Any) -> Any:
-        group = self.known.get((imgId, catId))
+        group = self.groups.get((imgId, catId))
         if group is None or not group.ious.size:
             return []
         order = np.argsort([-score for score in group.scores], kind="mergesort")[: self.params.maxDets[-1]]
@@ -114,12 +114,12 @@ def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:
     f1 = 2 * precision * recall / (precision + recall + 1e-4)
     (tn, fp), (fn, tp) = table.tolist()
     mcc = (tp * tn - fp * fn) / (math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) + 1e-6)
-    found = {"IL_MCC": mcc}
+    figures = {"IL_MCC": mcc}
     for name, which in (("", slice(None)), ("_50", slice(0, 1)), ("_75", slice(5, 6))):
-        found[f"cgF1{name}"] = float((f1[which] * mcc).mean())
-        found[f"positive_micro_F1{name}"] = float(f1[which].mean())
-        found[f"precision{name}"], found[f"recall{name}"] = (
+        figures[f"cgF1{name}"] = float((f1[which] * mcc).mean())
+        figures[f"positive_micro_F1{name}"] = float(f1[which].mean())
+        figures[f"precision{name}"], figures[f"recall{name}"] = (
             float(precision[which].mean()),
             float(recall[which].mean()),
         )
-    return found
+    return figures

@@ -65,10 +65,10 @@ def meteor_of_words(hypothesis: Sequence[str], reference: Sequence[str], *, mode
 def synonyms(word: str) -> frozenset[str]:
     """Return the word itself and every one-word synonym in every sense of every base form it can have."""
     table = _table()
-    found = {word}
+    equivalents = {word}
     for pos, base in _bases(word):
-        found.update(table[base][pos])
-    return frozenset(found)
+        equivalents.update(table[base][pos])
+    return frozenset(equivalents)
 
 
 @functools.lru_cache(maxsize=100_000)

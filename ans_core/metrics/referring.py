@@ -19,14 +19,14 @@ class Answer:
     counts: Counts
     meant: bool
     """The true mask has pixels."""
-    drawn: bool
+    predicted: bool
     """The predicted mask has pixels."""
 
 
 def answer(prediction: Mask, truth: Mask) -> Answer:
-    found = counts(prediction, truth)
+    pixels = counts(prediction, truth)
     nothing = counts(truth, truth).union
-    return Answer(counts=found, meant=nothing > 0, drawn=found.union + found.intersection > nothing)
+    return Answer(counts=pixels, meant=nothing > 0, predicted=pixels.union + pixels.intersection > nothing)
 
 
 def shares_above(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, float]:
@@ -41,8 +41,8 @@ def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
     answered with an empty / non-empty mask; P@ over those with one."""
     metrics = {"gIoU": giou(a.counts for a in answers), "cIoU": ciou(a.counts for a in answers)}
     for name, target in (("N_acc", False), ("T_acc", True)):
-        if asked := [a.drawn == target for a in answers if a.meant == target]:
-            metrics[name] = sum(asked) / len(asked)
+        if right := [a.predicted == target for a in answers if a.meant == target]:
+            metrics[name] = sum(right) / len(right)
     return metrics | shares_above(answers, ABOVE)
 
 

@@ -65,16 +65,16 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     """Score texts whose tokens are separated by blanks: no lower-casing, no punctuation removed. Definitions
     and constants are pycocoevalcap's (BLEU: closest reference length; ROUGE-L: beta 1.2, the maximum of
     precision and of recall, each by itself; CIDEr: see `metrics.caption.cider`)."""
-    told = {i: [text] for i, text in enumerate(hypotheses)}
+    candidates = {i: [text] for i, text in enumerate(hypotheses)}
     real = {i: list(texts) for i, texts in enumerate(references)}
-    if not told or any(not texts for texts in real.values()):
+    if not candidates or any(not texts for texts in real.values()):
         raise ValueError("every text needs a reference, and there must be a text")
     scorer = BleuScorer(n=4)
     for i, texts in real.items():
-        scorer += (told[i][0], texts)
+        scorer += (candidates[i][0], texts)
     bleu, _ = scorer.compute_score(option="closest")
-    rouge, each_rouge = Rouge().compute_score(real, told)
-    cider, each_cider = Cider().compute_score(real, told)
+    rouge, each_rouge = Rouge().compute_score(real, candidates)
+    cider, each_cider = Cider().compute_score(real, candidates)
     corpus = {f"Bleu_{n}": float(value) for n, value in enumerate(bleu, start=1)} | {
         "ROUGE_L": float(rouge),
         "CIDEr": float(cider),

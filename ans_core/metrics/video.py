@@ -44,16 +44,17 @@ def j_and_f(prediction: Mask, truth: Mask) -> tuple[float, float]:
     Only the box around both masks is processed: it holds every pixel that counts, so the numbers equal those
     of the whole image.
     """
-    drawn, real = _pixels(prediction), _pixels(truth)
-    if drawn.shape != real.shape:
+    predicted, real = _pixels(prediction), _pixels(truth)
+    if predicted.shape != real.shape:
         raise ValueError(
-            f"predicted mask of shape {drawn.shape} against a true one of {real.shape}; resize the prediction"
+            f"predicted mask of shape {predicted.shape} against a true one of {real.shape}; resize the "
+            "prediction"
         )
-    box = _box(drawn, real)
+    box = _box(predicted, real)
     if box is None:
         return 1.0, 1.0
-    grid = _Grid(drawn[box].shape, radius=math.ceil(BAND * math.hypot(*real.shape)))
-    ours, theirs = grid.bits(drawn[box]), grid.bits(real[box])
+    grid = _Grid(predicted[box].shape, radius=math.ceil(BAND * math.hypot(*real.shape)))
+    ours, theirs = grid.bits(predicted[box]), grid.bits(real[box])
     both, either = (ours & theirs & grid.inside).bit_count(), ((ours | theirs) & grid.inside).bit_count()
     return both / either, _boundary_f(grid.boundary(ours), grid.boundary(theirs), grid)
 
@@ -75,12 +76,12 @@ def _box(*masks: Bool[np.ndarray, "H W"]) -> tuple[slice, slice] | None:
     return slice(top, bottom), slice(max(0, columns[0] - 1), columns[-1] + 2)
 
 
-def _boundary_f(drawn: int, real: int, grid: _Grid) -> float:
-    drawn_pixels, real_pixels = drawn.bit_count(), real.bit_count()
-    if not drawn_pixels or not real_pixels:
-        return float(drawn_pixels == real_pixels)
-    precision = (drawn & grid.dilated(real)).bit_count() / drawn_pixels
-    recall = (real & grid.dilated(drawn)).bit_count() / real_pixels
+def _boundary_f(predicted: int, real: int, grid: _Grid) -> float:
+    predicted_pixels, real_pixels = predicted.bit_count(), real.bit_count()
+    if not predicted_pixels or not real_pixels:
+        return float(predicted_pixels == real_pixels)
+    precision = (predicted & grid.dilated(real)).bit_count() / predicted_pixels
+    recall = (real & grid.dilated(predicted)).bit_count() / real_pixels
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 

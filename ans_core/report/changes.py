@@ -42,7 +42,7 @@ Key = tuple[str, str, int]
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     score: float
-    asked: str
+    question: str
     objects: int | None = None
     """How many are meant; None: not written down."""
     text: str = ""
@@ -83,7 +83,7 @@ def read_answers(folder: Path | None) -> Answers:
         text = str(record.get("text", "")) if parse(benchmark).task == "region_caption" else ""
         answers[benchmark][key] = Answer(
             score=float(record["score"]),
-            asked=str(record["asked"]),
+            question=str(record["asked"]),
             objects=record.get("n_targets"),
             text=text,
         )
@@ -130,8 +130,8 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
             )
             part = _scored(benchmark, metric, old, new, *some)
             tried.append(part if part and part.metric == metric else None)
-    found = [change for change in tried if change]
-    scored = {(change.title, change.metric) for change in found}
+    present = [change for change in tried if change]
+    scored = {(change.title, change.metric) for change in present}
     for name in new:
         parts = parse(name)
         if (
@@ -139,8 +139,8 @@ def changes(summary: Summary, answers: Mapping[str, Answers], before: str, after
             and parts.metric in WITHOUT_SCORES.get(parts.task, ())
             and (parts.title, parts.metric) not in scored
         ):
-            found.append(Change(title=parts.title, metric=parts.metric, before=old[name], after=new[name]))
-    return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
+            present.append(Change(title=parts.title, metric=parts.metric, before=old[name], after=new[name]))
+    return sorted(present, key=lambda change: VERDICTS.index(change.verdict))
 
 
 def verdict(name: str, before: str, after: str, changes: Sequence[Change]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def verdict(name: str, before: str, after: str, changes: Sequence[Change]) -> di
         verdict: [change for change in changes if change.verdict == verdict] for verdict in VERDICTS
     }
     better, worse, unclear = (len(by_verdict[verdict]) for verdict in VERDICTS[:3])
-    told = [
+    headlines = [
         (
             "better" if better else "unclear",
             f"{better} figure{'s' * (better != 1)} improved" if better else "Nothing improved beyond chance",
@@ -166,14 +166,14 @@ def verdict(name: str, before: str, after: str, changes: Sequence[Change]) -> di
         "after": after,
         "changes": changes,
         "by_verdict": by_verdict,
-        "told": told,
+        "told": headlines,
     }
 
 
 def paired(before: Mapping[Key, Answer], after: Mapping[Key, Answer]) -> list[Key]:
     """Return the samples that both have; none if they are fewer than half: other data may have some of the
     same ids and texts."""
-    keys = [key for key, answer in after.items() if key in before and before[key].asked == answer.asked]
+    keys = [key for key, answer in after.items() if key in before and before[key].question == answer.question]
     return keys if 2 * len(keys) >= max(len(before), len(after)) else []
 
 

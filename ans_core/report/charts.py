@@ -44,7 +44,9 @@ def lines(title: str, curves: Mapping[str, Curve], *, along: str = "step") -> st
             axes.legend(frameon=False, labelcolor=INK)
 
     ends = [f"{name} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for name, points in curves.items()]
-    return _svg(title, draw, told=f"Lines over {'steps' if along == 'step' else along}: {', '.join(ends)}.")
+    return _svg(
+        title, draw, description=f"Lines over {'steps' if along == 'step' else along}: {', '.join(ends)}."
+    )
 
 
 def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
@@ -66,7 +68,7 @@ def band(title: str, per_step: Sequence[Sequence[float]]) -> str:
     return _svg(
         title,
         draw,
-        told=(
+        description=(
             f"Mean from {np.mean(per_step[0]):.3g} to {np.mean(per_step[-1]):.3g} over {len(per_step)} steps."
         ),
     )
@@ -87,11 +89,11 @@ def histogram(title: str, groups: Mapping[str, Sequence[float]]) -> str:
         axes.legend(frameon=False, labelcolor=INK)
 
     means = [f"{name} {np.mean(values):.3g}" for name, values in groups.items()]
-    return _svg(title, draw, told=f"Histogram; means: {', '.join(means)}.")
+    return _svg(title, draw, description=f"Histogram; means: {', '.join(means)}.")
 
 
-def _svg(title: str, draw: Callable[[Axes], None], *, told: str) -> str:
-    """Return the SVG of a chart. `told`: its content in words, for people who can't see it."""
+def _svg(title: str, draw: Callable[[Axes], None], *, description: str) -> str:
+    """Return the SVG of a chart. `description`: its content in words, for people who can't see it."""
     # the salt makes ids unique on a page, and the same every time
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(3.9, 2.5), layout="constrained")
@@ -101,7 +103,7 @@ def _svg(title: str, draw: Callable[[Axes], None], *, told: str) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     svg = text.getvalue().replace(INK, "currentColor")
-    spoken = html.escape(f"{title}. {told}", quote=True)
+    spoken = html.escape(f"{title}. {description}", quote=True)
     return f'<svg role="img" aria-label="{spoken}"' + svg[svg.index("<svg") + len("<svg") :]
 
 

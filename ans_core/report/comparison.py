@@ -83,16 +83,16 @@ def changes(before: Evaluation, after: Evaluation) -> list[Change]:
         raise ValueError(
             f"{before.path} and {after.path} have {len(common)} samples in common; at least two are needed"
         )
-    found = [_scored(metric, before, after, common) for metric in _metrics(before, after, common)]
-    scored = {change.metric for change in found}
+    compared = [_scored(metric, before, after, common) for metric in _metrics(before, after, common)]
+    scored = {change.metric for change in compared}
     old, new = before.head["metrics"], after.head["metrics"]
     title = str(after.head["benchmark"])
-    found += [
+    compared += [
         Change(title=title, metric=m, before=float(old[m]), after=float(new[m]))
         for m in new
         if m in old and m not in scored and old[m] != new[m] and before.table.keys() == after.table.keys()
     ]
-    return sorted(found, key=lambda change: VERDICTS.index(change.verdict))
+    return sorted(compared, key=lambda change: VERDICTS.index(change.verdict))
 
 
 def limits(before: Evaluation, after: Evaluation) -> list[str]:
@@ -203,7 +203,7 @@ def run_of(one: Evaluation, number: str = "") -> Run:
     settings = {key: str(value) for key, value in read_json(file).items()} if file.is_file() else {}
     return Run(
         name=one.name + number,
-        told=str(one.head.get("model") or one.path),
+        description=str(one.head.get("model") or one.path),
         folder=one.path,
         settings=settings,
     )

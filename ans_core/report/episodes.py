@@ -49,28 +49,31 @@ def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping
 def short(figures: Figures, groups: Sequence[str]) -> list[dict[str, Any]]:
     """Return the lines that the page begins with: every family's accuracy, then SHORT."""
     names = [*(f"{group}/accuracy" for group in groups), *SHORT]
-    return [_line(figures, name, name) for name in names if any(name in own for own in figures.values())]
+    return [_line(figures, name, name) for name in names if any(name in row for row in figures.values())]
 
 
 def _line(figures: Figures, name: str, figure: str) -> dict[str, Any]:
-    return {"name": name, "cells": [own.get(figure) for own in figures.values()]}
+    return {"name": name, "cells": [row.get(figure) for row in figures.values()]}
 
 
 def tables(figures: Figures) -> list[dict[str, Any]]:
     """Return a table for each family: lines of figures, a cell for each row (None: the row lacks it)."""
-    names = [name for own in figures.values() for name in own]
+    names = [name for row in figures.values() for name in row]
     groups = sorted(
         dict.fromkeys(name.rpartition("/")[0] for name in names if name.count("/") == 1),
         key=lambda g: g != FAMILIES_FIRST,
     )
-    found = []
+    listed = []
     for group in groups:
-        known = dict.fromkeys(
+        metrics = dict.fromkeys(
             name.partition("/")[2] for name in names if name.count("/") == 1 and name.startswith(f"{group}/")
         )
-        order = [*(name for name in FIRST if name in known), *(name for name in known if name not in FIRST)]
-        found.append({"title": group, "lines": [_line(figures, name, f"{group}/{name}") for name in order]})
-    return found
+        order = [
+            *(name for name in FIRST if name in metrics),
+            *(name for name in metrics if name not in FIRST),
+        ]
+        listed.append({"title": group, "lines": [_line(figures, name, f"{group}/{name}") for name in order]})
+    return listed
 
 
 def controls(figures: Figures) -> list[dict[str, Any]]:
@@ -78,8 +81,8 @@ def controls(figures: Figures) -> list[dict[str, Any]]:
     family."""
     wanted = dict.fromkeys(
         name
-        for own in figures.values()
-        for name in own
+        for row in figures.values()
+        for name in row
         if name.count("/") == 2 and name.endswith("/accuracy")
     )
     ordered = sorted(wanted, key=lambda name: f"/{FAMILIES_FIRST}/" not in name)

@@ -53,13 +53,13 @@ def write(
 def by_item(scores: Mapping[str, float], items: Container[str]) -> dict[str, float]:
     """Return each item's mean over its samples, which are named as the item or `<item>/...` (the objects of a
     clip)."""
-    found: dict[str, list[float]] = defaultdict(list)
+    grouped: dict[str, list[float]] = defaultdict(list)
     for sample, score in scores.items():
         name = sample
         while name and name not in items:
             name = name.rpartition("/")[0]
-        found[name or sample].append(score)
-    return {name: sum(own) / len(own) for name, own in found.items()}
+        grouped[name or sample].append(score)
+    return {name: sum(of_item) / len(of_item) for name, of_item in grouped.items()}
 
 
 def choose(scores: Mapping[str, float]) -> dict[str, str]:
@@ -82,11 +82,11 @@ def draw_chosen(
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("sample*"):
         old.unlink()
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for item in items():
         if item.name in chosen and item.name in predictions and item.request.frames:
             record = predictions[item.name]
-            file = f"sample{len(found):04d}.webp"
+            file = f"sample{len(entries):04d}.webp"
             (folder / file).write_bytes(picture(item, [record])[0])
             about = {
                 "sample": item.name,
@@ -94,13 +94,13 @@ def draw_chosen(
                 "score": scores[item.name],
                 "text": str(record.get("text", "")),
             }
-            asked = item.request.text.removeprefix("<image>").strip()
-            found[item.name] = about | {
+            question = item.request.text.removeprefix("<image>").strip()
+            entries[item.name] = about | {
                 "file": file,
-                "asked": asked,
+                "asked": question,
                 "truth": item.truth.text if item.truth else "",
             }
-    shown = [found[name] for name in chosen if name in found]
+    shown = [entries[name] for name in chosen if name in entries]
     (folder / "index.json").write_text(json.dumps(shown, indent=1))
     return shown
 

@@ -34,42 +34,42 @@ def curves(folder: Path | None) -> list[Markup]:
         if last == SKIPPED and not any(value for _, value in read[name]):
             continue
         groups[group if group and last not in OWN_CHART else name].append(name)
-    drawn = []
+    markups = []
     for group, names in sorted(groups.items()):
         for part in by_scale({name: read[name] for name in names}):
             title = group if len(part) > 1 else part[0]
-            drawn.append(
+            markups.append(
                 Markup(
                     charts.lines(title, {name.removeprefix(group + "/"): sorted(read[name]) for name in part})
                 )
             )
-    return drawn
+    return markups
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    found: dict[str, Curve] = defaultdict(list)
+    by_name: dict[str, Curve] = defaultdict(list)
     with path.open(newline="") as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
-                found[row["name"]].append((float(row["step"]), float(row["value"])))
+                by_name[row["name"]].append((float(row["step"]), float(row["value"])))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path} line {number}: not a step,name,value row: {row}") from error
-    return found
+    return by_name
 
 
 def by_scale(named: Mapping[str, Curve]) -> list[list[str]]:
     """Group names of curves that one axis can show, at most LINES_PER_CHART, small scales first; constant
     zeros go with the smallest."""
     largest = {name: max(abs(value) for _, value in curve) for name, curve in named.items()}
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     unit = 0.0
     for name in sorted(named, key=lambda name: (largest[name], name)):
-        if not found or len(found[-1]) == LINES_PER_CHART or (unit and largest[name] > SCALE * unit):
-            found.append([])
+        if not groups or len(groups[-1]) == LINES_PER_CHART or (unit and largest[name] > SCALE * unit):
+            groups.append([])
             unit = 0.0
-        found[-1].append(name)
+        groups[-1].append(name)
         unit = unit or largest[name]
-    return [sorted(names) for names in found]
+    return [sorted(names) for names in groups]
 
 
 def rewards(folder: Path | None) -> list[Markup]:
@@ -78,7 +78,7 @@ def rewards(folder: Path | None) -> list[Markup]:
     path = folder / "rewards.json" if folder else None
     if not path or not path.exists():
         return []
-    drawn = []
+    markups = []
     for name, per_step in read_json(path).items():
         steps: list[Sequence[float]] = [step if isinstance(step, list) else [step] for step in per_step]
         quarter = max(1, len(steps) // 4)
@@ -86,8 +86,8 @@ def rewards(folder: Path | None) -> list[Markup]:
             "first quarter": [r for step in steps[:quarter] for r in step],
             "last quarter": [r for step in steps[-quarter:] for r in step],
         }
-        drawn += [
+        markups += [
             Markup(charts.band(f"{name}: reward, mean ± std", steps)),
             Markup(charts.histogram(f"{name}: rewards", ends)),
         ]
-    return drawn
+    return markups

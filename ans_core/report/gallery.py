@@ -35,10 +35,10 @@ Chosen = tuple[str, Key]
 def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
     """Return about `limit` samples, as many of each benchmark: half are those that changed most, those whose
     verdict changed first; the others are right and wrong ones, evenly from best to worst."""
-    drawn = [benchmark for benchmark in after if parse(benchmark).task in BENCHMARKS]
-    found: list[Chosen] = []
-    for benchmark in drawn:
-        share = max(2, limit // len(drawn))
+    benchmarks = [benchmark for benchmark in after if parse(benchmark).task in BENCHMARKS]
+    selected: list[Chosen] = []
+    for benchmark in benchmarks:
+        share = max(2, limit // len(benchmarks))
         new = {key: answer.score for key, answer in after[benchmark].items()}
         then = before.get(benchmark, {})
         old = {key: then[key].score for key in paired(then, after[benchmark])}
@@ -55,14 +55,14 @@ def choose(before: Answers, after: Answers, limit: int) -> list[Chosen]:
         rest = share - len(chosen)
         chosen += spread(verdicts[0], rest - min(rest // 2, len(verdicts[1])))
         chosen += spread(verdicts[1], share - len(chosen))
-        found += [(benchmark, key) for key in chosen]
-    return found
+        selected += [(benchmark, key) for key in chosen]
+    return selected
 
 
 def is_right(benchmark: str, answer: Answer) -> bool:
-    """Tell whether an answer counts as right. What was `asked` about a region is its caption."""
+    """Tell whether an answer counts as right. What was asked about a region is its caption."""
     return (
-        same_text(answer.text, answer.asked)
+        same_text(answer.text, answer.question)
         if parse(benchmark).task == "region_caption"
         else answer.score >= RIGHT
     )
@@ -75,7 +75,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 
 
 def wanted(chosen: Collection[Chosen], answers: Answers) -> set[Wanted]:
-    return {(key[0], key[1], answers[benchmark][key].asked) for benchmark, key in chosen}
+    return {(key[0], key[1], answers[benchmark][key].question) for benchmark, key in chosen}
 
 
 def pictures(
@@ -86,10 +86,12 @@ def pictures(
     records = {name: read_records(folder, set(chosen)) for name, folder in columns.items() if folder}
     shown = []
     for benchmark, key in chosen:
-        own = {name: found[benchmark, key] for name, found in records.items() if (benchmark, key) in found}
-        sample = samples.get((key[0], key[1], list(own.values())[-1]["asked"]))
+        answers = {
+            name: column[benchmark, key] for name, column in records.items() if (benchmark, key) in column
+        }
+        sample = samples.get((key[0], key[1], list(answers.values())[-1]["asked"]))
         if sample is not None:
-            shown.append(picture(benchmark, sample, own))
+            shown.append(picture(benchmark, sample, answers))
     return shown
 
 
@@ -99,7 +101,7 @@ def picture(benchmark: str, sample: Sample, records: Mapping[str, Mapping[str, A
     scores = [float(record["score"]) for record in records.values()]
     texts = [str(record["text"]) for record in records.values()]
     rights = [
-        is_right(benchmark, Answer(score=s, asked=truth.text, text=text))
+        is_right(benchmark, Answer(score=s, question=truth.text, text=text))
         for s, text in zip(scores, texts, strict=True)
     ]
     unchecked = text_unchecked(benchmark, truth, texts[-1]) and rights[-1]
@@ -151,9 +153,9 @@ def rollouts(folder: Path | None) -> list[dict[str, Any]]:
     shown = []
     paths = sorted((folder / "samples").glob("*.png")) if folder else []
     for loop in sorted({path.stem.partition("-")[2] for path in paths}):
-        own = [path for path in paths if path.stem.partition("-")[2] == loop]
-        count = min(len(own), ROLLOUTS_PER_LOOP)
-        for path in (own[i * (len(own) - 1) // max(count - 1, 1)] for i in range(count)):
+        of_loop = [path for path in paths if path.stem.partition("-")[2] == loop]
+        count = min(len(of_loop), ROLLOUTS_PER_LOOP)
+        for path in (of_loop[i * (len(of_loop) - 1) // max(count - 1, 1)] for i in range(count)):
             record = read_json(path.with_suffix(".json"))
             step = path.stem.partition("-")[0].lstrip("0") or "0"
             shown.append(record | {"loop": loop, "step": step, "source": data_uri(path)})

@@ -20,7 +20,7 @@ def samples_of(
 ) -> tuple[dict[Wanted, Sample], dict[str, str]]:
     """Return the samples that are there, and by data set why others are not. The rest is as the stage
     `evaluate` has it."""
-    found: dict[Wanted, Sample] = {}
+    by_key: dict[Wanted, Sample] = {}
     absent: dict[str, str] = {}
     named = {dataset for dataset, _, _ in wanted}
     for folder, entry in _entries(prepared, split, sources):
@@ -32,10 +32,10 @@ def samples_of(
             absent[entry.name] = str(error)
             continue
         keyed = (((entry.name, sample.sample_id, sample.text), sample) for sample in samples)
-        found |= {key: sample for key, sample in keyed if key in wanted}
-    for dataset, _, _ in sorted(wanted - found.keys()):
+        by_key |= {key: sample for key, sample in keyed if key in wanted}
+    for dataset, _, _ in sorted(wanted - by_key.keys()):
         absent.setdefault(dataset, "its samples are not there, or not those that were evaluated")
-    return found, absent
+    return by_key, absent
 
 
 def _entries(

@@ -40,12 +40,12 @@ def render(profile: str, folder: Path, figures: Figures) -> str:
 
 def lines(figures: Figures) -> list[dict[str, Any]]:
     """Return J&F with and without memory, and the difference, of everything that was measured."""
-    found = []
+    rows = []
     for row, name in ROWS.items():
         if name in figures:
-            whole, alone = figures[name], figures[f"{name}_without_memory"]
-            found.append({"name": row, "with": whole, "without": alone, "worth": whole - alone})
-    return found
+            with_memory, alone = figures[name], figures[f"{name}_without_memory"]
+            rows.append({"name": row, "with": with_memory, "without": alone, "worth": with_memory - alone})
+    return rows
 
 
 def distances(folder: Path, figures: Figures) -> Markup | None:
@@ -70,10 +70,10 @@ def _of_epochs(folder: Path, best: float) -> dict[str, list[tuple[float, float]]
         for step, _ in scores
     }
     by_step = {
-        step: _by_distance({name: value for name, value in own.items() if value is not None})
-        for step, own in at.items()
+        step: _by_distance({name: value for name, value in at_step.items() if value is not None})
+        for step, at_step in at.items()
     }
-    found = {"first epoch": by_step[scores[0][0]]} if scores else {}
+    epochs = {"first epoch": by_step[scores[0][0]]} if scores else {}
     # the file has six digits
     highest = [step for step, score in scores[1:] if abs(score - best) <= 1e-5 * best]
-    return found | ({"best epoch": by_step[highest[0]]} if highest else {})
+    return epochs | ({"best epoch": by_step[highest[0]]} if highest else {})

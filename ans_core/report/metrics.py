@@ -84,10 +84,10 @@ def short(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def headline(summary: Summary) -> Summary:
     """Return the headline by row. A metric that no data set has is left out."""
-    found = {row: short(summary.get(row, {})) for row in HEADLINE}
+    shortened = {row: short(summary.get(row, {})) for row in HEADLINE}
     return {
         row: {name: values[name] for name in HEADLINE[row] if name in values}
-        for row, values in found.items()
+        for row, values in shortened.items()
         if values
     }
 
@@ -109,7 +109,7 @@ def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
         parts = parse(name)
         benchmarks[parts.benchmark].append(parts)
     order = [*TASKS, ""]
-    found = []
+    listed = []
     for benchmark, names in sorted(
         benchmarks.items(), key=lambda item: (order.index(item[1][0].task), item[0])
     ):
@@ -121,7 +121,7 @@ def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
             for metrics in summary.values()
             if f"{benchmark}/samples" in metrics
         ]
-        found.append(
+        listed.append(
             Table(
                 title=names[0].title,
                 samples=int(counts[-1]) if counts else None,
@@ -129,7 +129,7 @@ def tables(summary: Summary, rows: Sequence[str] = ROWS) -> list[Table]:
                 rest=[_line(summary, rows, benchmark, metric) for metric in rest],
             )
         )
-    return found
+    return listed
 
 
 def _line(summary: Summary, rows: Sequence[str], benchmark: str, metric: str) -> dict[str, Any]:

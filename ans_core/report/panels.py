@@ -53,10 +53,10 @@ def webp(
 def _sheet(frame: ImageRef, columns: Sequence[Masklets], index: int) -> Image.Image:
     picture, *masks = shrunk(transforms.open_image(frame), *(at(column, index) for column in columns))
     width, height = picture.size
-    whole = Image.new("RGBA", (len(masks) * (width + GAP) - GAP, height), (0, 0, 0, 0))
+    sheet = Image.new("RGBA", (len(masks) * (width + GAP) - GAP, height), (0, 0, 0, 0))
     for place, listed in enumerate(masks):
-        whole.paste(overlay.draw(picture, listed), (place * (width + GAP), 0))
-    return whole
+        sheet.paste(overlay.draw(picture, listed), (place * (width + GAP), 0))
+    return sheet
 
 
 def at(masklets: Masklets, index: int) -> list[RLE | None]:

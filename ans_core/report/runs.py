@@ -31,7 +31,7 @@ class Run:
     """A folder laid out as runs/<profile>, or one evaluation (metrics.json, predictions.jsonl)."""
 
     name: str
-    told: str
+    description: str
     """What it is, in words."""
     folder: Path
     settings: Mapping[str, str]
@@ -45,8 +45,8 @@ class Run:
         files = {row: read_json(folder / "metrics.json") for row, folder in self.evaluated.items()}
         return self.recorded or {
             f"{row}/{key}".lstrip("/"): float(value)
-            for row, own in files.items()
-            for key, value in own.items()
+            for row, values in files.items()
+            for key, value in values.items()
         }
 
     @cached_property
@@ -86,20 +86,22 @@ def read(runs: Sequence[Run], folders: Sequence[Path]) -> tuple[Summary, dict[st
 def all_changes(runs: Sequence[Run]) -> list[tuple[str, str, list[Change]]]:
     """Return (row, run, its changes against the first run) for every row and other run with metrics in
     common."""
-    found = []
+    listed = []
     for row, folders in rows_of(runs):
         summary, answers = read(runs, folders)
-        found += [(row, run.name, changes(summary, answers, runs[0].name, run.name)) for run in runs[1:]]
-    return [(row, name, changed) for row, name, changed in found if changed]
+        listed += [(row, run.name, changes(summary, answers, runs[0].name, run.name)) for run in runs[1:]]
+    return [(row, name, changed) for row, name, changed in listed if changed]
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the settings that are not the same in all runs whose settings are known."""
-    known = [run for run in runs if run.settings]
-    keys = sorted({key for run in known for key in run.settings}) if len(known) > 1 else []
+    with_settings = [run for run in runs if run.settings]
+    keys = sorted({key for run in with_settings for key in run.settings}) if len(with_settings) > 1 else []
     values = {key: [run.settings.get(key, "–") for run in runs] for key in keys}
     return {
-        key: listed for key, listed in values.items() if len({run.settings.get(key) for run in known}) > 1
+        key: listed
+        for key, listed in values.items()
+        if len({run.settings.get(key) for run in with_settings}) > 1
     }
 
 
@@ -111,7 +113,9 @@ def write(
     names = [run.name for run in runs]
     compared = rows_of(runs)
     summary, answers = read(runs, compared[0][1]) if compared else ({}, {})
-    drawn, lost = _galleries(runs, compared[0][1], answers, data, split, sources) if compared else ({}, {})
+    galleries, lost = (
+        _galleries(runs, compared[0][1], answers, data, split, sources) if compared else ({}, {})
+    )
     first = names[0]
     steps = [
         verdict(f"{name}{f', {row}' if row else ''}", first, name, changed) | {"row": row}
@@ -119,7 +123,7 @@ def write(
     ]
     row = compared[0][0] if compared else ""
     curves = {stage: over_each_other(stage, runs) for stage in TRAINED}
-    return write_page(out, runs, steps, summary, row=row, galleries=drawn, lost=lost, curves=curves)
+    return write_page(out, runs, steps, summary, row=row, galleries=galleries, lost=lost, curves=curves)
 
 
 def write_page(
@@ -140,7 +144,7 @@ def write_page(
     text = page.render_page(
         page.RUNS,
         names=names,
-        told={run.name: run.told for run in runs},
+        told={run.name: run.description for run in runs},
         steps=steps,
         row=row,
         tables=metrics.tables(summary, names),
@@ -176,17 +180,17 @@ def _galleries(
         name: f"it was evaluated on other samples than {first}" for name, shared in both.items() if not shared
     }
     place = dict(zip((first, *others), folders, strict=True))
-    drawn = {
+    pictures = {
         name: gallery.pictures({first: place[first], name: place[name]}, listed, samples)
         for name, listed in chosen.items()
     }
-    order = {name: sorted(shown, key=lambda one: -abs(one["gain"] or 0)) for name, shown in drawn.items()}
+    order = {name: sorted(shown, key=lambda one: -abs(one["gain"] or 0)) for name, shown in pictures.items()}
     return order, lost
 
 
 def _shared(before: Answers, after: Answers) -> Answers:
     """Return the answers to samples that both have."""
-    pairs = {benchmark: paired(before.get(benchmark, {}), own) for benchmark, own in after.items()}
+    pairs = {benchmark: paired(before.get(benchmark, {}), answered) for benchmark, answered in after.items()}
     return {
         benchmark: {key: after[benchmark][key] for key in keys} for benchmark, keys in pairs.items() if keys
     }
@@ -199,9 +203,9 @@ def over_each_other(stage: str, runs: Sequence[Run]) -> list[Markup]:
     if len(read) < 2:
         return []
     common = sorted(set.intersection(*(set(curves) for curves in read.values())))
-    drawn = []
+    markups = []
     for name in (name for name in common if not name.endswith(NOT_COMPARED)):
-        curves: dict[str, Curve] = {run: sorted(found[name]) for run, found in read.items()}
+        curves: dict[str, Curve] = {run: sorted(of_run[name]) for run, of_run in read.items()}
         if len({tuple(curve) for curve in curves.values()}) > 1:
-            drawn.append(Markup(charts.lines(name, curves)))
-    return drawn
+            markups.append(Markup(charts.lines(name, curves)))
+    return markups

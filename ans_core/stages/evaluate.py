@@ -23,7 +23,7 @@ import torch
 
 from ans_core import data, dist
 from ans_core.benchmarks import BENCHMARKS, Benchmark, shuffled
-from ans_core.benchmarks.loops import FoundEach, averages, loop_scores, loop_scores_of_truth
+from ans_core.benchmarks.loops import LoopScores, averages, loop_scores, loop_scores_of_truth
 from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.benchmarks.public.files import Lines
 from ans_core.benchmarks.public.scored import Scored
@@ -298,7 +298,7 @@ def shuffled_text(ask: Asking, benchmark: Benchmark, samples: list[Sample], *, n
     return benchmark.of_samples(swapped, answers).metrics["gIoU"]
 
 
-def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, FoundEach]:
+def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, LoopScores]:
     """Return both loops' scores by how they were closed.
 
     "": with the frozen SFT model as inverse; `_self`: with the row as its own inverse. With `truth` also
@@ -312,7 +312,7 @@ def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) ->
     return found | ({"_of_truth": loop_scores_of_truth(regions, inverse=inverse)} if truth else {})
 
 
-def loop_metrics(asked: Asked, closed: dict[str, FoundEach]) -> dict[str, float]:
+def loop_metrics(asked: Asked, closed: dict[str, LoopScores]) -> dict[str, float]:
     """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...), with the suffixes of
     `close_loops`."""
     return {
@@ -322,7 +322,7 @@ def loop_metrics(asked: Asked, closed: dict[str, FoundEach]) -> dict[str, float]
     }
 
 
-def write_loop_scores(lines: TextIO, asked: Asked, closed: dict[str, FoundEach]) -> None:
+def write_loop_scores(lines: TextIO, asked: Asked, closed: dict[str, LoopScores]) -> None:
     """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the
     others."""
     for place, (loop, _, values) in enumerate(closed[""]):

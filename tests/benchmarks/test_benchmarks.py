@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ans_core.benchmarks import BENCHMARKS, shuffled
-from ans_core.benchmarks.public.scored import Given
+from ans_core.benchmarks.public.scored import Inputs
 from ans_core.benchmarks.registry import runnable
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.scene_write import write_scenes
@@ -64,18 +64,18 @@ def test_a_prepared_folder_is_asked_and_scored_from_files_as_a_public_benchmark_
     predictions = predicted(
         runner, tmp_path, "val", lambda items: [item.truth for item in items], tmp_path / "all"
     )
-    found = scorer.score(Given(predictions=predictions, data=tmp_path, split="val"))
+    found = scorer.score(Inputs(predictions=predictions, data=tmp_path, split="val"))
     assert (found.metrics["gIoU_all"], found.missing) == (1.0, 0)
     assert [row["sample"] for row in scorer.table(found)] == [
         item.name for item in runner.questions(tmp_path, "val")
     ]
     path = tmp_path / "two.jsonl"
     path.write_text("".join(predictions.open().readlines()[:2]))
-    part = scorer.score(Given(predictions=path, data=tmp_path, split="val"))
+    part = scorer.score(Inputs(predictions=path, data=tmp_path, split="val"))
     assert part.missing == found.metrics["samples"] - 2
     assert part.metrics["gIoU_all"] == pytest.approx(2 / found.metrics["samples"])
     assert (
-        scorer.score(Given(predictions=path, data=tmp_path, split="val", predicted_only=True)).metrics[
+        scorer.score(Inputs(predictions=path, data=tmp_path, split="val", predicted_only=True)).metrics[
             "samples"
         ]
         == 2
@@ -89,7 +89,7 @@ def test_a_prepared_folder_is_asked_and_scored_from_files_as_a_public_benchmark_
     ):
         path.write_text(json.dumps(json.loads(predictions.open().readline()) | wrong))
         with pytest.raises(ValueError, match=r"two\.jsonl"):
-            scorer.score(Given(predictions=path, data=tmp_path, split="val"))
+            scorer.score(Inputs(predictions=path, data=tmp_path, split="val"))
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ans_core.benchmarks.public.published import beside, published
+from ans_core.benchmarks.public.published import comparison, published
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.config.names import OTHER_NAMES
 from flows import cli
@@ -141,10 +141,10 @@ def test_judged_and_several_figures_stand_beside_published_ones():
         ("ferret_bench", {"questions": 40.0, "score": 55.98}, [55.98]),
         ("gar_bench", {"vqa/count": 424.0, "vqa/accuracy": 0.5}, [50.0]),
     ):
-        assert sorted({row.ours or 0.0 for row in beside(name, "", metrics, whole=1)}) == pytest.approx(
+        assert sorted({row.ours or 0.0 for row in comparison(name, "", metrics, samples=1)}) == pytest.approx(
             sorted(ours)
         )
-        assert {row.ours for row in beside(name, "", dict.fromkeys(metrics, 0.5), whole=1)} == {None}
+        assert {row.ours for row in comparison(name, "", dict.fromkeys(metrics, 0.5), samples=1)} == {None}
 
 
 def test_a_part_of_a_benchmark_whose_predictions_hold_the_truth_is_named(

@@ -180,7 +180,7 @@ def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):
     names = {"runs": "runs", "runs/mini": "mini", "runs/mini/evaluate/rl": "mini/evaluate/rl"}
     assert {path: result(str(tmp_path / path), tmp_path).name for path in names} == names
     found = result("sweep-1", tmp_path)
-    assert (found.told, found.evaluated, found.settings) == (f"git {head[:12]}, profile ", {}, {})
+    assert (found.description, found.evaluated, found.settings) == (f"git {head[:12]}, profile ", {}, {})
 
 
 @pytest.mark.slow

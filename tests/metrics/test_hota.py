@@ -8,7 +8,7 @@ from ans_core.metrics.hota import Frame, hota, tracks
 
 def frame(true: list[int], drawn: list[int], similarity: list[list[float]]) -> Frame:
     return Frame(
-        true=true, drawn=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn))
+        true=true, predicted=drawn, similarity=np.array(similarity, float).reshape(len(true), len(drawn))
     )
 
 

@@ -69,4 +69,4 @@ def test_pooled_and_mean_iou_equal_a_slow_obvious_count_on_a_thousand_random_set
         ious = [i / u if u else 1.0 for i, u in zip(intersections, unions, strict=True)]
         assert giou(a.counts for a in found) == sum(ious) / len(ious)
         assert [a.meant for a in found] == [bool(real.any()) for _, real in pairs]
-        assert [a.drawn for a in found] == [bool(drawn.any()) for drawn, _ in pairs]
+        assert [a.predicted for a in found] == [bool(drawn.any()) for drawn, _ in pairs]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.metrics.meteor import meteor_of_words
@@ -32,32 +32,32 @@ METEOR_NOTE = (
 """The same pair can differ by .25."""
 
 
-def score(given: Given) -> Scored:
-    records = files.records(given.predictions)
+def score(inputs: Inputs) -> Scored:
+    records = files.records(inputs.predictions)
     if "hypotheses" in records[0]:
-        return _cases(records, given.predictions)
-    names, told, real, missing = _pairs(records, given)
+        return _cases(records, inputs.predictions)
+    names, captions, real, missing = _pairs(records, inputs)
     scored = scores_of(
-        names, [coco_tokens(t) for t in told], [[coco_tokens(t) for t in texts] for texts in real]
+        names, [coco_tokens(t) for t in captions], [[coco_tokens(t) for t in texts] for texts in real]
     )
     return replace(scored, missing=missing)
 
 
-def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence[str]]) -> Scored:
+def scores_of(names: Sequence[str], captions: Sequence[str], real: Sequence[Sequence[str]]) -> Scored:
     """Of tokens between blanks."""
-    found = text_scores(told, real)
+    scores = text_scores(captions, real)
     meteors = [
         max(meteor_of_words(t.lower().split(), r.lower().split()) for r in texts)
-        for t, texts in zip(told, real, strict=True)
+        for t, texts in zip(captions, real, strict=True)
     ]
-    metrics = found.corpus | {"METEOR_nltk": sum(meteors) / len(meteors), "captions": len(told)}
-    each = zip(names, told, found.cider, found.rouge_l, meteors, strict=True)
+    metrics = scores.corpus | {"METEOR_nltk": sum(meteors) / len(meteors), "captions": len(captions)}
+    each = zip(names, captions, scores.cider, scores.rouge_l, meteors, strict=True)
     return Scored(
         metrics=metrics,
-        published={key: f"{100 * metrics[key]:.1f}" for key in found.corpus},
+        published={key: f"{100 * metrics[key]:.1f}" for key in scores.corpus},
         ratios={
-            "CIDEr": Ratio(numerators=found.cider),
-            "ROUGE_L": Ratio(numerators=found.rouge_l),
+            "CIDEr": Ratio(numerators=scores.cider),
+            "ROUGE_L": Ratio(numerators=scores.rouge_l),
             "METEOR_nltk": Ratio(numerators=meteors),
         },
         samples=[
@@ -67,24 +67,26 @@ def scores_of(names: Sequence[str], told: Sequence[str], real: Sequence[Sequence
     )
 
 
-def _pairs(records: list[dict[str, Any]], given: Given) -> tuple[list[str], list[str], list[list[str]], int]:
+def _pairs(
+    records: list[dict[str, Any]], inputs: Inputs
+) -> tuple[list[str], list[str], list[list[str]], int]:
     """(ids, captions, references, how many captions were missing)"""
-    where = str(given.predictions)
-    if given.data is None:
-        told = [
+    where = str(inputs.predictions)
+    if inputs.data is None:
+        captions = [
             files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)
         ]
         real = [_references(record, f"{where}, record {n}") for n, record in enumerate(records)]
         named = [{"image_name": record.get("image_name", n)} for n, record in enumerate(records)]
-        return list(files.by_id(named, "image_name", where=where)), told, real, 0
-    truth = caption_truth(given.data)
+        return list(files.by_id(named, "image_name", where=where)), captions, real, 0
+    truth = caption_truth(inputs.data)
     predicted = files.by_id(records, "image_id", where=where)
-    missing = files.refuse_unknown(predicted, truth, where=given.predictions, what="images")
-    told = [
+    missing = files.refuse_unknown(predicted, truth, where=inputs.predictions, what="images")
+    captions = [
         "" if i in missing else files.text(predicted[i], "caption", where=f"{where}, image {i}")
         for i in truth
     ]
-    return list(truth), told, list(truth.values()), len(missing)
+    return list(truth), captions, list(truth.values()), len(missing)
 
 
 def caption_truth(path: Path) -> dict[str, list[str]]:
@@ -99,10 +101,14 @@ def caption_truth(path: Path) -> dict[str, list[str]]:
 
 
 def _references(record: dict[str, Any], where: str) -> list[str]:
-    found = files.value(record, "captions", where=where)
-    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+    references = files.value(record, "captions", where=where)
+    if (
+        not isinstance(references, list)
+        or not references
+        or not all(isinstance(text, str) for text in references)
+    ):
         raise ValueError(f"{where}: captions must be a list of texts, at least one")
-    return found
+    return references
 
 
 def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
@@ -110,23 +116,25 @@ def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
     samples: list[dict[str, Any]] = []
     for number, case in enumerate(records):
         where = f"{path}, case {number}"
-        name, told = (
+        name, hypotheses = (
             files.text(case, "name", where=where),
             files.listed(case, "hypotheses", where=where, of=str),
         )
         real = files.listed(case, "references", where=where, of=list)
-        if not told or not all(texts and all(isinstance(text, str) for text in texts) for texts in real):
+        if not hypotheses or not all(
+            texts and all(isinstance(text, str) for text in texts) for texts in real
+        ):
             raise ValueError(
                 f"{where}: every hypothesis needs a list of references, which are texts; and there must be "
                 "a hypothesis"
             )
-        if len(told) != len(real):
+        if len(hypotheses) != len(real):
             raise ValueError(
-                f"{path}, case {name!r}: {len(told)} hypotheses and {len(real)} lists of references"
+                f"{path}, case {name!r}: {len(hypotheses)} hypotheses and {len(real)} lists of references"
             )
-        found = scores_of([f"{name}/{n}" for n in range(len(told))], told, real)
-        metrics |= {f"{name}/{key}": value for key, value in found.metrics.items()}
-        samples += found.samples
+        scored = scores_of([f"{name}/{n}" for n in range(len(hypotheses))], hypotheses, real)
+        metrics |= {f"{name}/{key}": value for key, value in scored.metrics.items()}
+        samples += scored.samples
     return Scored(
         metrics=metrics, samples=samples, notes=[METEOR_NOTE, "texts taken as they are, as nlg-eval does"]
     )
@@ -149,8 +157,8 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 
 
 def meteor(item: Item, prediction: Prediction) -> float:
-    told = coco_tokens(plain_caption(prediction.text)).lower().split()
-    return max(meteor_of_words(told, coco_tokens(text).lower().split()) for text in item.facts["captions"])
+    words = coco_tokens(plain_caption(prediction.text)).lower().split()
+    return max(meteor_of_words(words, coco_tokens(text).lower().split()) for text in item.facts["captions"])
 
 
 SCORER = Scorer(

@@ -24,7 +24,7 @@ import numpy as np
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Given, Scored, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
@@ -67,8 +67,8 @@ class Result:
     f: float
 
 
-def results(given: Given) -> list[Result]:
-    return [result(clip) for clip in clips(given)]
+def results(inputs: Inputs) -> list[Result]:
+    return [result(clip) for clip in clips(inputs)]
 
 
 def result(clip: Clip) -> Result:
@@ -82,14 +82,14 @@ def result(clip: Clip) -> Result:
     )
 
 
-def figures(found: list[Result]) -> dict[str, float]:
-    j, f = (float(np.mean([getattr(r, key) for r in found])) for key in ("j", "f"))
-    return {"J&F": (j + f) / 2, "J": j, "F": f, "expressions": len(found)}
+def figures(clip_results: list[Result]) -> dict[str, float]:
+    j, f = (float(np.mean([getattr(r, key) for r in clip_results])) for key in ("j", "f"))
+    return {"J&F": (j + f) / 2, "J": j, "F": f, "expressions": len(clip_results)}
 
 
-def scored(found: list[Result], *, notes: list[str], more: dict[str, float] | None = None) -> Scored:
-    metrics = figures(found)
-    js, fs = [r.j for r in found], [r.f for r in found]
+def scored(clip_results: list[Result], *, notes: list[str], more: dict[str, float] | None = None) -> Scored:
+    metrics = figures(clip_results)
+    js, fs = [r.j for r in clip_results], [r.f for r in clip_results]
     return Scored(
         metrics=metrics | (more or {}),
         published={key: percent(metrics[key]) for key in ("J&F", "J", "F")},
@@ -99,16 +99,17 @@ def scored(found: list[Result], *, notes: list[str], more: dict[str, float] | No
             "F": Ratio(numerators=fs),
         },
         samples=[
-            {"video": r.video, "expression": r.expression, "text": r.text, "J": r.j, "F": r.f} for r in found
+            {"video": r.video, "expression": r.expression, "text": r.text, "J": r.j, "F": r.f}
+            for r in clip_results
         ],
-        missing=sum(r.missing for r in found),
+        missing=sum(r.missing for r in clip_results),
         notes=["all frames count; the mean over frames first, then over expressions", *notes],
     )
 
 
-def clips(given: Given) -> Iterator[Clip]:
-    assert given.data is not None
-    data, predictions = given.data, given.predictions
+def clips(inputs: Inputs) -> Iterator[Clip]:
+    assert inputs.data is not None
+    data, predictions = inputs.data, inputs.predictions
     meta, videos = _videos(data)
     mask_dict = _mask_dict(files.named(data, TRUTH))
     stored = _stored(predictions)
@@ -116,14 +117,14 @@ def clips(given: Given) -> Iterator[Clip]:
     files.refuse_unknown(stored, names, where=predictions, what="expressions")
     for video, record in videos.items():
         for number, expression in record["expressions"].items():
-            drawn = stored.get(f"{video}/{number}")
-            if drawn is None and given.predicted_only:
+            entry = stored.get(f"{video}/{number}")
+            if entry is None and inputs.predicted_only:
                 continue
             where = f"{meta}, {video}/{number}"
             truth = _truth(mask_dict, expression, record["frames"], where)
             prediction = None
-            if drawn is not None:
-                prediction = _prediction(drawn, record["frames"], truth, f"{predictions}, {video}/{number}")
+            if entry is not None:
+                prediction = _prediction(entry, record["frames"], truth, f"{predictions}, {video}/{number}")
                 truth = truth or [rle.empty(*frame["size"]) for frame in prediction]
             yield Clip(
                 video=video, expression=str(number), record=expression, truth=truth, prediction=prediction
@@ -150,10 +151,10 @@ def _videos(data: Path) -> tuple[Path, dict[str, Any]]:
 
 def _mask_dict(path: Path) -> dict[str, Any]:
     """Masklets by their id."""
-    found = files.load(path)
-    if not isinstance(found, dict):
+    masklets = files.load(path)
+    if not isinstance(masklets, dict):
         raise ValueError(f"{path}: not {{id: [RLE or null a frame]}}")
-    return {i: files.listed(found, i, where=str(path)) for i in found}
+    return {i: files.listed(masklets, i, where=str(path)) for i in masklets}
 
 
 def _stored(predictions: Path) -> Mapping[str, Any]:
@@ -206,16 +207,16 @@ def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[s
     return [rle.union(list(frame)) for frame in zip(*masklets, strict=True)]
 
 
-def _prediction(drawn: Any, frames: list[str], truth: list[RLE], where: str) -> list[RLE]:
+def _prediction(entry: Any, frames: list[str], truth: list[RLE], where: str) -> list[RLE]:
     masks = (
-        _of_folder(drawn, frames)
-        if isinstance(drawn, Path)
-        else files.listed(drawn, "prediction_masks", where=where)
+        _of_folder(entry, frames)
+        if isinstance(entry, Path)
+        else files.listed(entry, "prediction_masks", where=where)
     )
     if len(masks) != len(frames):
         raise ValueError(f"{where}: {len(masks)} masks for {len(frames)} frames")
-    known = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
-    height, width = files.mask_size(known, where=where)
+    first_mask = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
+    height, width = files.mask_size(first_mask, where=where)
     return [
         files.mask(m, height=height, width=width, where=f"{where}, frame {frame}")
         for m, frame in zip(masks, frames, strict=True)
@@ -231,9 +232,9 @@ def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
 
 
 def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
-    asked = partial(items, splits=splits, question=question)
+    read_items = partial(items, splits=splits, question=question)
     return Runner(
-        items=asked,
+        items=read_items,
         record=record,
         splits=splits,
         truth=truth_folder,
@@ -318,6 +319,6 @@ def mean_j(item: Item, prediction: Prediction) -> float:
     """J alone: F would take longer than the model's answer at small sizes."""
     assert item.truth is not None
     nothing = rle.empty(*item.facts["size"])
-    drawn = prediction.masks[0] if prediction.masks else [None] * len(item.request.frames)
-    pairs = zip(drawn, item.truth.masks[0], strict=True)
+    predicted = prediction.masks[0] if prediction.masks else [None] * len(item.request.frames)
+    pairs = zip(predicted, item.truth.masks[0], strict=True)
     return float(np.mean([counts(mask or nothing, real or nothing).iou for mask, real in pairs]))

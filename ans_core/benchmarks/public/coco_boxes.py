@@ -12,24 +12,24 @@ from collections import Counter
 from typing import Any
 
 from ans_core.benchmarks.public import files, gcg
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    truth, images = gcg.read_truth(given.data)
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    truth, images = gcg.read_truth(inputs.data)
     for number, annotation in enumerate(truth["annotations"]):
-        _check_box(annotation, f"{given.data}, annotation {number}")
-    where, results = str(given.predictions), files.records(given.predictions)
+        _check_box(annotation, f"{inputs.data}, annotation {number}")
+    where, results = str(inputs.predictions), files.records(inputs.predictions)
     for number, record in enumerate(results):
         _check_box(record, f"{where}, record {number}")
         for key in ("category_id", "score"):
             files.number(record, key, where=f"{where}, record {number}")
     predicted = Counter(str(record["image_id"]) for record in results)
-    files.refuse_unknown(predicted, images, where=given.predictions, what="images")
+    files.refuse_unknown(predicted, images, where=inputs.predictions, what="images")
     true = Counter(str(a["image_id"]) for a in truth["annotations"] if not a["iscrowd"])
     if not true:
-        raise ValueError(f"{given.data}: no true box")
+        raise ValueError(f"{inputs.data}: no true box")
     metrics = gcg.coco_figures(truth, results, iou_type="bbox")
     return Scored(
         metrics=metrics | {"images": len(images), "true_boxes": true.total(), "boxes": len(results)},

@@ -17,7 +17,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -27,19 +27,21 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KINDS = {"positive": "details_positives", "negative": "details_negatives"}
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    if given.replay is None:
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    if inputs.replay is None:
         raise ValueError("dlc_bench is scored by a judge: --replay with its recorded replies")
-    replies = _objects(given.replay)
-    captions, questions, objects, missing = _asked(given)
+    replies = _objects(inputs.replay)
+    captions, questions, objects, missing = _read_inputs(inputs)
     samples: list[dict[str, Any]] = []
     means: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for i in objects:
-        found = [] if i in missing else _of_object(i, captions[i], questions[i], replies, given.replay)
-        samples += found
+        object_samples = (
+            [] if i in missing else _of_object(i, captions[i], questions[i], replies, inputs.replay)
+        )
+        samples += object_samples
         for kind in KINDS:
-            scores = [s["score"] for s in found if s["type"] == kind]
+            scores = [s["score"] for s in object_samples if s["type"] == kind]
             means[kind].append(sum(scores) / len(scores) if scores else 0.0)
     positive, negative = (sum(means[kind]) / len(means[kind]) for kind in KINDS)
     recognised = [s["recognised"] for s in samples if s["type"] == "recognition"]
@@ -66,41 +68,41 @@ def score(given: Given) -> Scored:
         samples=samples,
         missing=len(missing),
         notes=[
-            f"judge: {_judge(given.replay)}; another judge moves DLC-Bench by up to 9 points",
+            f"judge: {_judge(inputs.replay)}; another judge moves DLC-Bench by up to 9 points",
             "a reply without a choice counts 0",
         ],
     )
 
 
-def _asked(given: Given) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
+def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
     """(captions, questions, the objects that count, those without a caption)"""
-    assert given.data is not None
-    captions, questions = _objects(given.predictions), _questions(files.named(given.data, "qa.json"))
-    path = files.named(given.data, "annotations.json")
+    assert inputs.data is not None
+    captions, questions = _objects(inputs.predictions), _questions(files.named(inputs.data, "qa.json"))
+    path = files.named(inputs.data, "annotations.json")
     objects = list(
         files.by_id(files.listed(files.load(path), "annotations", where=str(path)), "id", where=str(path))
     )
     if unknown := [i for i in objects if i not in questions]:
-        raise ValueError(f"{given.data}: qa.json has no questions about objects {files.shown(unknown)}")
-    missing = files.refuse_unknown(captions, objects, where=given.predictions, what="objects")
-    if given.predicted_only:
+        raise ValueError(f"{inputs.data}: qa.json has no questions about objects {files.shown(unknown)}")
+    missing = files.refuse_unknown(captions, objects, where=inputs.predictions, what="objects")
+    if inputs.predicted_only:
         objects, missing = [i for i in objects if i in captions], []
     return captions, questions, objects, missing
 
 
 def _questions(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Those of each object."""
-    found = files.load(path)
-    if not isinstance(found, dict):
+    questions = files.load(path)
+    if not isinstance(questions, dict):
         raise ValueError(f"{path}: not {{object id: [question]}}")
-    for i in found:
-        for number, question in enumerate(files.listed(found, i, where=str(path))):
+    for i in questions:
+        for number, question in enumerate(files.listed(questions, i, where=str(path))):
             where = f"{path}, object {i}, question {number}"
             files.text(question, "type", where=where)
             for _, worth in _choices(question, where):
                 if isinstance(worth, bool) or not isinstance(worth, int | float):
                     raise ValueError(f"{where}: a choice is worth {worth!r}, not a number")
-    return found
+    return questions
 
 
 def _choices(question: Any, where: str) -> list[tuple[str, Any]]:
@@ -112,23 +114,23 @@ def _choices(question: Any, where: str) -> list[tuple[str, Any]]:
 
 
 def _judge(replay: Path) -> str:
-    found = files.load(replay)
-    return str(found["judge"]) if "judge" in found else f"the one that wrote {replay.name}"
+    replies = files.load(replay)
+    return str(replies["judge"]) if "judge" in replies else f"the one that wrote {replay.name}"
 
 
 def _objects(path: Path) -> dict[str, Any]:
     """Without the prompt and the totals that the public programs put beside the objects."""
-    found = files.load(path)
-    if isinstance(found, list):
+    loaded = files.load(path)
+    if isinstance(loaded, list):
         return {
             name: files.value(line, "caption", where=str(path))
-            for name, line in files.by_id(found, "id", where=str(path)).items()
+            for name, line in files.by_id(loaded, "id", where=str(path)).items()
         }
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(found).__name__}")
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(loaded).__name__}")
     return {
         str(key): value
-        for key, value in found.items()
+        for key, value in loaded.items()
         if key not in ("query", "judge") and not isinstance(value, int | float)
     }
 
@@ -153,11 +155,11 @@ def _of_object(
     recognised = picked is not None and options[picked][1] == "correct"
     samples = [{"object": i, "type": "recognition", "choice": picked, "recognised": recognised, "score": 0.0}]
     for kind, key in KINDS.items():
-        asked = [q for q in questions if q["type"] == kind]
-        told = files.listed(recorded, key, where=where, of=dict)
-        if [q["choices"] for q in asked] != [t.get("choices") for t in told]:
+        of_kind = [q for q in questions if q["type"] == kind]
+        details = files.listed(recorded, key, where=where, of=dict)
+        if [q["choices"] for q in of_kind] != [t.get("choices") for t in details]:
             raise ValueError(f"{where}: {key} are not about qa.json's questions")
-        for number, (question, reply) in enumerate(zip(asked, told, strict=True)):
+        for number, (question, reply) in enumerate(zip(of_kind, details, strict=True)):
             picked = choice(
                 files.text(reply, "pred_answer", where=f"{where}, {key} {number}"),
                 [str(c[0]) for c in question["choices"]],
@@ -179,28 +181,28 @@ def choice(reply: str, options: Sequence[str]) -> int | None:
     """Which option a reply means, in the benchmark's order of rules: the text, `a. text` or the letter; the
     one text inside it; a leading `x.`; the text that comes last (the longest on a tie); the one option that
     holds the reply; None."""
-    said, texts = reply.strip().lower(), [option.lower() for option in options]
+    answer, texts = reply.strip().lower(), [option.lower() for option in options]
     for i, text in enumerate(texts):
-        if said in (text, f"{LETTERS[i]}. {text}", LETTERS[i], f"{LETTERS[i]}."):
+        if answer in (text, f"{LETTERS[i]}. {text}", LETTERS[i], f"{LETTERS[i]}."):
             return i
-    inside = [i for i, text in enumerate(texts) if text in said]
+    inside = [i for i, text in enumerate(texts) if text in answer]
     if len(inside) == 1:
         return inside[0]
-    if len(said) > 1 and said[1] == "." and said[0] in LETTERS[: len(texts)]:
-        return LETTERS.index(said[0])
+    if len(answer) > 1 and answer[1] == "." and answer[0] in LETTERS[: len(texts)]:
+        return LETTERS.index(answer[0])
     if inside:
-        return max(inside, key=lambda i: (said.rfind(texts[i]), len(texts[i])))
-    around = [i for i, text in enumerate(texts) if said and said in text]
+        return max(inside, key=lambda i: (answer.rfind(texts[i]), len(texts[i])))
+    around = [i for i, text in enumerate(texts) if answer and answer in text]
     return around[0] if len(around) == 1 else None
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, "annotations.json")
-    found = files.load(path)
+    truth = files.load(path)
     pictures = files.pictures(folder, "images", "../images")
-    images = {image["id"]: image for image in files.value(found, "images", where=str(path))}
+    images = {image["id"]: image for image in files.value(truth, "images", where=str(path))}
     for annotation in sorted(
-        files.value(found, "annotations", where=str(path)), key=lambda a: str(a["image_id"])
+        files.value(truth, "annotations", where=str(path)), key=lambda a: str(a["image_id"])
     ):
         image, where = images[annotation["image_id"]], f"{path}, object {annotation['id']}"
         region = files.mask(
@@ -231,39 +233,39 @@ From the description above, please answer the following question with one of the
 REPLY_TOKENS = 300
 
 
-def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
     """Ask a call a question, recognition first, and write the replies as the public program does."""
-    assert given.data is not None
-    captions, questions, objects, missing = _asked(given)
-    names = files.load(files.named(given.data, "class_names.json"))
-    asked = {
+    assert inputs.data is not None
+    captions, questions, objects, missing = _read_inputs(inputs)
+    names = files.load(files.named(inputs.data, "class_names.json"))
+    by_object = {
         i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]]
         for i in objects
         if i not in missing
     }
-    requests = [request_of(str(captions[i]), question) for i in asked for question in asked[i]]
+    requests = [request_of(str(captions[i]), question) for i in by_object for question in by_object[i]]
     replies = iter(judge.ask(requests, desc=f"dlc_bench, judged by {judge.name}"))
-    found: dict[str, Any] = {"judge": judge.name}
-    for i, listed in asked.items():
+    judged: dict[str, Any] = {"judge": judge.name}
+    for i, listed in by_object.items():
         answered = [question | {"pred_answer": next(replies)} for question in listed]
         details = {
             key: [a for a in answered if a["type"] == kind]
             for kind, key in (KINDS | {"recognition": "details_recognition"}).items()
         }
-        found[i] = {"pred": captions[i], **details}
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return replace(given, replay=out)
+        judged[i] = {"pred": captions[i], **details}
+    out.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
+    return replace(inputs, replay=out)
 
 
 def recognition(name: str) -> dict[str, Any]:
     """Return the question whether the caption is of the right object; `name` is one of the benchmark's, whose
     plurals alone end in s."""
     article = "an" if name[0].lower() in "aeiou" else "a"
-    asked = f"objects in the description are {name} or objects" if name.endswith("s") else (
+    claim = f"objects in the description are {name} or objects" if name.endswith("s") else (
         f"object in the description is {article} {name} or an object"
     )  # fmt: skip
     question = (
-        f"Is it likely that the {asked} of a similar type? Again, It does not have to be an exact match."
+        f"Is it likely that the {claim} of a similar type? Again, It does not have to be an exact match."
     )
     return {"question": question, "choices": [["Yes", "correct"], ["No", "incorrect"]], "type": "recognition"}
 
@@ -283,7 +285,7 @@ SCORER = Scorer(
     sample_id=("object", "type", "question"),
     runner=Runner(items=items, record=record),
     judging=Judging(
-        needed=lambda given: given.replay is None,
+        needed=lambda inputs: inputs.replay is None,
         ask=ask_judge,
         suffix=".json",
         replay="--replay REPLIES.json",

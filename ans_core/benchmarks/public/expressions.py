@@ -16,7 +16,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item
-from ans_core.benchmarks.public.scored import Given
+from ans_core.benchmarks.public.scored import Inputs
 from ans_core.metrics.mask import Counts, counts
 from ans_core.metrics.referring import Answer, answer
 from ans_core.pictures import rle
@@ -40,13 +40,13 @@ class Answers:
     def table(self) -> list[dict[str, Any]]:
         every = zip(self.ids, self.answers, self.spoke, strict=True)
         return [
-            {"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.drawn, "answered": s}
+            {"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.predicted, "answered": s}
             for i, a, s in every
         ]
 
 
 def read(
-    given: Given,
+    inputs: Inputs,
     *,
     single: bool = False,
     truth: dict[str, RLE] | None = None,
@@ -57,38 +57,38 @@ def read(
     single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that
     don't count.
     """
-    assert given.data is not None
+    assert inputs.data is not None
     truth = (
-        _truth(given.data, given.predictions, split=given.split, single=single) if truth is None else truth
+        _truth(inputs.data, inputs.predictions, split=inputs.split, single=single) if truth is None else truth
     )
-    found: dict[str, tuple[Answer, bool]] = {}
-    for number, record in enumerate(_records(given.predictions)):
-        where = f"{given.predictions}, record {number}"
+    answers: dict[str, tuple[Answer, bool]] = {}
+    for number, record in enumerate(_records(inputs.predictions)):
+        where = f"{inputs.predictions}, record {number}"
         name = name_of(record, where)
-        if name in found:
+        if name in answers:
             raise ValueError(f"{where}: {name!r} comes twice; leave one prediction an expression")
         if name not in truth:
             raise ValueError(
-                f"{where}: {name!r} is no expression of {given.data}; is this another split's file?"
+                f"{where}: {name!r} is no expression of {inputs.data}; is this another split's file?"
             )
         real = truth[name]
         height, width = real["size"]
-        drawn = _predicted(record, height=height, width=width, where=where)
-        if drawn is not None and name in ignored:
-            drawn = rle.encode(rle.decode(drawn) & ~rle.decode(ignored[name]))
-        found[name] = answer(drawn or rle.empty(height, width), real), drawn is not None
-    if not found:
-        raise ValueError(f"{given.predictions}: no predictions")
-    if given.predicted_only:
-        truth = {name: mask for name, mask in truth.items() if name in found}
-    missing = [name for name in truth if name not in found]
+        predicted = _predicted(record, height=height, width=width, where=where)
+        if predicted is not None and name in ignored:
+            predicted = rle.encode(rle.decode(predicted) & ~rle.decode(ignored[name]))
+        answers[name] = answer(predicted or rle.empty(height, width), real), predicted is not None
+    if not answers:
+        raise ValueError(f"{inputs.predictions}: no predictions")
+    if inputs.predicted_only:
+        truth = {name: mask for name, mask in truth.items() if name in answers}
+    missing = [name for name in truth if name not in answers]
     for name in missing:  # a miss: an empty mask where something was meant, and wrong where nothing was
         nothing = counts(truth[name], truth[name]).union
-        found[name] = (
-            Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, drawn=nothing == 0),
+        answers[name] = (
+            Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, predicted=nothing == 0),
             False,
         )
-    ordered = [found[name] for name in truth]
+    ordered = [answers[name] for name in truth]
     return Answers(
         ids=list(truth), answers=[a for a, _ in ordered], spoke=[s for _, s in ordered], missing=len(missing)
     )
@@ -209,6 +209,6 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 def iou(item: Item, prediction: Prediction) -> float:
     assert item.truth is not None
     real = item.truth.masks[0][0]
-    drawn = prediction.masks[0][0] if prediction.masks else None
+    predicted = prediction.masks[0][0] if prediction.masks else None
     assert real is not None
-    return counts(drawn or rle.empty(*real["size"]), real).iou
+    return counts(predicted or rle.empty(*real["size"]), real).iou

@@ -18,7 +18,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -29,30 +29,30 @@ UNREADABLE = -1.0, -1.0
 _BRACKETED = re.compile(r" \[[^\]]*\]")
 
 
-def score(given: Given) -> Scored:
-    listed = files.records(given.predictions)
+def score(inputs: Inputs) -> Scored:
+    listed = files.records(inputs.predictions)
     if "content" in listed[0]:
-        review_path, reviews, missing = given.predictions, listed, []
-    elif given.replay is None:
+        review_path, reviews, missing = inputs.predictions, listed, []
+    elif inputs.replay is None:
         raise ValueError(
             "ferret_bench is scored by a judge: give its review file as --predictions, or the answers and "
             "--replay REVIEW"
         )
     else:
-        review_path, reviews = given.replay, files.records(given.replay)
-        answers = files.by_id(listed, "question_id", where=str(given.predictions))
-        known = files.by_id(reviews, "answer2_id", where=str(given.replay))
-        missing = files.refuse_unknown(answers, known, where=given.predictions, what="questions")
+        review_path, reviews = inputs.replay, files.records(inputs.replay)
+        answers = files.by_id(listed, "question_id", where=str(inputs.predictions))
+        reviews_by_id = files.by_id(reviews, "answer2_id", where=str(inputs.replay))
+        missing = files.refuse_unknown(answers, reviews_by_id, where=inputs.predictions, what="questions")
         for name, answer in answers.items():
-            told = files.text(answer, "text", where=f"{given.predictions}, question {name}")
-            if _BRACKETED.sub("", told) != _BRACKETED.sub(
-                "", files.text(known[name], "answer2", where=f"{given.replay}, question {name}")
+            reply = files.text(answer, "text", where=f"{inputs.predictions}, question {name}")
+            if _BRACKETED.sub("", reply) != _BRACKETED.sub(
+                "", files.text(reviews_by_id[name], "answer2", where=f"{inputs.replay}, question {name}")
             ):
                 raise ValueError(
-                    f"{given.replay}, question {name}: the judge saw another answer than the predicted one"
+                    f"{inputs.replay}, question {name}: the judge saw another answer than the predicted one"
                 )
         reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
-        missing = [] if given.predicted_only else missing
+        missing = [] if inputs.predicted_only else missing
     files.by_id(reviews, "answer2_id", where=str(review_path))
     files.by_id(reviews, "question_id", where=str(review_path))
     marks = [
@@ -155,40 +155,40 @@ PROMPT = """\
 REPLY_TOKENS = 1000
 
 
-def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
+def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
     """Ask a call a question, and write the reviews as the public program does."""
-    if given.data is None:
+    if inputs.data is None:
         raise ValueError(
             "ferret_bench: to ask a judge, --data must be the folder with question.jsonl, context.jsonl, "
             "answer.jsonl, rule.json"
         )
     rule = files.value(
-        files.load(files.named(given.data, "rule.json")), "refer_desc", where=f"{given.data}, rule.json"
+        files.load(files.named(inputs.data, "rule.json")), "refer_desc", where=f"{inputs.data}, rule.json"
     )
-    named = [files.named(given.data, f"{name}.jsonl") for name in ("question", "context", "answer")]
+    named = [files.named(inputs.data, f"{name}.jsonl") for name in ("question", "context", "answer")]
     rows = [files.records(path) for path in named]
     if len({tuple(record["question_id"] for record in listed) for listed in rows}) != 1:
         raise ValueError(
-            f"{given.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions "
+            f"{inputs.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions "
             "in one order"
         )
     # a question a picture
-    known = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}
-    answers = files.by_id(files.records(given.predictions), "image", where=str(given.predictions))
-    missing = files.refuse_unknown(answers, known, where=given.predictions, what="pictures")
-    if missing and not given.predicted_only:
+    by_picture = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}
+    answers = files.by_id(files.records(inputs.predictions), "image", where=str(inputs.predictions))
+    missing = files.refuse_unknown(answers, by_picture, where=inputs.predictions, what="pictures")
+    if missing and not inputs.predicted_only:
         shown = files.shown(missing)
         raise ValueError(
-            f"{given.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only "
+            f"{inputs.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only "
             "scores the others)"
         )
-    asked = {picture: (*row, answers[picture]) for picture, row in known.items() if picture in answers}
+    cases = {picture: (*row, answers[picture]) for picture, row in by_picture.items() if picture in answers}
     requests = [
-        _request(rule, *row, where=f"{given.predictions}, {picture}") for picture, row in asked.items()
+        _request(rule, *row, where=f"{inputs.predictions}, {picture}") for picture, row in cases.items()
     ]
     replies = judge.ask(requests, desc=f"ferret_bench, judged by {judge.name}")
     with out.open("w", encoding="utf-8") as file:
-        for (question, _, reference, answer), reply in zip(asked.values(), replies, strict=True):
+        for (question, _, reference, answer), reply in zip(cases.values(), replies, strict=True):
             about = {
                 "question_id": question["question_id"],
                 "answer2_id": answer["question_id"],
@@ -200,7 +200,7 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
                 )
                 + "\n"
             )
-    return replace(given, replay=out)
+    return replace(inputs, replay=out)
 
 
 def _request(rule: Any, *row: Any, where: str) -> JudgeRequest:
@@ -216,8 +216,8 @@ def _request(rule: Any, *row: Any, where: str) -> JudgeRequest:
     return JudgeRequest(system=SYSTEM, user=text, schema=None, max_tokens=REPLY_TOKENS)
 
 
-def needs_judge(given: Given) -> bool:
-    return given.replay is None and "content" not in files.records(given.predictions)[0]
+def needs_judge(inputs: Inputs) -> bool:
+    return inputs.replay is None and "content" not in files.records(inputs.predictions)[0]
 
 
 SCORER = Scorer(

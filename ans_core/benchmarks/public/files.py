@@ -70,23 +70,23 @@ class _TwiceError(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         raise _TwiceError(
             next(key for n, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:n]))
         )
-    return found
+    return record
 
 
 def records(path: Path) -> list[dict[str, Any]]:
     """A list of JSON objects, at least one."""
-    found = load(path)
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"{path}: expected a list of records (or a record a line), found {_kind(found)}")
-    for number, record in enumerate(found, start=1):
+    loaded = load(path)
+    if not isinstance(loaded, list) or not loaded:
+        raise ValueError(f"{path}: expected a list of records (or a record a line), found {_kind(loaded)}")
+    for number, record in enumerate(loaded, start=1):
         if not isinstance(record, dict):
             raise ValueError(f"{path}: record {number} is {_kind(record)}, not an object")
-    return found
+    return loaded
 
 
 @contextmanager
@@ -132,14 +132,14 @@ class Lines(Mapping[str, dict[str, Any]]):
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     try:
-                        found = name(json.loads(line))
+                        sample = name(json.loads(line))
                     except ValueError as error:
                         raise ValueError(f"{path}, line {number}: {error}") from None
-                    if found in self._places:
+                    if sample in self._places:
                         raise ValueError(
-                            f"{path}, line {number}: {found!r} comes twice; leave one prediction a sample"
+                            f"{path}, line {number}: {sample!r} comes twice; leave one prediction a sample"
                         )
-                    self._places[found] = (start, len(line))
+                    self._places[sample] = (start, len(line))
                 start += len(line)
 
     def line(self, name: str) -> bytes:
@@ -149,8 +149,8 @@ class Lines(Mapping[str, dict[str, Any]]):
             return file.read(length)
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.line(name))
-        return found
+        record: dict[str, Any] = json.loads(self.line(name))
+        return record
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -183,15 +183,15 @@ def pictures(folder: Path, *names: str) -> Path:
 def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[str, Path]:
     """The picture of each name, in the first of these folders that has it; if any is missing, that is said
     before a model runs."""
-    found = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
-    if absent := [name for name, paths in found.items() if not paths]:
-        told = " or ".join(map(str, folders))
+    candidates = {name: [path for folder in folders if (path := folder / name).is_file()] for name in names}
+    if absent := [name for name, paths in candidates.items() if not paths]:
+        places = " or ".join(map(str, folders))
         nearest = nearest_file.hint(*(folder / absent[0] for folder in folders))
         raise ValueError(
-            f"{where}: {len(absent)} of {len(found)} pictures are not in {told}: {shown(absent)}; put them "
-            f"there{nearest}"
+            f"{where}: {len(absent)} of {len(candidates)} pictures are not in {places}: {shown(absent)}; put "
+            f"them there{nearest}"
         )
-    return {name: paths[0] for name, paths in found.items()}
+    return {name: paths[0] for name, paths in candidates.items()}
 
 
 def named(folder: Path, *names: str) -> Path:
@@ -214,27 +214,27 @@ def value(record: Any, key: str, *, where: str) -> Any:
 
 
 def text(record: Any, key: str, *, where: str) -> str:
-    found = value(record, key, where=where)
-    if not isinstance(found, str):
-        raise ValueError(f"{where}: {key!r} is {type(found).__name__} {str(found)[:40]!r}, not text")
-    return found
+    entry = value(record, key, where=where)
+    if not isinstance(entry, str):
+        raise ValueError(f"{where}: {key!r} is {type(entry).__name__} {str(entry)[:40]!r}, not text")
+    return entry
 
 
 def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]:
-    found = value(record, key, where=where)
-    if not isinstance(found, list) or not all(isinstance(entry, of) for entry in found):
+    entries = value(record, key, where=where)
+    if not isinstance(entries, list) or not all(isinstance(entry, of) for entry in entries):
         raise ValueError(
-            f"{where}: {key!r} is {rle.short(found)}, not a list"
+            f"{where}: {key!r} is {rle.short(entries)}, not a list"
             + (f" of {of.__name__}" if of is not object else "")
         )
-    return found
+    return entries
 
 
 def literal(record: Any, key: str, *, where: str) -> list[str]:
     """The entries of a Python list that stands there as text."""
-    found = text(record, key, where=where)
+    source = text(record, key, where=where)
     try:
-        entries = ast.literal_eval(found)
+        entries = ast.literal_eval(source)
     except (
         ValueError,
         SyntaxError,
@@ -244,49 +244,49 @@ def literal(record: Any, key: str, *, where: str) -> list[str]:
     ):  # all of them: what is not Python, or nested too deep
         entries = None
     if not isinstance(entries, list):
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not the text of a Python list")
+        raise ValueError(f"{where}: {key!r} is {rle.short(source)}, not the text of a Python list")
     return [str(entry) for entry in entries]
 
 
 def table(record: Any, key: str, *, where: str) -> dict[str, Any]:
-    found = value(record, key, where=where)
-    if not isinstance(found, dict) or not found:
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not an object with at least one entry")
-    return found
+    mapping = value(record, key, where=where)
+    if not isinstance(mapping, dict) or not mapping:
+        raise ValueError(f"{where}: {key!r} is {rle.short(mapping)}, not an object with at least one entry")
+    return mapping
 
 
 def number(record: Any, key: str, *, where: str) -> int | float:
-    found = value(record, key, where=where)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, not a finite number")
-    return found
+    entry = value(record, key, where=where)
+    if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
+        raise ValueError(f"{where}: {key!r} is {rle.short(entry)}, not a finite number")
+    return entry
 
 
 def verdict(record: Any, key: str, *, where: str) -> bool:
     """Whether a judge, or a script, called an answer right."""
-    found = value(record, key, where=where)
-    if found not in (True, False, "1", "0"):  # 1 and 1.0 equal True
+    entry = value(record, key, where=where)
+    if entry not in (True, False, "1", "0"):  # 1 and 1.0 equal True
         raise ValueError(
-            f"{where}: {key!r} is {rle.short(found)}; write true or false, 1 or 0 (also as text), or leave "
+            f"{where}: {key!r} is {rle.short(entry)}; write true or false, 1 or 0 (also as text), or leave "
             "it out"
         )
-    return found in (True, "1")
+    return entry in (True, "1")
 
 
 def id_of(record: Any, key: str, *, where: str) -> str:
     """As text, so that 7, 7.0 and "7" are one."""
-    found = value(record, key, where=where)
-    if isinstance(found, float) and found.is_integer():
-        return str(int(found))
-    if isinstance(found, bool) or not isinstance(found, str | int):
-        raise ValueError(f"{where}: {key} {rle.short(found)} is no id; an id is text or a whole number")
-    return str(found)
+    entry = value(record, key, where=where)
+    if isinstance(entry, float) and entry.is_integer():
+        return str(int(entry))
+    if isinstance(entry, bool) or not isinstance(entry, str | int):
+        raise ValueError(f"{where}: {key} {rle.short(entry)} is no id; an id is text or a whole number")
+    return str(entry)
 
 
-def by_id(found: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, Any]]:
+def by_id(rows: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, Any]]:
     """An id that comes twice is refused."""
     table: dict[str, dict[str, Any]] = {}
-    for record in found:
+    for record in rows:
         name = id_of(record, key, where=where)
         if name in table:
             raise ValueError(f"{where}: {key} {name!r} comes twice; leave one prediction a sample")
@@ -297,15 +297,15 @@ def by_id(found: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, 
 def refuse_unknown(predicted: Iterable[str], true: Iterable[str], *, where: Path, what: str) -> list[str]:
     """Raises ValueError for predictions of what the truth does not have; returns what is missing, in the
     truth's order."""
-    known, given = list(true), set(predicted)
-    if unknown := sorted(given - set(known)):
+    true_names, predicted_names = list(true), set(predicted)
+    if unknown := sorted(predicted_names - set(true_names)):
         raise ValueError(
             f"{where}: {len(unknown)} {what} that the truth does not have: {shown(unknown)}; is this "
             "another split's file?"
         )
-    missing = [name for name in known if name not in given]
-    if len(missing) == len(known):
-        raise ValueError(f"{where}: no prediction for any of the {len(known)} {what}")
+    missing = [name for name in true_names if name not in predicted_names]
+    if len(missing) == len(true_names):
+        raise ValueError(f"{where}: no prediction for any of the {len(true_names)} {what}")
     return missing
 
 
@@ -325,20 +325,22 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
         )
 
 
-def mask(found: object, *, height: int, width: int, where: str) -> RLE:
+def mask(annotation: object, *, height: int, width: int, where: str) -> RLE:
     """None = empty. RLE or polygons of exactly that size."""
     return (
         rle.empty(height, width)
-        if found is None
-        else rle.from_annotation(found, height=height, width=width, where=where)
+        if annotation is None
+        else rle.from_annotation(annotation, height=height, width=width, where=where)
     )
 
 
-def mask_size(found: object, *, where: str) -> tuple[int, int]:
+def mask_size(annotation: object, *, where: str) -> tuple[int, int]:
     """(height, width) of an RLE."""
-    size = found.get("size") if isinstance(found, dict) else None
+    size = annotation.get("size") if isinstance(annotation, dict) else None
     if not (isinstance(size, list) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
-        raise ValueError(f"{where}: a mask is {rle.short(found)}, not an RLE with its size [height, width]")
+        raise ValueError(
+            f"{where}: a mask is {rle.short(annotation)}, not an RLE with its size [height, width]"
+        )
     return size[0], size[1]
 
 

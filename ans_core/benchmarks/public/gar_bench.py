@@ -15,7 +15,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, gar_judge
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Judge, Judging, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Judge, Judging, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -28,8 +28,10 @@ TRUTH = {
 LETTER = "Answer with the correct option's letter directly."
 
 
-def score(given: Given) -> Scored:
-    paths = [given.predictions] if given.predictions.is_file() else sorted(given.predictions.glob("*.json*"))
+def score(inputs: Inputs) -> Scored:
+    paths = (
+        [inputs.predictions] if inputs.predictions.is_file() else sorted(inputs.predictions.glob("*.json*"))
+    )
     metrics: dict[str, float] = {}
     published: dict[str, str] = {}
     ratios: dict[str, Ratio] = {}
@@ -59,12 +61,12 @@ def score(given: Given) -> Scored:
                 else f"judge: the one whose eval_result {path.name} holds"
             )
         records, lacking = _checked(
-            part, files.records(path), None if given.predicted_only else given.data, path
+            part, files.records(path), None if inputs.predicted_only else inputs.data, path
         )
-        found, ratio = accuracy(
+        figures, ratio = accuracy(
             (r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records
         )
-        shown = found if part == "vqa" else {key: value for key, value in found.items() if "/" not in key}
+        shown = figures if part == "vqa" else {key: value for key, value in figures.items() if "/" not in key}
         metrics |= {f"{part}/{key}": value for key, value in shown.items()}
         published |= {
             f"{part}/{key}": percent(value) if part == "vqa" else f"{value:.4f}"
@@ -78,7 +80,7 @@ def score(given: Given) -> Scored:
         ]
         missing += lacking
     if not seen:
-        raise ValueError(f"{given.predictions}: no file of records with model_output")
+        raise ValueError(f"{inputs.predictions}: no file of records with model_output")
     notes = ["VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"]
     notes += [f"{part}: {judge} (published with GPT-4o 2024-11-20)" for part, judge in judges.items()]
     return Scored(
@@ -101,17 +103,17 @@ def _checked(
     part: str, records: list[dict[str, Any]], data: Path | None, path: Path
 ) -> tuple[list[dict[str, Any]], int]:
     """The records in the questions' order, with the questions' own answers; what is missing has no reply."""
-    told = files.by_id(records, "image", where=str(path))
+    replies = files.by_id(records, "image", where=str(path))
     if data is None:
         return records, sum("model_output" not in record for record in records)
     files.refuse_same(path, files.named(data, TRUTH[part]))
     truth = files.by_id(files.records(files.named(data, TRUTH[part])), "image", where=str(data))
-    missing = files.refuse_unknown(told, truth, where=path, what="questions")
-    kept = [
+    missing = files.refuse_unknown(replies, truth, where=path, what="questions")
+    questions = [
         {key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()
     ]
-    for question in kept:
-        reply = told.get(question["image"], {})
+    for question in questions:
+        reply = replies.get(question["image"], {})
         for key in ("answer", "choices", "predicate_name", "type"):
             if reply and question.get(key) != reply.get(key):
                 raise ValueError(
@@ -119,8 +121,8 @@ def _checked(
                     f"{question.get(key)!r}"
                 )
     return [
-        q | {k: v for k, v in told.get(q["image"], {}).items() if k in ("model_output", "eval_result")}
-        for q in kept
+        q | {k: v for k, v in replies.get(q["image"], {}).items() if k in ("model_output", "eval_result")}
+        for q in questions
     ], len(missing)
 
 
@@ -139,22 +141,22 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     """The questions of a part, which the benchmark calls <Prompt0>, <Prompt1> what are region1, region2
     here."""
     path = files.named(folder, TRUTH[split])
-    for asked in files.records(path):
-        where = f"{path}, {asked.get('image')}"
-        masks = files.value(asked, "mask_rles", where=where)
+    for question in files.records(path):
+        where = f"{path}, {question.get('image')}"
+        masks = files.value(question, "mask_rles", where=where)
         regions = [files.mask(m, height=m["size"][0], width=m["size"][1], where=where) for m in masks]
-        facts = {key: value for key, value in asked.items() if key not in ("mask_rles", "image_path")}
+        facts = {key: value for key, value in question.items() if key not in ("mask_rles", "image_path")}
         request = Request(
-            frames=(path.parent / files.text(asked, "image", where=where),),
+            frames=(path.parent / files.text(question, "image", where=where),),
             text="<image>\n"
-            + re.sub(r"<Prompt(\d+)>", lambda found: f"region{int(found[1]) + 1}", _question(asked)),
+            + re.sub(r"<Prompt(\d+)>", lambda match: f"region{int(match[1]) + 1}", _question(question)),
             mask_prompts=tuple(regions),
         )
         yield Item(
-            name=asked["image"],
+            name=question["image"],
             request=request,
             facts=facts,
-            truth=Prediction(text=str(asked.get("answer", ""))),
+            truth=Prediction(text=str(question.get("answer", ""))),
         )
 
 
@@ -167,33 +169,33 @@ def _question(record: dict[str, Any]) -> str:
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
     """Captions go to the judge with the benchmark's names of the regions."""
-    told = plain_caption(prediction.text).strip()
+    reply = plain_caption(prediction.text).strip()
     if "choices" not in item.facts:
-        told = re.sub(r"\bregion(\d+)\b", lambda found: f"<Prompt{int(found[1]) - 1}>", told)
-    return item.facts | {"model_output": told}
+        reply = re.sub(r"\bregion(\d+)\b", lambda match: f"<Prompt{int(match[1]) - 1}>", reply)
+    return item.facts | {"model_output": reply}
 
 
-def needs_judge(given: Given) -> bool:
-    if given.predictions.is_dir():
+def needs_judge(inputs: Inputs) -> bool:
+    if inputs.predictions.is_dir():
         return False
-    first = files.records(given.predictions)[0]
+    first = files.records(inputs.predictions)[0]
     return (
-        "model_output" in first and _part([first], given.predictions) != "vqa" and "eval_result" not in first
+        "model_output" in first and _part([first], inputs.predictions) != "vqa" and "eval_result" not in first
     )
 
 
-def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
-    if given.data is None:
+def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+    if inputs.data is None:
         raise ValueError(
             "gar_bench: to ask a judge, --data must be the folder with the questions and `images`"
         )
-    records = files.records(given.predictions)
+    records = files.records(inputs.predictions)
     return gar_judge.ask(
-        given,
+        inputs,
         judge,
         out,
         records=records,
-        questions=files.named(given.data, TRUTH[_part(records, given.predictions)]),
+        questions=files.named(inputs.data, TRUTH[_part(records, inputs.predictions)]),
     )
 
 

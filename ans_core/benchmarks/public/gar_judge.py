@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from PIL import Image
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest
+from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest
 from ans_core.pictures import rle, transforms
 
 SIMPLE = """\
@@ -37,14 +37,14 @@ SMALLEST = 56
 REPLY_TOKENS = 1000
 
 
-def ask(given: Given, judge: Judge, out: Path, *, records: list[dict[str, Any]], questions: Path) -> Given:
+def ask(inputs: Inputs, judge: Judge, out: Path, *, records: list[dict[str, Any]], questions: Path) -> Inputs:
     """Write the records with `eval_result`, and return them as the predictions."""
-    known = files.by_id(files.records(questions), "image", where=str(questions))
-    told = files.by_id(records, "image", where=str(given.predictions))
-    files.refuse_unknown(told, known, where=given.predictions, what="questions")
+    truth = files.by_id(files.records(questions), "image", where=str(questions))
+    answers = files.by_id(records, "image", where=str(inputs.predictions))
+    files.refuse_unknown(answers, truth, where=inputs.predictions, what="questions")
     requests = [
-        _request(record, known[name], questions.parent / name, f"{given.predictions}, {name}")
-        for name, record in told.items()
+        _request(record, truth[name], questions.parent / name, f"{inputs.predictions}, {name}")
+        for name, record in answers.items()
     ]
     replies = judge.ask(requests, desc=f"gar_bench, judged by {judge.name}")
     whose = f"{judge.name}, asked in other words than the benchmark's"
@@ -53,11 +53,11 @@ def ask(given: Given, judge: Judge, out: Path, *, records: list[dict[str, Any]],
         for record, reply in zip(records, replies, strict=True)
     ]
     out.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
-    return replace(given, predictions=out)
+    return replace(inputs, predictions=out)
 
 
 def _request(record: dict[str, Any], question: dict[str, Any], picture: Path, where: str) -> JudgeRequest:
-    told = {"model_output": files.text(record, "model_output", where=where)}
+    fields = {"model_output": files.text(record, "model_output", where=where)}
     words = DETAILED if "predicate_name" in question else SIMPLE
     keys = (
         ("subject_name", "object_name", "predicate_name")
@@ -76,7 +76,7 @@ def _request(record: dict[str, Any], question: dict[str, Any], picture: Path, wh
             f"The mask of <Prompt{number}>:",
             _png(Image.fromarray(cut[1])),
         ]
-    parts.append(words.format(**told, **{key: files.text(question, key, where=where) for key in keys}))
+    parts.append(words.format(**fields, **{key: files.text(question, key, where=where) for key in keys}))
     return JudgeRequest(system="", user=tuple(parts), schema=None, max_tokens=REPLY_TOKENS)
 
 

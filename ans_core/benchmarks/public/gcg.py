@@ -25,7 +25,7 @@ from pycocotools.cocoeval import COCOeval
 
 from ans_core.benchmarks.public import captions, files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import best_pairs, phrases, plain_caption, recalled_pairs
 from ans_core.metrics.mask import iou_matrix
@@ -45,7 +45,7 @@ COCO_RECALLS = ("AR_max1", "AR_max10", "AR_max100", "AR_small", "AR_medium", "AR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Predicted:
     """One image's prediction."""
 
     masks: list[RLE] = field(default_factory=list)
@@ -54,41 +54,41 @@ class Drawn:
     caption: str | None = None
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    masks_file = _masks_file_of(given.data, given.predictions)
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    masks_file = _masks_file_of(inputs.data, inputs.predictions)
     truth, images = read_truth(masks_file)
-    listed, drawn = _drawn(given.predictions, images)
+    listed, predicted = _read_predictions(inputs.predictions, images)
     missing = (
-        files.refuse_unknown(drawn, images, where=given.predictions, what="images") if not listed else []
+        files.refuse_unknown(predicted, images, where=inputs.predictions, what="images") if not listed else []
     )
-    if given.predicted_only:
-        images, missing = {image: images[image] for image in images if image in drawn}, []
+    if inputs.predicted_only:
+        images, missing = {image: images[image] for image in images if image in predicted}, []
     # all, or those predicted
-    kept = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
-    if not kept:
+    annotations = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
+    if not annotations:
         raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
     true_categories: dict[str, list[Any]] = {image: [] for image in images}
-    for annotation in kept:
+    for annotation in annotations:
         name = str(annotation["image_id"])
         size = images[name]
         where = f"{masks_file}, annotation {annotation['id']}"
         true[name].append(_mask(annotation, "segmentation", size, where))
         true_categories[name].append(annotation["category_id"])
-    ious = {image: iou_matrix(drawn.get(image, Drawn()).masks, true[image]) for image in images}
+    ious = {image: iou_matrix(predicted.get(image, Predicted()).masks, true[image]) for image in images}
     mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
-    metrics, notes = _average_precision(truth, kept, images, drawn), ["crowd regions are left out"]
+    metrics, notes = _average_precision(truth, annotations, images, predicted), ["crowd regions are left out"]
     ratios = {
         "mIoU": Ratio(numerators=mious),
         "recall_masks_only": _recall(ious, true, lambda image, i, j: 1.0),
     }
-    ratios |= _phrase_recall(given, masks_file, ious, drawn, true, notes)
+    ratios |= _phrase_recall(inputs, masks_file, ious, predicted, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
         for number, record in enumerate(listed):
             for key in ("category_id", *(["score"] if "score" in record else [])):
-                files.number(record, key, where=f"{given.predictions}, record {number}")
+                files.number(record, key, where=f"{inputs.predictions}, record {number}")
             categories[str(record["image_id"])].append(record["category_id"])
         ratios["recall_same_category"] = _recall(
             ious, true, lambda image, i, j: float(categories[image][i] == true_categories[image][j])
@@ -96,16 +96,16 @@ def score(given: Given) -> Scored:
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
         metrics |= _coco(truth, listed)
-    elif given.data.is_dir():
-        figures, of_captions = _captions(given, _captions_file(masks_file), images, drawn, notes)
+    elif inputs.data.is_dir():
+        figures, of_captions = _captions(inputs, _captions_file(masks_file), images, predicted, notes)
         metrics, ratios = metrics | figures, ratios | of_captions
     notes.append("AP and AP50 have no interval: pycocotools gives them for all images at once")
     return Scored(
-        metrics=metrics | {"images": len(images), "true_masks": len(kept)},
+        metrics=metrics | {"images": len(images), "true_masks": len(annotations)},
         published={key: percent(metrics[key]) for key in ("AP50", "mIoU", "recall") if key in metrics},
         ratios=ratios,
         samples=[
-            {"image_id": image, "mIoU": miou, "masks": len(drawn.get(image, Drawn()).masks)}
+            {"image_id": image, "mIoU": miou, "masks": len(predicted.get(image, Predicted()).masks)}
             for image, miou in zip(images, mious, strict=True)
         ],
         missing=len(missing),
@@ -173,7 +173,9 @@ def _captions_file(masks_file: Path) -> Path:
     return masks_file.with_name(masks_file.name.replace("_mask_", "_caption_"))
 
 
-def _drawn(predictions: Path, images: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Drawn]]:
+def _read_predictions(
+    predictions: Path, images: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Predicted]]:
     """COCO's results, if it is a list of these; and every image's prediction."""
     if predictions.is_dir():
         return [], _of_records(
@@ -181,15 +183,15 @@ def _drawn(predictions: Path, images: dict[str, Any]) -> tuple[list[dict[str, An
         )
     listed = files.records(predictions)
     if "pred_masks" in listed[0]:
-        told = files.by_id(listed, "image_id", where=str(predictions))
+        by_image = files.by_id(listed, "image_id", where=str(predictions))
         return [], _of_records(
-            ((name, record, f"{predictions}, image {name}") for name, record in told.items()), images
+            ((name, record, f"{predictions}, image {name}") for name, record in by_image.items()), images
         )
     return listed, _of_results(listed, images, predictions)
 
 
-def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path) -> dict[str, Drawn]:
-    found: dict[str, Drawn] = defaultdict(Drawn)
+def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path) -> dict[str, Predicted]:
+    predicted: dict[str, Predicted] = defaultdict(Predicted)
     for number, record in enumerate(listed):
         where = f"{path}, record {number}"
         name = str(files.value(record, "image_id", where=where))
@@ -198,18 +200,18 @@ def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path
         if record.get("segmentation") is None:
             other = "; `ans eval score coco_boxes` scores boxes" if "bbox" in record else ""
             raise ValueError(f"{where}: no segmentation; COCO's results hold only what was found{other}")
-        found[name].masks.append(_mask(record, "segmentation", images[name], where))
-    return dict(found)
+        predicted[name].masks.append(_mask(record, "segmentation", images[name], where))
+    return dict(predicted)
 
 
 def _of_records(
     records: Iterable[tuple[str, dict[str, Any], str]], images: dict[str, Any]
-) -> dict[str, Drawn]:
+) -> dict[str, Predicted]:
     """Of (image, its record, where it stands)."""
-    found = {}
+    predicted = {}
     for image, record, where in records:
         if image not in images:
-            found[image] = Drawn()  # refused with all others of its kind
+            predicted[image] = Predicted()  # refused with all others of its kind
             continue
         if "caption" not in record and len(record) == 1:
             record = next(iter(record.values()))  # GLaMM's own files: {name: {...}}
@@ -217,9 +219,11 @@ def _of_records(
             _mask({"mask": m}, "mask", images[image], where)
             for m in files.value(record, "pred_masks", where=where)
         ]
-        told = [*files.value(record, "phrases", where=where), *[""] * len(masks)][: len(masks)]
-        found[image] = Drawn(masks=masks, phrases=told, caption=files.text(record, "caption", where=where))
-    return found
+        mask_phrases = [*files.value(record, "phrases", where=where), *[""] * len(masks)][: len(masks)]
+        predicted[image] = Predicted(
+            masks=masks, phrases=mask_phrases, caption=files.text(record, "caption", where=where)
+        )
+    return predicted
 
 
 def _mask(record: dict[str, Any], key: str, image: dict[str, Any], where: str) -> RLE:
@@ -229,21 +233,24 @@ def _mask(record: dict[str, Any], key: str, image: dict[str, Any], where: str) -
 
 
 def _average_precision(
-    truth: dict[str, Any], kept: list[dict[str, Any]], images: dict[str, Any], drawn: dict[str, Drawn]
+    truth: dict[str, Any],
+    annotations: list[dict[str, Any]],
+    images: dict[str, Any],
+    predicted: dict[str, Predicted],
 ) -> dict[str, float]:
     """One category, all scores 1.0: among equals the order of the file decides."""
     one = truth | {
-        "annotations": [a | {"category_id": 1} for a in kept],
+        "annotations": [a | {"category_id": 1} for a in annotations],
         "categories": [{"id": 1, "name": "object"}],
     }
     one["images"] = list(images.values())
     results = [
         {"image_id": images[image]["id"], "category_id": 1, "segmentation": mask, "score": 1.0}
-        for image in drawn
-        for mask in drawn[image].masks
+        for image in predicted
+        for mask in predicted[image].masks
     ]
-    found = coco_figures(one, results)
-    return {key: found[key] for key in ("AP", "AP50")}
+    figures = coco_figures(one, results)
+    return {key: figures[key] for key in ("AP", "AP50")}
 
 
 def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, float]:
@@ -260,10 +267,10 @@ def coco_figures(
     if not results:
         return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
     with contextlib.redirect_stdout(io.StringIO()):
-        known = COCO()
-        known.dataset = {"info": {}} | truth
-        known.createIndex()
-        evaluation = COCOeval(known, known.loadRes([dict(result) for result in results]), iou_type)
+        coco = COCO()
+        coco.dataset = {"info": {}} | truth
+        coco.createIndex()
+        evaluation = COCOeval(coco, coco.loadRes([dict(result) for result in results]), iou_type)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -274,8 +281,8 @@ def _recall(
     ious: dict[str, Any], true: dict[str, list[RLE]], similarity: Callable[[str, int, int], float]
 ) -> Ratio:
     """Pooled over images."""
-    found = [recalled_pairs(ious[image], partial(similarity, image)) for image in ious]
-    return Ratio(numerators=found, denominators=[len(true[image]) for image in ious])
+    recalled = [recalled_pairs(ious[image], partial(similarity, image)) for image in ious]
+    return Ratio(numerators=recalled, denominators=[len(true[image]) for image in ious])
 
 
 def _recalls(ratios: dict[str, Ratio]) -> dict[str, float]:
@@ -288,22 +295,22 @@ def _recalls(ratios: dict[str, Ratio]) -> dict[str, float]:
 
 
 def _phrase_recall(
-    given: Given,
+    inputs: Inputs,
     masks_file: Path,
     ious: dict[str, Any],
-    drawn: dict[str, Drawn],
+    predicted: dict[str, Predicted],
     true: dict[str, list[RLE]],
     notes: list[str],
 ) -> dict[str, Ratio]:
     """The benchmark's own recall, which also compares phrases."""
-    assert given.data is not None
-    if not given.text_encoder or not given.data.is_dir():
+    assert inputs.data is not None
+    if not inputs.text_encoder or not inputs.data.is_dir():
         notes.append(
             "recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the "
             "phrases of the truth"
         )
         return {}
-    encoder = PhraseEncoder(given.text_encoder)
+    encoder = PhraseEncoder(inputs.text_encoder)
     path = _captions_file(masks_file)
     labels = {
         str(record["image_id"]): record["labels"]
@@ -314,29 +321,31 @@ def _phrase_recall(
             raise ValueError(
                 f"{path}: image {image} has {len(labels.get(image, []))} labels and {len(masks)} true masks"
             )
-    notes.append(f"recall compares phrases by {given.text_encoder}")
+    notes.append(f"recall compares phrases by {inputs.text_encoder}")
     return {
-        "recall": _recall(ious, true, lambda image, i, j: encoder(drawn[image].phrases[i], labels[image][j]))
+        "recall": _recall(
+            ious, true, lambda image, i, j: encoder(predicted[image].phrases[i], labels[image][j])
+        )
     }
 
 
 def _captions(
-    given: Given, path: Path, images: Iterable[str], drawn: dict[str, Drawn], notes: list[str]
+    inputs: Inputs, path: Path, images: Iterable[str], predicted: dict[str, Predicted], notes: list[str]
 ) -> tuple[dict[str, float], dict[str, Ratio]]:
     truth = captions.caption_truth(path)
-    if given.predicted_only:
-        truth = {image: texts for image, texts in truth.items() if image in drawn}
-    told = [coco_tokens(drawn[image].caption or "") if image in drawn else "" for image in truth]
-    found = captions.scores_of(
-        list(truth), told, [[coco_tokens(text) for text in texts] for texts in truth.values()]
+    if inputs.predicted_only:
+        truth = {image: texts for image, texts in truth.items() if image in predicted}
+    tokenised = [coco_tokens(predicted[image].caption or "") if image in predicted else "" for image in truth]
+    scores = captions.scores_of(
+        list(truth), tokenised, [[coco_tokens(text) for text in texts] for texts in truth.values()]
     )
     notes.append(captions.METEOR_NOTE)
     place = {image: n for n, image in enumerate(truth)}
-    kept = ("METEOR_nltk", "CIDEr")
+    keys = ("METEOR_nltk", "CIDEr")
     if set(place) != set(images):  # a line of the table is an image of the masks
-        return {key: found.metrics[key] for key in kept}, {}
-    each = {key: [found.ratios[key].numerators[place[image]] for image in images] for key in kept}
-    return {key: found.metrics[key] for key in kept}, {
+        return {key: scores.metrics[key] for key in keys}, {}
+    each = {key: [scores.ratios[key].numerators[place[image]] for image in images] for key in keys}
+    return {key: scores.metrics[key] for key in keys}, {
         key: Ratio(numerators=values) for key, values in each.items()
     }
 
@@ -357,7 +366,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         masks[str(annotation["image_id"])].append(
             _mask(annotation, "segmentation", sizes[annotation["image_id"]], where)
         )
-    told = captions.caption_truth(_captions_file(path)) if _captions_file(path).is_file() else {}
+    true_captions = captions.caption_truth(_captions_file(path)) if _captions_file(path).is_file() else {}
     for image in truth["images"]:
         name = str(image["id"])
         picture = (
@@ -366,7 +375,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             else files.picture(pictures, name, where=str(path))
         )
         answer = Prediction(
-            text=next(iter(told.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name])
+            text=next(iter(true_captions.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name])
         )
         yield Item(
             name=name,
@@ -388,10 +397,10 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 
 def miou(item: Item, prediction: Prediction) -> float:
     assert item.truth is not None
-    drawn, real = (
+    predicted, real = (
         [m[0] for m in masks if m[0] is not None] for masks in (prediction.masks, item.truth.masks)
     )
-    return float(np.mean([value for *_, value in best_pairs(iou_matrix(drawn, real))] or [0.0]))
+    return float(np.mean([value for *_, value in best_pairs(iou_matrix(predicted, real))] or [0.0]))
 
 
 SCORER = Scorer(

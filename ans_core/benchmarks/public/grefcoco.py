@@ -5,25 +5,25 @@ from __future__ import annotations
 
 from ans_core.benchmarks.public import expressions, refcoco
 from ans_core.benchmarks.public.asked import Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.referring import ABOVE, Answer, grefcoco
 
 
-def score(given: Given) -> Scored:
-    found = expressions.read(given)
-    metrics = grefcoco(found.answers)
+def score(inputs: Inputs) -> Scored:
+    outcomes = expressions.read(inputs)
+    metrics = grefcoco(outcomes.answers)
     return Scored(
         metrics=metrics
-        | {"expressions": len(found.ids), "without_target": sum(not a.meant for a in found.answers)},
+        | {"expressions": len(outcomes.ids), "without_target": sum(not a.meant for a in outcomes.answers)},
         published={key: percent(value, 2) for key, value in metrics.items()},
-        ratios=refcoco.ratios(found.answers, ABOVE) | accuracies(found.answers),
-        samples=found.table(),
-        missing=found.missing,
+        ratios=refcoco.ratios(outcomes.answers, ABOVE) | accuracies(outcomes.answers),
+        samples=outcomes.table(),
+        missing=outcomes.missing,
         notes=[
             "a missing prediction is wrong also where nothing was meant: it is not taken for an empty mask"
         ]
-        if found.missing
+        if outcomes.missing
         else [],
     )
 
@@ -33,7 +33,7 @@ def accuracies(answers: list[Answer]) -> dict[str, Ratio]:
     ratios: dict[str, Ratio] = {}
     for name, target in (("N_acc", False), ("T_acc", True)):
         if any(a.meant == target for a in answers):
-            right = [int(a.meant == target and a.drawn == target) for a in answers]
+            right = [int(a.meant == target and a.predicted == target) for a in answers]
             ratios[name] = Ratio(numerators=right, denominators=[int(a.meant == target) for a in answers])
     return ratios
 

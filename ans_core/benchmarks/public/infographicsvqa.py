@@ -18,7 +18,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction, Request
 
@@ -28,21 +28,27 @@ GROUPS = ("answer_type", "evidence", "operation/reasoning")
 """Lists of a question's kinds, in the file with question types."""
 
 
-def score(given: Given) -> Scored:
-    told = files.by_id(files.records(given.predictions), "questionId", where=str(given.predictions))
-    assert given.data is not None, "needs_data"
-    path = files.named(given.data, TRUTH)
+def score(inputs: Inputs) -> Scored:
+    replies = files.by_id(files.records(inputs.predictions), "questionId", where=str(inputs.predictions))
+    assert inputs.data is not None, "needs_data"
+    path = files.named(inputs.data, TRUTH)
     truth = _questions(path)
-    missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
+    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
     samples: list[dict[str, Any]] = []
     for name, question in truth.items():
         where = f"{path}, {name}"
-        reply = files.text(told[name], "answer", where=f"{given.predictions}, {name}") if name in told else ""
-        if name not in told and given.predicted_only:
+        reply = (
+            files.text(replies[name], "answer", where=f"{inputs.predictions}, {name}")
+            if name in replies
+            else ""
+        )
+        if name not in replies and inputs.predicted_only:
             continue
         answers = _answers(question, where)
         values = (
-            (0.0, 0.0) if name not in told else (anls(reply, answers), anls(reply, answers, raw_length=True))
+            (0.0, 0.0)
+            if name not in replies
+            else (anls(reply, answers), anls(reply, answers, raw_length=True))
         )
         samples.append(
             {
@@ -53,13 +59,13 @@ def score(given: Given) -> Scored:
                 **_kinds(question),
             }
         )
-    lacking = 0 if given.predicted_only else len(missing)
+    lacking = 0 if inputs.predicted_only else len(missing)
     parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
     metrics: dict[str, float] = {name: sum(values) / len(values) for name, values in parts.items()}
     for group in GROUPS:
         for kind in sorted({kind for s in samples for kind in s[group]}):
-            own = [s["ANLS"] for s in samples if kind in s[group]]
-            metrics[f"ANLS/{kind}"] = sum(own) / len(own)
+            of_kind = [s["ANLS"] for s in samples if kind in s[group]]
+            metrics[f"ANLS/{kind}"] = sum(of_kind) / len(of_kind)
     return Scored(
         metrics=metrics | {"questions": len(samples)},
         published={name: percent(metrics[name]) for name in parts},
@@ -89,10 +95,10 @@ def _similarity(reply: str, answer: str, *, raw_length: bool) -> float:
 
 def _questions(path: Path) -> dict[str, dict[str, Any]]:
     """Return {questionId: question}."""
-    found = files.listed(files.load(path), "data", where=str(path), of=dict)
-    if not found:
+    listed = files.listed(files.load(path), "data", where=str(path), of=dict)
+    if not listed:
         raise ValueError(f"{path}: no questions")
-    by_id = files.by_id(found, "questionId", where=str(path))
+    by_id = files.by_id(listed, "questionId", where=str(path))
     for name, question in by_id.items():
         for group in GROUPS:
             if question.get(group) is not None:
@@ -115,16 +121,16 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TRUTH)
     listed = _questions(path)
     images = {
-        name: files.text(asked, "image_local_name", where=f"{path}, {name}") for name, asked in listed.items()
+        name: files.text(entry, "image_local_name", where=f"{path}, {name}") for name, entry in listed.items()
     }
     pictures = files.pictures_named(
         images.values(), files.pictures(folder, "infographicsvqa_images", "images"), where=path
     )
     for name, image in sorted(images.items(), key=lambda pair: pair[1]):
-        where, asked = f"{path}, {name}", listed[name]
-        question = files.text(asked, "question", where=where)
+        where, entry = f"{path}, {name}", listed[name]
+        question = files.text(entry, "question", where=where)
         request = Request(frames=(pictures[image],), text=f"<image>\n{question}\n{questions.SHORT}")
-        facts = {"questionId": name, "question": question, "answers": _answers(asked, where)}
+        facts = {"questionId": name, "question": question, "answers": _answers(entry, where)}
         yield Item(name=name, request=request, facts=facts, truth=Prediction(text=facts["answers"][0]))
 
 

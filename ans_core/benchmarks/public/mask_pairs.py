@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.referring import Answer, answer, grefcoco, reasonseg
 from ans_core.metrics.video import j_and_f, statistics
@@ -21,22 +21,22 @@ STEP = 5
 """Every fifth frame is an image of its own for the referring figures."""
 
 
-def score(given: Given) -> Scored:
-    found = files.load(given.predictions)
-    where = str(given.predictions)
-    pairs = files.listed(found, "pairs", where=where, of=dict)
+def score(inputs: Inputs) -> Scored:
+    loaded = files.load(inputs.predictions)
+    where = str(inputs.predictions)
+    pairs = files.listed(loaded, "pairs", where=where, of=dict)
     if not pairs:
         raise ValueError(f"{where}: no pairs")
     js, fs, samples, answers = [], [], [], []
     for number, pair in enumerate(pairs):
-        truth, drawn = (
-            _masklet(found, pair, key, where=f"{where}, pair {number}") for key in ("truth", "prediction")
+        truth, predicted = (
+            _masklet(loaded, pair, key, where=f"{where}, pair {number}") for key in ("truth", "prediction")
         )
-        j, f = zip(*(j_and_f(p, t) for p, t in zip(drawn, truth, strict=True)), strict=True)
+        j, f = zip(*(j_and_f(p, t) for p, t in zip(predicted, truth, strict=True)), strict=True)
         js.append(float(np.mean(j)))
         fs.append(float(np.mean(f)))
         samples.append({"pair": number, **_figures("J", j), **_figures("F", f)})
-        answers += [answer(p, t) for p, t in zip(drawn[::STEP], truth[::STEP], strict=True)]
+        answers += [answer(p, t) for p, t in zip(predicted[::STEP], truth[::STEP], strict=True)]
     return _scored(js, fs, samples, answers)
 
 
@@ -61,11 +61,11 @@ def _scored(js: list[float], fs: list[float], samples: list[dict[str, Any]], ans
 
 
 def _figures(name: str, values: tuple[float, ...]) -> dict[str, Any]:
-    whole, inner = statistics(values), statistics(values[1:-1])
+    full, inner = statistics(values), statistics(values[1:-1])
     return {
-        name: whole.mean,
-        f"{name}_recall": whole.recall,
-        f"{name}_decay": whole.decay,
+        name: full.mean,
+        f"{name}_recall": full.recall,
+        f"{name}_decay": full.decay,
         f"{name}_without_first_and_last": inner.mean,
         f"{name}_per_frame": list(values),
     }

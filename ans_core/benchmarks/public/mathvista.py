@@ -24,7 +24,7 @@ from typing import Any
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import (
-    Given,
+    Inputs,
     Judge,
     JudgeRequest,
     Judging,
@@ -55,65 +55,65 @@ Write the final answer that this reply gives: the option's letter where options 
 list as [a, b] where a list is asked for. If it gives none, write nothing."""
 
 
-def score(given: Given) -> Scored:
-    truth, told = _truth(given), _told(given)
-    missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
-    extracted = _extracted(given)
+def score(inputs: Inputs) -> Scored:
+    truth, replies = _truth(inputs), _replies(inputs)
+    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    extracted = _extracted(inputs)
     samples: list[dict[str, Any]] = []
     for pid, problem in truth.items():
-        if pid not in told and given.predicted_only:
+        if pid not in replies and inputs.predicted_only:
             continue
-        found = (
-            extraction_of(told[pid], problem, extracted.get(pid), f"{given.predictions}, {pid}")
-            if pid in told
+        extraction = (
+            extraction_of(replies[pid], problem, extracted.get(pid), f"{inputs.predictions}, {pid}")
+            if pid in replies
             else ""
         )
-        if found is None:
+        if extraction is None:
             raise ValueError(
-                f"{given.predictions}, {pid}: no rule reads an answer in {told[pid]['response'][:60]!r}; a "
-                "language model does:"
+                f"{inputs.predictions}, {pid}: no rule reads an answer in {replies[pid]['response'][:60]!r}; "
+                "a language model does:"
                 " --replay {pid: extraction}, or name a judge in params.yaml"
             )
         # the official script gives an empty reply the shortest option
-        said = normalised(found, problem) if found else None
+        answer = normalised(extraction, problem) if extraction else None
         samples.append(
             {
                 "pid": pid,
-                "answer": said,
-                "right": said is not None and said == str(problem["answer"]),
+                "answer": answer,
+                "right": answer is not None and answer == str(problem["answer"]),
                 **_kinds(problem),
             }
         )
     metrics, ratio = accuracy(("", s["right"]) for s in samples)
     for kind in (*KINDS, *META):
         for value in sorted({value for s in samples for value in s[kind]}):
-            own = [s["right"] for s in samples if value in s[kind]]
-            metrics[f"accuracy/{kind}/{value}"] = sum(own) / len(own)
+            verdicts = [s["right"] for s in samples if value in s[kind]]
+            metrics[f"accuracy/{kind}/{value}"] = sum(verdicts) / len(verdicts)
     judge = extracted.get(JUDGE)
     return Scored(
         metrics=metrics,
         published={"accuracy": percent(metrics["accuracy"], 2)},
         ratios={"accuracy": ratio},
         samples=samples,
-        missing=0 if given.predicted_only else len(missing),
+        missing=0 if inputs.predicted_only else len(missing),
         notes=[f"judge: {judge} extracted answers, asked in other words than the benchmark's"]
         if judge
         else [],
     )
 
 
-def _truth(given: Given) -> dict[str, Any]:
-    assert given.data is not None, "needs_data"
-    return _problems(files.named(given.data, *TRUTH))
+def _truth(inputs: Inputs) -> dict[str, Any]:
+    assert inputs.data is not None, "needs_data"
+    return _problems(files.named(inputs.data, *TRUTH))
 
 
 def _problems(path: Path) -> dict[str, Any]:
-    found = files.load(path)
-    if not isinstance(found, dict) or not found:
+    problems = files.load(path)
+    if not isinstance(problems, dict) or not problems:
         raise ValueError(f"{path}: expected {{pid: problem}}")
-    for pid, problem in found.items():
+    for pid, problem in problems.items():
         _check(problem, f"{path}, {pid}")
-    return found
+    return problems
 
 
 def _check(problem: Any, where: str) -> None:
@@ -133,31 +133,31 @@ def _check(problem: Any, where: str) -> None:
         raise ValueError(f"{where}: 'metadata' is {rle.short(problem['metadata'])}, not an object")
 
 
-def _told(given: Given) -> dict[str, dict[str, Any]]:
-    loaded = files.load(given.predictions)
+def _replies(inputs: Inputs) -> dict[str, dict[str, Any]]:
+    loaded = files.load(inputs.predictions)
     if isinstance(loaded, dict):
         wrong = [pid for pid, entry in loaded.items() if not isinstance(entry, dict)]
         if wrong:
             raise ValueError(
-                f"{given.predictions}, {wrong[0]}: expected an object with `response` or `extraction`"
+                f"{inputs.predictions}, {wrong[0]}: expected an object with `response` or `extraction`"
             )
         return loaded
-    return files.by_id(files.records(given.predictions), "pid", where=str(given.predictions))
+    return files.by_id(files.records(inputs.predictions), "pid", where=str(inputs.predictions))
 
 
-def _extracted(given: Given) -> dict[str, str]:
-    if given.replay is None:
+def _extracted(inputs: Inputs) -> dict[str, str]:
+    if inputs.replay is None:
         return {}
-    found = files.load(given.replay)
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
-        raise ValueError(f"{given.replay}: expected {{pid: extraction}}, all texts")
-    return found
+    extractions = files.load(inputs.replay)
+    if not isinstance(extractions, dict) or not all(isinstance(text, str) for text in extractions.values()):
+        raise ValueError(f"{inputs.replay}: expected {{pid: extraction}}, all texts")
+    return extractions
 
 
 def _kinds(problem: Mapping[str, Any]) -> dict[str, list[str]]:
     meta = problem.get("metadata") or {}
-    own = {kind: [str(problem[kind])] for kind in KINDS}
-    return own | {
+    kinds = {kind: [str(problem[kind])] for kind in KINDS}
+    return kinds | {
         k: [str(v) for v in (meta[k] if isinstance(meta.get(k), list) else [meta[k]])] if k in meta else []
         for k in META
     }
@@ -214,25 +214,25 @@ def _option(text: str, choices: list[str]) -> str:
     )
 
 
-def needs_judge(given: Given) -> bool:
-    if given.replay is not None or given.data is None:
+def needs_judge(inputs: Inputs) -> bool:
+    if inputs.replay is not None or inputs.data is None:
         return False
-    return bool(_unread(given, _truth(given)))
+    return bool(_unread(inputs, _truth(inputs)))
 
 
-def _unread(given: Given, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _unread(inputs: Inputs, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the replies that no rule reads."""
-    told = {pid: entry for pid, entry in _told(given).items() if pid in truth}
+    replies = {pid: entry for pid, entry in _replies(inputs).items() if pid in truth}
     return {
         pid: entry
-        for pid, entry in told.items()
-        if extraction_of(entry, truth[pid], None, str(given.predictions)) is None
+        for pid, entry in replies.items()
+        if extraction_of(entry, truth[pid], None, str(inputs.predictions)) is None
     }
 
 
-def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
-    truth = _truth(given)
-    open_ = _unread(given, truth)
+def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+    truth = _truth(inputs)
+    open_ = _unread(inputs, truth)
     requests = [
         JudgeRequest(
             system=SYSTEM,
@@ -242,10 +242,10 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
         )
         for pid, entry in open_.items()
     ]
-    said = judge.ask(requests, desc=f"mathvista, answers extracted by {judge.name}")
-    found = {JUDGE: judge.name, **dict(zip(open_, said, strict=True))}
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return replace(given, replay=out)
+    extractions = judge.ask(requests, desc=f"mathvista, answers extracted by {judge.name}")
+    recorded = {JUDGE: judge.name, **dict(zip(open_, extractions, strict=True))}
+    out.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+    return replace(inputs, replay=out)
 
 
 def _query(problem: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Judge, JudgeRequest, Judging, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction, Request
 
@@ -43,23 +43,23 @@ Because the sign says something about reading. | Grade: 0.3
 Question: {question} | True answer: {truth} | Given answer: {reply} | Grade:"""
 
 
-def score(given: Given) -> Scored:
-    if given.replay is None:
+def score(inputs: Inputs) -> Scored:
+    if inputs.replay is None:
         raise ValueError(
             "mm_vet is scored by a judge: --replay with its recorded grades, or name a judge in params.yaml"
         )
-    truth, told = _truth(given), _told(given)
-    missing = files.refuse_unknown(told, truth, where=given.predictions, what="questions")
-    grades = files.load(given.replay)
+    truth, replies = _truth(inputs), _replies(inputs)
+    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    grades = files.load(inputs.replay)
     if not isinstance(grades, dict):
-        raise ValueError(f"{given.replay}: expected {{id: grade}}")
+        raise ValueError(f"{inputs.replay}: expected {{id: grade}}")
     samples: list[dict[str, Any]] = []
     for name, question in truth.items():
-        where = f"{given.replay}, {name}"
+        where = f"{inputs.replay}, {name}"
         capability = sorted(question["capability"])
-        if name in told:
-            graded = _grades(files.value(grades, name, where=str(given.replay)), told[name], where)
-        elif given.predicted_only:
+        if name in replies:
+            graded = _grades(files.value(grades, name, where=str(inputs.replay)), replies[name], where)
+        elif inputs.predicted_only:
             continue
         else:
             graded = [0.0]
@@ -78,50 +78,50 @@ def score(given: Given) -> Scored:
         published={key: f"{100 * metrics[key]:.1f}" for key in ("score", *(f"score/{one}" for one in named))},
         ratios={"score": Ratio(numerators=[s["score"] for s in samples])},
         samples=samples,
-        missing=0 if given.predicted_only else len(missing),
-        notes=_notes(grades, told, given.replay),
+        missing=0 if inputs.predicted_only else len(missing),
+        notes=_notes(grades, replies, inputs.replay),
     )
 
 
-def _truth(given: Given) -> dict[str, Any]:
-    assert given.data is not None, "needs_data"
-    return _questions(files.named(given.data, QUESTIONS))
+def _truth(inputs: Inputs) -> dict[str, Any]:
+    assert inputs.data is not None, "needs_data"
+    return _questions(files.named(inputs.data, QUESTIONS))
 
 
 def _questions(path: Path) -> dict[str, Any]:
-    found = files.load(path)
-    if not isinstance(found, dict) or not found:
+    questions = files.load(path)
+    if not isinstance(questions, dict) or not questions:
         raise ValueError(f"{path}: expected {{id: question}}")
-    for name, question in found.items():
+    for name, question in questions.items():
         files.listed(question, "capability", where=f"{path}, {name}", of=str)
-    return found
+    return questions
 
 
-def _told(given: Given) -> dict[str, str]:
+def _replies(inputs: Inputs) -> dict[str, str]:
     """Return reply by id."""
-    loaded = files.load(given.predictions)
+    loaded = files.load(inputs.predictions)
     if isinstance(loaded, dict):
-        return {name: files.text(loaded, name, where=str(given.predictions)) for name in loaded}
-    records = files.by_id(files.records(given.predictions), "id", where=str(given.predictions))
+        return {name: files.text(loaded, name, where=str(inputs.predictions)) for name in loaded}
+    records = files.by_id(files.records(inputs.predictions), "id", where=str(inputs.predictions))
     return {
-        name: files.text(record, "prediction", where=f"{given.predictions}, {name}")
+        name: files.text(record, "prediction", where=f"{inputs.predictions}, {name}")
         for name, record in records.items()
     }
 
 
 def _grades(grade: Any, reply: str, where: str) -> list[float]:
     """Return a question's scores, one a run of the judge."""
-    found: list[Any] = files.listed(grade, "score", where=where)
-    if not found or not all(
-        isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in found
+    scores: list[Any] = files.listed(grade, "score", where=where)
+    if not scores or not all(
+        isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in scores
     ):
-        raise ValueError(f"{where}: score {str(found)[:60]} is no list of numbers from 0 to 1")
+        raise ValueError(f"{where}: score {str(scores)[:60]} is no list of numbers from 0 to 1")
     for key in ("model", "content"):
         if key in grade:
             files.listed(grade, key, where=where, of=str)
     if grade.get("prediction", reply) != reply:
         raise ValueError(f"{where}: the judge saw another reply than the predicted one")
-    return [float(x) for x in found]
+    return [float(x) for x in scores]
 
 
 def _mean(samples: list[dict[str, Any]]) -> float:
@@ -132,7 +132,7 @@ def _notes(grades: Mapping[str, Any], names: Iterable[str], path: Path) -> list[
     graded = [grades[name] for name in names]
     judges = sorted({judge for grade in graded for judge in grade.get("model", ())})
     ours = any("prediction" in grade for grade in graded)
-    unread = sum(number_of(said) is None for grade in graded for said in grade.get("content", ()))
+    unread = sum(number_of(content) is None for grade in graded for content in grade.get("content", ()))
     notes = [
         f"judge: {', '.join(judges) or f'the one that wrote {path.name}'} (published with gpt-4-0613); "
         "another judge moves the figure"
@@ -141,28 +141,28 @@ def _notes(grades: Mapping[str, Any], names: Iterable[str], path: Path) -> list[
     return notes + ([f"{unread} replies of the judge are no grade and count 0"] if unread else [])
 
 
-def number_of(said: str) -> float | None:
+def number_of(reply: str) -> float | None:
     """Return the grade that a judge's reply begins with; None: it is none from 0 to 1."""
     try:
-        grade = float(said.strip().split(" ")[0])
+        grade = float(reply.strip().split(" ")[0])
     except ValueError:
         return None
     return grade if 0 <= grade <= 1 else None
 
 
-def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
-    truth, told = _truth(given), _told(given)
-    files.refuse_unknown(told, truth, where=given.predictions, what="questions")
-    replied = {name: reply for name, reply in told.items() if reply.strip()}
+def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+    truth, replies = _truth(inputs), _replies(inputs)
+    files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    replied = {name: reply for name, reply in replies.items() if reply.strip()}
     requests = []
     for name, reply in replied.items():
         question, answer = (
-            files.text(truth[name], key, where=f"{given.data}, {name}") for key in ("question", "answer")
+            files.text(truth[name], key, where=f"{inputs.data}, {name}") for key in ("question", "answer")
         )
         spaced = answer.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
         user = PROMPT.format(question=question, truth=" ".join(spaced.split()), reply=reply)
         requests.append(JudgeRequest(system=SYSTEM, user=user, schema=None, max_tokens=REPLY_TOKENS))
-    said = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
+    verdicts = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
     grades = {
         name: {
             "model": [judge.name],
@@ -170,22 +170,22 @@ def ask_judge(given: Given, judge: Judge, out: Path) -> Given:
             "score": [number_of(content) or 0.0],
             "prediction": reply,
         }
-        for (name, reply), content in zip(replied.items(), said, strict=True)
+        for (name, reply), content in zip(replied.items(), verdicts, strict=True)
     }
     grades |= {
-        name: {"content": [], "score": [0.0], "prediction": told[name]}
-        for name in told
+        name: {"content": [], "score": [0.0], "prediction": replies[name]}
+        for name in replies
         if name not in replied
     }
     out.write_text(json.dumps(grades, indent=1) + "\n", encoding="utf-8")
-    return replace(given, replay=out)
+    return replace(inputs, replay=out)
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, QUESTIONS)
     questions = _questions(path)
     images = {
-        name: files.text(asked, "imagename", where=f"{path}, {name}") for name, asked in questions.items()
+        name: files.text(entry, "imagename", where=f"{path}, {name}") for name, entry in questions.items()
     }
     pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
     for name, image in sorted(images.items(), key=lambda pair: pair[1]):
@@ -211,7 +211,7 @@ SCORER = Scorer(
     options=frozenset({"replay", "predicted_only"}),
     runner=Runner(items=items, record=record),
     judging=Judging(
-        needed=lambda given: given.replay is None,
+        needed=lambda inputs: inputs.replay is None,
         ask=ask_judge,
         suffix=".json",
         replay="--replay GRADES.json",

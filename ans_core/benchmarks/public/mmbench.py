@@ -19,7 +19,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.types import Prediction, Request
 
 ROTATION = 1_000_000
@@ -33,19 +33,19 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def score(given: Given) -> Scored:
-    records = files.records(given.predictions)
-    files.by_id(records, "index", where=str(given.predictions))
+def score(inputs: Inputs) -> Scored:
+    records = files.records(inputs.predictions)
+    files.by_id(records, "index", where=str(inputs.predictions))
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for number, record in enumerate(records, start=1):
         if not str(record["index"]).isdecimal():
             raise ValueError(
-                f"{given.predictions}, record {number}: index {record['index']!r} is no whole number"
+                f"{inputs.predictions}, record {number}: index {record['index']!r} is no whole number"
             )
         groups[int(record["index"]) % ROTATION].append(record)
     samples, unparsed = [], 0
     for index, copies in groups.items():
-        where = f"{given.predictions}, question {index}"
+        where = f"{inputs.predictions}, question {index}"
         options = options_of(copies[0])
         if len(copies) != len(options):
             raise ValueError(
@@ -66,12 +66,12 @@ def score(given: Given) -> Scored:
                 "first_pass": right[first],
             }
         )
-    found, ratio = accuracy((s["category"] or "all", s["right"]) for s in samples)
+    figures, ratio = accuracy((s["category"] or "all", s["right"]) for s in samples)
     vanilla, _ = accuracy(("", s["first_pass"]) for s in samples)
     return Scored(
-        metrics=found | {"accuracy_first_pass": vanilla["accuracy"], "unparsed": unparsed},
+        metrics=figures | {"accuracy_first_pass": vanilla["accuracy"], "unparsed": unparsed},
         published={
-            "accuracy": percent(found["accuracy"]),
+            "accuracy": percent(figures["accuracy"]),
             "accuracy_first_pass": percent(vanilla["accuracy"]),
         },
         ratios={"accuracy": ratio},

@@ -18,7 +18,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction, Request
 
@@ -41,25 +41,25 @@ NAME = ("category", "image", "question")
 """Keys that name a question."""
 
 
-def score(given: Given) -> Scored:
+def score(inputs: Inputs) -> Scored:
     records = (
-        _of_results(given.predictions) if given.predictions.is_dir() else files.records(given.predictions)
+        _of_results(inputs.predictions) if inputs.predictions.is_dir() else files.records(inputs.predictions)
     )
     samples = [
-        _sample(record, f"{given.predictions}, record {number}")
+        _sample(record, f"{inputs.predictions}, record {number}")
         for number, record in enumerate(records, start=1)
     ]
-    told = files.by_id(samples, "id", where=str(given.predictions))
+    by_id = files.by_id(samples, "id", where=str(inputs.predictions))
     missing = 0
-    if given.data is not None:
-        samples, missing = _checked(told, given.data, given.predictions)
+    if inputs.data is not None:
+        samples, missing = _checked(by_id, inputs.data, inputs.predictions)
     pictures: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         pictures[sample["category"]][sample["image"]].append(sample["right"])
     for task, right in pictures.items():
         if uneven := [image for image, answers in right.items() if len(answers) != 2]:
             raise ValueError(
-                f"{given.predictions}, {task}: not two questions about {files.shown(uneven)}; accuracy+ "
+                f"{inputs.predictions}, {task}: not two questions about {files.shown(uneven)}; accuracy+ "
                 "counts pairs"
             )
     metrics, ratios, notes = _scores(pictures)
@@ -109,7 +109,7 @@ def _scores(
 
 
 def _of_results(folder: Path) -> list[dict[str, Any]]:
-    found = []
+    records = []
     for path in sorted(folder.glob("*.txt")):
         for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
             parts = line.split("\t")
@@ -118,13 +118,13 @@ def _of_results(folder: Path) -> list[dict[str, Any]]:
                     f"{path}, line {number}: {len(parts)} columns; it needs image, question, answer, reply, "
                     "with tabs between"
                 )
-            found.append(
+            records.append(
                 dict(zip(("image", "question", "answer", "prediction"), parts, strict=True))
                 | {"category": path.stem}
             )
-    if not found:
+    if not records:
         raise ValueError(f"{folder}: no <task>.txt with replies")
-    return found
+    return records
 
 
 def _sample(record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -149,24 +149,24 @@ def yes_or_no(reply: str) -> str | None:
     return "yes" if "yes" in start else "no" if "no" in start else None
 
 
-def _checked(told: dict[str, dict[str, Any]], data: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
+def _checked(samples: dict[str, dict[str, Any]], data: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
     """The samples in the release's order, and how many are missing; those are wrong."""
-    asked = {"/".join(facts[key] for key in NAME): facts for _, facts in questions(data)}
-    missing = files.refuse_unknown(told, asked, where=path, what="questions")
-    for name, sample in told.items():
-        if sample["answer"].lower() != asked[name]["answer"].lower():
+    truth = {"/".join(facts[key] for key in NAME): facts for _, facts in questions(data)}
+    missing = files.refuse_unknown(samples, truth, where=path, what="questions")
+    for name, sample in samples.items():
+        if sample["answer"].lower() != truth[name]["answer"].lower():
             raise ValueError(
-                f"{path}, {name}: answer {sample['answer']!r} is not the question's {asked[name]['answer']!r}"
+                f"{path}, {name}: answer {sample['answer']!r} is not the question's {truth[name]['answer']!r}"
             )
     wrong = {"parsed": "", "right": False}
-    return [told.get(name, {"id": name, **facts, **wrong}) for name, facts in asked.items()], len(missing)
+    return [samples.get(name, {"id": name, **facts, **wrong}) for name, facts in truth.items()], len(missing)
 
 
 def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield (picture, {"category", "image", "question", "answer"}) of the release: a folder for each task
     with `<name>.txt` (lines `question<TAB>answer`) beside the picture, or the two apart in
     `questions_answers_YN` and `images`."""
-    found = False
+    has_questions = False
     for task in sorted(
         path for path in folder.iterdir() if path.name in (*TASKS["perception"], *TASKS["cognition"])
     ):
@@ -179,15 +179,15 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             for number, line in enumerate(
                 path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1
             ):
-                asked, _, answer = line.strip().rpartition("\t")
-                if not asked or answer.lower() not in ("yes", "no"):
+                question, _, answer = line.strip().rpartition("\t")
+                if not question or answer.lower() not in ("yes", "no"):
                     raise ValueError(f"{path}, line {number}: not a question, a tab, and Yes or No")
-                found = True
+                has_questions = True
                 yield (
                     picture,
-                    {"category": task.name, "image": picture.name, "question": asked, "answer": answer},
+                    {"category": task.name, "image": picture.name, "question": question, "answer": answer},
                 )
-    if not found:
+    if not has_questions:
         raise ValueError(f"{folder}: no <task>/<name>.txt with questions; give MME's release folder")
 
 

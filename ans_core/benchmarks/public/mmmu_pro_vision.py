@@ -15,16 +15,16 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.mmmu_val import letter_of as mmmu_letter_of
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def score(given: Given) -> Scored:
-    records = files.records(given.predictions)
-    files.by_id(records, "id", where=str(given.predictions))
-    letters = [letter_of(*_reply(record, given.predictions)) for record in records]
+def score(inputs: Inputs) -> Scored:
+    records = files.records(inputs.predictions)
+    files.by_id(records, "id", where=str(inputs.predictions))
+    letters = [letter_of(*_reply(record, inputs.predictions)) for record in records]
     right = [
         letter is not None and letter == record["answer"]
         for letter, record in zip(letters, records, strict=True)
@@ -34,7 +34,7 @@ def score(given: Given) -> Scored:
     ratios = {"accuracy": ratio}
     if all("if_right" in record for record in records):
         stored = [
-            float(files.verdict(record, "if_right", where=f"{given.predictions}, {record['id']}"))
+            float(files.verdict(record, "if_right", where=f"{inputs.predictions}, {record['id']}"))
             for record in records
         ]
         metrics |= {"accuracy_stored": sum(stored) / len(stored), "correct_stored": int(sum(stored))}
@@ -78,8 +78,8 @@ def letter_of(reply: str, options: list[str]) -> str | None:
         reply = reply.strip(sign)
     padded = f" {reply} "
     for pattern, tie_break in (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} ")):
-        if found := [letter for letter in letters if pattern.format(letter) in padded]:
-            return max(found, key=lambda letter: padded.rfind(tie_break.format(letter)))
+        if matches := [letter for letter in letters if pattern.format(letter) in padded]:
+            return max(matches, key=lambda letter: padded.rfind(tie_break.format(letter)))
     return mmmu_letter_of(reply, letters, dict(zip(letters, options, strict=True)))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
 from ans_core.types import Prediction, Request
@@ -51,28 +51,28 @@ _NUMBERS = (
 """With thousands commas, scientific, plain."""
 
 
-def score(given: Given) -> Scored:
-    loaded = files.load(given.predictions)
+def score(inputs: Inputs) -> Scored:
+    loaded = files.load(inputs.predictions)
     if isinstance(loaded, list) and loaded:
-        loaded = _by_subject(loaded, str(given.predictions))
+        loaded = _by_subject(loaded, str(inputs.predictions))
     if not isinstance(loaded, dict) or not loaded:
-        raise ValueError(f"{given.predictions}: expected {{subject: records}} or {{id: answer}}")
+        raise ValueError(f"{inputs.predictions}: expected {{subject: records}} or {{id: answer}}")
     if not isinstance(next(iter(loaded.values())), list):
-        return _parsed(loaded, given)
+        return _parsed(loaded, inputs)
     rng = random.Random(42)
     samples: list[dict[str, Any]] = []
     for subject, records in loaded.items():
         if not isinstance(records, list):
             raise ValueError(
-                f"{given.predictions}: {subject} holds {rle.short(records)}, not a list of records"
+                f"{inputs.predictions}: {subject} holds {rle.short(records)}, not a list of records"
             )
-        files.by_id(records, "id", where=f"{given.predictions}, {subject}")
+        files.by_id(records, "id", where=f"{inputs.predictions}, {subject}")
         samples += [
-            _judged(record, subject, rng, f"{given.predictions}, {record['id']}") for record in records
+            _judged(record, subject, rng, f"{inputs.predictions}, {record['id']}") for record in records
         ]
     if not samples:
-        raise ValueError(f"{given.predictions}: no records")
-    missing = _check_truth(samples, given)
+        raise ValueError(f"{inputs.predictions}: no records")
+    missing = _check_truth(samples, inputs)
     return _scored(samples, missing)
 
 
@@ -111,80 +111,88 @@ def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str
         raise ValueError(f"{where}: index2ans has no text for each of all_choices {letters}")
     letter = letter_of(reply, letters, texts)
     guess = rng.choice(letters) if letter is None else letter
-    known = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
-    return {"id": name, "subject": subject, "parsed": letter, "truth": truth, **known}
+    verdicts = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
+    return {"id": name, "subject": subject, "parsed": letter, "truth": truth, **verdicts}
 
 
 def _answer(record: Mapping[str, Any], key: str, where: str) -> str | list[str]:
-    found: str | list[str] = files.value(record, key, where=where)
-    if not all(isinstance(text, str) for text in (found if isinstance(found, list) else [found])):
-        raise ValueError(f"{where}: {key!r} is {rle.short(found)}, neither text nor a list of texts")
-    return found
+    answer: str | list[str] = files.value(record, key, where=where)
+    if not all(isinstance(text, str) for text in (answer if isinstance(answer, list) else [answer])):
+        raise ValueError(f"{where}: {key!r} is {rle.short(answer)}, neither text nor a list of texts")
+    return answer
 
 
 def _official(path: Path) -> dict[str, dict[str, Any]]:
     """Return {id: its question_type and ground_truth}."""
-    found = files.load(path)
-    if not isinstance(found, dict) or not found:
+    truth = files.load(path)
+    if not isinstance(truth, dict) or not truth:
         raise ValueError(f"{path}: expected {{id: question_type and ground_truth}}")
-    for name, entry in found.items():
+    for name, entry in truth.items():
         files.text(entry, "question_type", where=f"{path}, {name}")
         _answer(entry, "ground_truth", f"{path}, {name}")
-    return found
+    return truth
 
 
-def _check_truth(samples: list[dict[str, Any]], given: Given) -> int:
+def _check_truth(samples: list[dict[str, Any]], inputs: Inputs) -> int:
     """That the file's answers are the official ones; returns how many questions it lacks."""
-    if given.data is None:
+    if inputs.data is None:
         return 0
-    path = files.named(given.data, "answer_dict_val.json")
+    path = files.named(inputs.data, "answer_dict_val.json")
     truth = _official(path)
     missing = files.refuse_unknown(
-        [s["id"] for s in samples], truth, where=given.predictions, what="questions"
+        [s["id"] for s in samples], truth, where=inputs.predictions, what="questions"
     )
     for sample in samples:
         if sample["truth"] != truth[sample["id"]]["ground_truth"]:
             raise ValueError(
-                f"{given.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one "
+                f"{inputs.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one "
                 f"in {path.name}"
             )
     samples += [_wrong(name, truth[name]) for name in missing]
     return len(missing)
 
 
-def _parsed(answers: Mapping[str, Any], given: Given) -> Scored:
-    if given.data is None:
+def _parsed(answers: Mapping[str, Any], inputs: Inputs) -> Scored:
+    if inputs.data is None:
         raise ValueError(
-            f"{given.predictions} holds final answers only: --data answer_dict_val.json has the truth"
+            f"{inputs.predictions} holds final answers only: --data answer_dict_val.json has the truth"
         )
-    truth = _official(files.named(given.data, "answer_dict_val.json"))
-    missing = files.refuse_unknown(answers, truth, where=given.predictions, what="questions")
+    truth = _official(files.named(inputs.data, "answer_dict_val.json"))
+    missing = files.refuse_unknown(answers, truth, where=inputs.predictions, what="questions")
     samples = []
     for name, entry in truth.items():
         if name in missing:
             samples.append(_wrong(name, entry))
             continue
-        said, real = answers[name], entry["ground_truth"]
+        answer, real = answers[name], entry["ground_truth"]
         multiple = entry["question_type"] == "multiple-choice"
         right = (
-            said == real if multiple else _open_match(real, _candidates(said, f"{given.predictions}, {name}"))
+            answer == real
+            if multiple
+            else _open_match(real, _candidates(answer, f"{inputs.predictions}, {name}"))
         )
-        samples.append(_wrong(name, entry) | {"parsed": said, "right": right, "right_with_guess": right})
+        samples.append(_wrong(name, entry) | {"parsed": answer, "right": right, "right_with_guess": right})
     return _scored(samples, len(missing))
 
 
-def _candidates(said: Any, where: str) -> list[str | float]:
+def _candidates(answer: Any, where: str) -> list[str | float]:
     """Return what a final answer to an open question may mean, which other scripts write as a list."""
-    listed = open_candidates(said) if isinstance(said, str) else said
+    listed = open_candidates(answer) if isinstance(answer, str) else answer
     if not isinstance(listed, list) or not all(isinstance(one, str | int | float) for one in listed):
-        raise ValueError(f"{where}: answer {rle.short(said)} is neither text nor a list of texts and numbers")
+        raise ValueError(
+            f"{where}: answer {rle.short(answer)} is neither text nor a list of texts and numbers"
+        )
     return [one if isinstance(one, str) else float(one) for one in listed]
 
 
 def _wrong(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     subject = name.removeprefix("validation_").rsplit("_", 1)[0]
-    known = {"right": False, "right_with_guess": False, "open": entry["question_type"] != "multiple-choice"}
-    return {"id": name, "subject": subject, "parsed": "", "truth": entry["ground_truth"], **known}
+    verdicts = {
+        "right": False,
+        "right_with_guess": False,
+        "open": entry["question_type"] != "multiple-choice",
+    }
+    return {"id": name, "subject": subject, "parsed": "", "truth": entry["ground_truth"], **verdicts}
 
 
 def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
@@ -219,8 +227,8 @@ def letter_of(reply: str, letters: Sequence[str], texts: Mapping[str, str]) -> s
         reply = reply.strip(sign)
     padded = f" {reply} "
     for pattern in ("({})", " {} "):
-        if found := [letter for letter in letters if pattern.format(letter) in padded]:
-            return max(found, key=lambda letter: padded.rfind(pattern.format(letter)))
+        if matches := [letter for letter in letters if pattern.format(letter) in padded]:
+            return max(matches, key=lambda letter: padded.rfind(pattern.format(letter)))
     if len(padded.split()) <= 5:
         return None
     named = [letter for letter in letters if texts[letter].lower() in padded.lower()]
@@ -244,8 +252,8 @@ def open_candidates(reply: str) -> list[str | float]:
     As in the official script, an empty tail counts for nothing and gives way to the next word's, even a
     longer one.
     """
-    said = reply.strip().strip(".").lower()
-    sentences = re.split(r"\.\s(?=[A-Z])|\n", said)
+    plain = reply.strip().strip(".").lower()
+    sentences = re.split(r"\.\s(?=[A-Z])|\n", plain)
     tails: list[str] = []
     for i, sentence in enumerate(sentences):
         indicators = (*_INDICATORS, "=") if i == len(sentences) - 1 else _INDICATORS
@@ -255,9 +263,9 @@ def open_candidates(reply: str) -> list[str | float]:
                 shortest = tail
         if shortest not in ("", ":", ",", ".", "!", "?", ";", "'"):
             tails.append(shortest)
-    found = tails or [said]
-    numbers = [number for tail in found for pattern in _NUMBERS for number in re.findall(pattern, tail)]
-    return list(dict.fromkeys(n for text in (*found, *numbers) for n in _normalised(text)))
+    parts = tails or [plain]
+    numbers = [number for tail in parts for pattern in _NUMBERS for number in re.findall(pattern, tail)]
+    return list(dict.fromkeys(n for text in (*parts, *numbers) for n in _normalised(text)))
 
 
 def _normalised(text: str) -> list[str | float]:

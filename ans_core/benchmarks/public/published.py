@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-WHOLE = {
+SIZES = {
     "refcoco": {"val": 10834, "testA": 5657, "testB": 5095},
     "refcoco+": {"val": 10758, "testA": 5726, "testB": 4889},
     "refcocog": {"val": 4896, "test": 9602},
@@ -84,14 +84,14 @@ class Row:
         return f"{f.model:<20} {f.split:<26} {f.metric:<14} {f.value:>9.1f} {ours:>6}  [{source}]".rstrip()
 
 
-def beside(name: str, split: str, metrics: Mapping[str, float], *, whole: int) -> list[Row]:
-    """Return the published figures of a benchmark, with ours where `whole` samples (lines of the table) of
+def comparison(name: str, split: str, metrics: Mapping[str, float], *, samples: int) -> list[Row]:
+    """Return the published figures of a benchmark, with ours where `samples` (lines of the table) of
     the split are the real benchmark's number. split "": the one with that number."""
     scorer = "refcoco" if name in ("refcoco+", "refcocog") else "vos" if name in VOS else name
-    sizes = WHOLE.get(name, {})
-    whole = size_of(name, metrics, lines=whole)
-    split = split or next((known for known, size in sizes.items() if size == whole), "")
-    real = sizes.get(SPLITS.get(split, split)) == whole
+    sizes = SIZES.get(name, {})
+    samples = size_of(name, metrics, lines=samples)
+    split = split or next((candidate for candidate, size in sizes.items() if size == samples), "")
+    real = sizes.get(SPLITS.get(split, split)) == samples
     rows = []
     for figure in published(scorer):
         if scorer == "refcoco" and figure.split.lower() != name:
@@ -122,11 +122,11 @@ def size_of(name: str, metrics: Mapping[str, float], *, lines: int) -> int:
 def part(name: str, metrics: Mapping[str, float], *, lines: int) -> list[str]:
     """Return a note where predictions that hold their own truth are of fewer samples than the benchmark has:
     nobody counts what is missing."""
-    known, size = WHOLE.get(name, {}), size_of(name, metrics, lines=lines)
-    if not size or size >= min(known.values(), default=0):
+    sizes, size = SIZES.get(name, {}), size_of(name, metrics, lines=lines)
+    if not size or size >= min(sizes.values(), default=0):
         return []
     return [
-        f"a part of the benchmark: {size} of its {min(known.values())} samples; what is missing is not "
+        f"a part of the benchmark: {size} of its {min(sizes.values())} samples; what is missing is not "
         "counted"
     ]
 
@@ -140,8 +140,8 @@ def lines(rows: Sequence[Row]) -> list[str]:
     """Return a table in which sources and notes stand once, below."""
     if not rows:
         return []
-    said = ["; ".join(filter(None, (row.figure.source, row.note))) for row in rows]
-    place = {source: number for number, source in enumerate(dict.fromkeys(said), start=1)}
+    sources = ["; ".join(filter(None, (row.figure.source, row.note))) for row in rows]
+    place = {source: number for number, source in enumerate(dict.fromkeys(sources), start=1)}
     head = f"{'published, percent':<20} {'split':<26} {'metric':<14} {'published':>9} {'ours':>6}"
-    table = [row.line(place[source]) for row, source in zip(rows, said, strict=True)]
+    table = [row.line(place[source]) for row, source in zip(rows, sources, strict=True)]
     return [head, *table, *(f"[{number}] {source}" for source, number in place.items())]

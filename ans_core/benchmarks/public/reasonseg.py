@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 
 from ans_core.benchmarks.public import expressions, files, refcoco
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.data.fill_polygon import filled
 from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import ENCODING, OLD, Query, Shape
@@ -41,30 +41,34 @@ class Truth:
     """None: not known."""
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    truth = _truth(given.data, given.split)
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    truth = _truth(inputs.data, inputs.split)
     ignored = {name: one.ignored for name, one in truth.items() if one.ignored is not None}
-    found = expressions.read(given, truth={name: one.mask for name, one in truth.items()}, ignored=ignored)
-    kinds = {"": [True] * len(found.ids)}
+    outcomes = expressions.read(
+        inputs, truth={name: one.mask for name, one in truth.items()}, ignored=ignored
+    )
+    kinds = {"": [True] * len(outcomes.ids)}
     for name, sentence in (("short/", False), ("long/", True)):
-        kinds[name] = [truth[i].sentence is sentence for i in found.ids]
+        kinds[name] = [truth[i].sentence is sentence for i in outcomes.ids]
     metrics: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
     for name, of in kinds.items():
         if any(of):
-            answers = [a for a, counts in zip(found.answers, of, strict=True) if counts]
+            answers = [a for a, counts in zip(outcomes.answers, of, strict=True) if counts]
             figures = (
                 reasonseg(answers) | shares_above(answers, refcoco.THRESHOLDS) | {"questions": len(answers)}
             )
             metrics |= {name + key: value for key, value in figures.items()}
-            ratios |= {name + key: _among(ratio, of) for key, ratio in refcoco.ratios(found.answers).items()}
+            ratios |= {
+                name + key: _among(ratio, of) for key, ratio in refcoco.ratios(outcomes.answers).items()
+            }
     return Scored(
         metrics=metrics,
         published={key: percent(value) for key, value in metrics.items() if key.endswith("IoU")},
         ratios=ratios,
-        samples=found.table(),
-        missing=found.missing,
+        samples=outcomes.table(),
+        missing=outcomes.missing,
     )
 
 
@@ -75,14 +79,14 @@ def _among(ratio: Ratio, of: Sequence[bool]) -> Ratio:
 
 
 def _truth(data: Path, split: str) -> dict[str, Truth]:
-    found = (
+    masks = (
         {path.stem: truth_of(path)[1] for path in _questions(data, split)}
         if data.is_dir()
         else dict(_recorded(data))
     )
-    if not found:
+    if not masks:
         raise ValueError(f"{data}: no true masks")
-    return found
+    return masks
 
 
 def _recorded(path: Path) -> Iterator[tuple[str, Truth]]:
@@ -122,7 +126,7 @@ def truth_of(path: Path) -> tuple[Query, Truth]:
 
 def painted(shapes: Sequence[Shape], *, height: int, width: int) -> UInt8[np.ndarray, "H W"]:
     """Paint the shapes over each other, the larger first, as LISA does."""
-    drawn = [
+    layers = [
         (
             filled([(int(x), int(y)) for x, y in shape.points], height=height, width=width),
             "ignore" in shape.label.lower(),
@@ -131,7 +135,7 @@ def painted(shapes: Sequence[Shape], *, height: int, width: int) -> UInt8[np.nda
         if shape.label.lower() != OLD and shape.points
     ]
     labels = np.zeros((height, width), np.uint8)
-    for mask, ignored in sorted(drawn, key=lambda shape: -int(shape[0].sum())):
+    for mask, ignored in sorted(layers, key=lambda shape: -int(shape[0].sum())):
         labels[mask] = IGNORED if ignored else TARGET
     return labels
 

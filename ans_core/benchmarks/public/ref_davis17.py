@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 
 ANNOTATIONS = (
     "annotator1_first_frame",
@@ -15,19 +15,19 @@ ANNOTATIONS = (
 )
 
 
-def score(given: Given) -> Scored:
-    found = video.results(given)
+def score(inputs: Inputs) -> Scored:
+    results = video.results(inputs)
     more: dict[str, float] = {}
-    if odd := [f"{r.video}/{r.expression}" for r in found if not r.expression.isdecimal()]:
+    if odd := [f"{r.video}/{r.expression}" for r in results if not r.expression.isdecimal()]:
         raise ValueError(
-            f"{given.data}: expressions {files.shown(odd)} have no number; 4k + a is of object k and "
+            f"{inputs.data}: expressions {files.shown(odd)} have no number; 4k + a is of object k and "
             "annotation a"
         )
     for a, name in enumerate(ANNOTATIONS):
-        if of_one := [r for r in found if int(r.expression) % len(ANNOTATIONS) == a]:
+        if of_one := [r for r in results if int(r.expression) % len(ANNOTATIONS) == a]:
             more |= {f"{key}/{name}": value for key, value in video.figures(of_one).items()}
     return video.scored(
-        found,
+        results,
         more=more,
         notes=["the mean over expressions, as upstream computes it, not by DAVIS' own script over objects"],
     )

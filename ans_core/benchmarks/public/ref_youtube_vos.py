@@ -4,11 +4,11 @@ alone). Formats: clips_of_expressions.py."""
 from __future__ import annotations
 
 from ans_core.benchmarks.public import clips_of_expressions
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 
 
-def score(given: Given) -> Scored:
-    return clips_of_expressions.scored(clips_of_expressions.results(given), notes=[])
+def score(inputs: Inputs) -> Scored:
+    return clips_of_expressions.scored(clips_of_expressions.results(inputs), notes=[])
 
 
 SCORER = Scorer(

@@ -10,7 +10,7 @@ from functools import partial
 
 from ans_core.benchmarks.public import expressions
 from ans_core.benchmarks.public.asked import Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import Counts, ciou, giou
 from ans_core.metrics.referring import Answer, shares_above
@@ -19,20 +19,25 @@ THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 DATA = "records of true masks, or REFER's folder with refs(...).p and instances.json"
 
 
-def score(given: Given) -> Scored:
-    found = expressions.read(given, single=True)
-    metrics = {"cIoU": ciou(a.counts for a in found.answers), "gIoU": giou(a.counts for a in found.answers)}
-    metrics |= shares_above(found.answers, THRESHOLDS)
-    if answered := [a.counts for a, spoke in zip(found.answers, found.spoke, strict=True) if spoke]:
+def score(inputs: Inputs) -> Scored:
+    outcomes = expressions.read(inputs, single=True)
+    metrics = {
+        "cIoU": ciou(a.counts for a in outcomes.answers),
+        "gIoU": giou(a.counts for a in outcomes.answers),
+    }
+    metrics |= shares_above(outcomes.answers, THRESHOLDS)
+    if answered := [a.counts for a, spoke in zip(outcomes.answers, outcomes.spoke, strict=True) if spoke]:
         metrics["cIoU_upstream"] = ciou(answered)
-    drawn = [a.counts if spoke else Counts() for a, spoke in zip(found.answers, found.spoke, strict=True)]
-    upstream = Ratio(numerators=[c.intersection for c in drawn], denominators=[c.union for c in drawn])
+    pixels = [
+        a.counts if spoke else Counts() for a, spoke in zip(outcomes.answers, outcomes.spoke, strict=True)
+    ]
+    upstream = Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels])
     return Scored(
-        metrics=metrics | {"expressions": len(found.ids), "without_a_mask": found.spoke.count(False)},
+        metrics=metrics | {"expressions": len(outcomes.ids), "without_a_mask": outcomes.spoke.count(False)},
         published={key: percent(metrics[key]) for key in ("cIoU", "gIoU")},
-        ratios=ratios(found.answers) | ({"cIoU_upstream": upstream} if answered else {}),
-        samples=found.table(),
-        missing=found.missing,
+        ratios=ratios(outcomes.answers) | ({"cIoU_upstream": upstream} if answered else {}),
+        samples=outcomes.table(),
+        missing=outcomes.missing,
         notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"]
         if answered
         else [],
@@ -41,18 +46,18 @@ def score(given: Given) -> Scored:
 
 def ratios(answers: list[Answer], thresholds: tuple[float, ...] = THRESHOLDS) -> dict[str, Ratio]:
     pixels, meant = [a.counts for a in answers], [int(a.meant) for a in answers]
-    found = {
+    ratio_of = {
         "cIoU": Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels]),
         "gIoU": Ratio(numerators=[c.iou for c in pixels]),
     }
     if any(meant):
-        found |= {
+        ratio_of |= {
             f"P@{t:g}": Ratio(
                 numerators=[int(a.meant and a.counts.iou >= t) for a in answers], denominators=meant
             )
             for t in thresholds
         }
-    return found
+    return ratio_of
 
 
 SCORER = Scorer(

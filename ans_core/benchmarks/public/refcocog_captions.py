@@ -23,12 +23,12 @@ QUESTION = "<image>\nPlease give me a short description of the region in the pic
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, FILE)
-    found = files.load(path)
+    truth = files.load(path)
     pictures = files.pictures(path.parent, "images", "train2014", "../images/coco2014/train2014", "../images")
-    masks: dict[Any, Any] = {a["image_id"]: a for a in files.value(found, "annotations", where=str(path))}
+    masks: dict[Any, Any] = {a["image_id"]: a for a in files.value(truth, "annotations", where=str(path))}
     # the file has a picture entry for every object in it
     shown: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for image in files.value(found, "images", where=str(path)):
+    for image in files.value(truth, "images", where=str(path)):
         shown[files.text(image, "file_name", where=str(path))].append(image)
     for name, entries in shown.items():
         for image in entries:

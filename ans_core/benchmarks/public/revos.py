@@ -15,7 +15,7 @@ import numpy as np
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
@@ -23,12 +23,12 @@ from ans_core.pictures import rle
 TYPES = {0: "referring", 1: "reasoning"}
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    path = files.named(given.data, "mask_dict_foreground.json")
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    path = files.named(inputs.data, "mask_dict_foreground.json")
     foreground = files.load(path)
     groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
-    for clip in video.clips(given):
+    for clip in video.clips(inputs):
         kind = files.value(clip.record, "type_id", where=clip.name)
         if isinstance(kind, int) and kind in TYPES:
             where = f"{path}, {clip.video}"
@@ -38,26 +38,26 @@ def score(given: Given) -> Scored:
             if len(masks) != len(clip.truth):
                 raise ValueError(f"{where}: {len(masks)} masks for {len(clip.truth)} frames")
             groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, masks)))
-    if empty := [name for name, found in groups.items() if not found]:
+    if empty := [name for name, of_type in groups.items() if not of_type]:
         raise ValueError(
-            f"{given.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
+            f"{inputs.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
             "both types"
         )
     metrics: dict[str, float] = {}
     rounded: dict[str, dict[str, float]] = {}
-    for name, found in groups.items():
+    for name, of_type in groups.items():
         columns = {
-            "J": [r.j for r, _, _ in found],
-            "F": [r.f for r, _, _ in found],
-            "A": [a for _, a, _ in found],
-            "R": [b for _, _, b in found],
+            "J": [r.j for r, _, _ in of_type],
+            "F": [r.f for r, _, _ in of_type],
+            "A": [a for _, a, _ in of_type],
+            "R": [b for _, _, b in of_type],
         }
         means = {key: float(np.mean(values)) for key, values in columns.items()}
         rounded[name] = {
             key: float(np.mean([round(100 * v, 2) for v in values])) for key, values in columns.items()
         }
         metrics |= {f"{name}/{key}": value for key, value in _with_both(means).items()} | {
-            f"{name}/expressions": len(found)
+            f"{name}/expressions": len(of_type)
         }
     for key in ("J&F", "J", "F", "A", "R"):
         metrics[f"overall/{key}"] = (metrics[f"referring/{key}"] + metrics[f"reasoning/{key}"]) / 2
@@ -68,15 +68,16 @@ def score(given: Given) -> Scored:
         for key, v in _with_both(values).items()
     }
     base = video.scored(
-        [r for found in groups.values() for r, _, _ in found], notes=["overall: the mean of the two types"]
+        [r for of_type in groups.values() for r, _, _ in of_type],
+        notes=["overall: the mean of the two types"],
     )
     return replace(base, metrics=metrics, published=shown, ratios=_overall(groups))
 
 
 def _overall(groups: dict[str, list[tuple[video.Result, float, float]]]) -> dict[str, Ratio]:
     """The mean of the two types' means: every expression weighs 1 / the number of its type."""
-    weights = [1 / len(found) for found in groups.values() for _ in found]
-    results = [result for found in groups.values() for result, _, _ in found]
+    weights = [1 / len(of_type) for of_type in groups.values() for _ in of_type]
+    results = [result for of_type in groups.values() for result, _, _ in of_type]
     columns = {
         "J&F": [(r.j + r.f) / 2 for r in results],
         "J": [r.j for r in results],
@@ -100,17 +101,17 @@ def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[fl
     if clip.prediction is None:
         return 0.0, 0.0
     accuracies, robust = [], []
-    for drawn, real, around in zip(clip.prediction, clip.truth, foreground, strict=True):
+    for predicted, real, around in zip(clip.prediction, clip.truth, foreground, strict=True):
         height, width = real["size"]
-        pixels = counts(drawn, real)
+        pixels = counts(predicted, real)
         accuracies.append(1 - (pixels.union - pixels.intersection) / (height * width))
-        outside = rle.area(drawn) - pixels.intersection
-        whole = (
+        outside = rle.area(predicted) - pixels.intersection
+        foreground_area = (
             0
             if around is None
             else rle.area(files.mask(around, height=height, width=width, where=f"{clip.name}, foreground"))
         )
-        robust.append(max(1 - outside / (whole + 1e-6), 0.0))
+        robust.append(max(1 - outside / (foreground_area + 1e-6), 0.0))
     return float(np.mean(accuracies)), float(np.mean(robust))
 
 

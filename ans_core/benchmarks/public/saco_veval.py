@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.hota import Frame, Tracks, hota, tracks
 from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.masklets import Group, average_precision, masklet_ious, phrase_figures
@@ -20,38 +20,40 @@ from ans_core.types import RLE
 Pair = tuple[Any, Any]
 
 
-def score(given: Given) -> Scored:
-    assert given.data is not None
-    path = files.named(given.data, "gt.json")
+def score(inputs: Inputs) -> Scored:
+    assert inputs.data is not None
+    path = files.named(inputs.data, "gt.json")
     truth = files.load(path)
-    videos, phrases = _asked(truth, str(path))
+    videos, phrases = _videos_and_phrases(truth, str(path))
     true: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
     for number, record in enumerate(files.listed(truth, "annotations", where=str(path))):
         true[_pair(record, where := f"{path}, annotation {number}")].append(_masklet(record, videos, where))
-    drawn: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
+    predicted: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
     scores: dict[Pair, list[float]] = defaultdict(list)
-    for number, record in enumerate(files.records(given.predictions)):
-        where = f"{given.predictions}, record {number}"
+    for number, record in enumerate(files.records(inputs.predictions)):
+        where = f"{inputs.predictions}, record {number}"
         pair = _pair(record, where)
         if pair not in phrases:
             raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
-        drawn[pair].append(_masklet(record, videos, where))
+        predicted[pair].append(_masklet(record, videos, where))
         scores[pair].append(float(files.number(record, "score", where=where)))
     groups = {
-        pair: Group(scores=scores[pair], ious=masklet_ious(drawn[pair], true[pair])) for pair in phrases
+        pair: Group(scores=scores[pair], ious=masklet_ious(predicted[pair], true[pair])) for pair in phrases
     }
     per_category = average_precision(groups)
     per_phrase = average_precision({(pair, "any"): group for pair, group in groups.items()})
     metrics = {"mask_mAP": per_category["AP"]} | {f"phrase_{key}": value for key, value in per_phrase.items()}
     metrics |= phrase_figures(list(groups.values()))
-    sure = {pair: [m for m, s in zip(drawn[pair], scores[pair], strict=True) if s > 0.5] for pair in phrases}
+    sure = {
+        pair: [m for m, s in zip(predicted[pair], scores[pair], strict=True) if s > 0.5] for pair in phrases
+    }
     metrics |= hota([_tracks(sure[pair], true[pair]) for pair in phrases])
     return Scored(
         metrics=metrics
         | {
             "phrases": len(phrases),
             "true_masklets": sum(map(len, true.values())),
-            "masklets": sum(map(len, drawn.values())),
+            "masklets": sum(map(len, predicted.values())),
         },
         published={key: f"{100 * metrics[key]:.1f}" for key in ("mask_mAP", "phrase_AP", "cgF1", "HOTA")},
         samples=[_sample(pair, phrases[pair], group) for pair, group in groups.items()],
@@ -62,7 +64,7 @@ def score(given: Given) -> Scored:
     )
 
 
-def _asked(truth: Any, where: str) -> tuple[dict[Any, dict[str, Any]], dict[Pair, str]]:
+def _videos_and_phrases(truth: Any, where: str) -> tuple[dict[Any, dict[str, Any]], dict[Pair, str]]:
     """(the videos by id, the phrase of each pair)"""
     videos = {}
     for number, video in enumerate(files.listed(truth, "videos", where=where)):
@@ -70,9 +72,9 @@ def _asked(truth: Any, where: str) -> tuple[dict[Any, dict[str, Any]], dict[Pair
             files.number(video, key, where=f"{where}, video {number}")
         videos[video["id"]] = video
     phrases = {}
-    for number, asked in enumerate(files.listed(truth, "video_np_pairs", where=where)):
+    for number, pair in enumerate(files.listed(truth, "video_np_pairs", where=where)):
         here = f"{where}, video_np_pairs {number}"
-        phrases[_pair(asked, here)] = files.text(asked, "noun_phrase", where=here)
+        phrases[_pair(pair, here)] = files.text(pair, "noun_phrase", where=here)
     return videos, phrases
 
 
@@ -80,16 +82,18 @@ def _pair(record: Any, where: str) -> Pair:
     return files.number(record, "video_id", where=where), files.number(record, "category_id", where=where)
 
 
-def _tracks(drawn: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:
+def _tracks(predicted: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:
     """A masklet is there in the frames where it has a pixel."""
     frames = []
-    for t in range(max(map(len, [*drawn, *true]), default=0)):
+    for t in range(max(map(len, [*predicted, *true]), default=0)):
         ours, theirs = (
             [(i, m) for i, masklet in enumerate(side) if (m := masklet[t]) and rle.area(m)]
-            for side in (drawn, true)
+            for side in (predicted, true)
         )
         similarity = iou_matrix([m for _, m in theirs], [m for _, m in ours])
-        frames.append(Frame(true=[i for i, _ in theirs], drawn=[i for i, _ in ours], similarity=similarity))
+        frames.append(
+            Frame(true=[i for i, _ in theirs], predicted=[i for i, _ in ours], similarity=similarity)
+        )
     return tracks(frames)
 
 

@@ -15,7 +15,7 @@ Option = Literal["replay", "convention", "text_encoder", "predicted_only", "spli
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class Inputs:
     predictions: Path
     data: Path | None = None
     """The benchmark's own files: truth, questions."""
@@ -65,9 +65,9 @@ class Judge(Protocol):
 class Judging:
     """How a judge is asked about predictions."""
 
-    needed: Callable[[Given], bool]
+    needed: Callable[[Inputs], bool]
     """Without a judge these files can't be scored."""
-    ask: Callable[[Given, Judge, Path], Given]
+    ask: Callable[[Inputs, Judge, Path], Inputs]
     """Write the judge's replies to the file, and return what is then scored. The file names the judge, and
     gives the same figures again."""
     suffix: str
@@ -77,7 +77,7 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    score: Callable[[Given], Scored]
+    score: Callable[[Inputs], Scored]
     data: str
     """What --data holds; "" = it takes none."""
     needs_data: bool = True

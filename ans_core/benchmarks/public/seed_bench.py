@@ -16,7 +16,7 @@ from typing import Any
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.mmbench import letter_of
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.types import Prediction, Request
 
 LETTERS = "ABCD"
@@ -24,36 +24,36 @@ SINGLE = ("image", "single image")
 """`data_type` of questions about one picture, in SEED-Bench 1 and 2."""
 
 
-def score(given: Given) -> Scored:
-    records = files.records(given.predictions)
+def score(inputs: Inputs) -> Scored:
+    records = files.records(inputs.predictions)
     parts = []
     for number, record in enumerate(records):
-        where = f"{given.predictions}, record {number}"
+        where = f"{inputs.predictions}, record {number}"
         parts.append(
             [files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")]
         )
-    found, ratio = accuracy(
-        (name.split("_")[0] if "_" in name else "", told.strip() == real.strip())
-        for name, told, real in parts
+    figures, ratio = accuracy(
+        (name.split("_")[0] if "_" in name else "", reply.strip() == real.strip())
+        for name, reply, real in parts
     )
-    as_they_are = sum(told == real for _, told, real in parts)
+    as_they_are = sum(reply == real for _, reply, real in parts)
     twice = len(parts) - len({name for name, _, _ in parts})
     notes = ["blanks around letters don't count; `correct_with_blanks` is the number where they do"]
     if twice:
         notes.append(f"{twice} question ids occur twice and count twice, as in the published file")
     return Scored(
-        metrics=found
+        metrics=figures
         | {"correct_with_blanks": as_they_are, "accuracy_with_blanks": as_they_are / len(parts)},
         published={"accuracy_with_blanks": percent(as_they_are / len(parts), 2)}
         | {
             key: percent(value, 2 if key == "accuracy" else 1)
-            for key, value in found.items()
+            for key, value in figures.items()
             if key.startswith("accuracy")
         },
         ratios={"accuracy": ratio},
         samples=[
-            {"question_id": name, "prediction": told, "right": told.strip() == real.strip()}
-            for name, told, real in parts
+            {"question_id": name, "prediction": reply, "right": reply.strip() == real.strip()}
+            for name, reply, real in parts
         ],
         notes=notes,
     )

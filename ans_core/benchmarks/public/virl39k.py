@@ -23,7 +23,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.types import Prediction, Request
 
 SHARE = 50
@@ -47,11 +47,11 @@ def held_out(images: Sequence[str]) -> bool:
     )
 
 
-def score(given: Given) -> Scored:
-    records = files.by_id(files.records(given.predictions), "qid", where=str(given.predictions))
+def score(inputs: Inputs) -> Scored:
+    records = files.by_id(files.records(inputs.predictions), "qid", where=str(inputs.predictions))
     samples: list[dict[str, Any]] = []
     for name, record in records.items():
-        where = f"{given.predictions}, {name}"
+        where = f"{inputs.predictions}, {name}"
         reply, answer, category = (
             files.text(record, key, where=where) for key in ("prediction", "answer", "category")
         )
@@ -64,10 +64,10 @@ def score(given: Given) -> Scored:
                 "boxed": BOXED in reply,
             }
         )
-    found, ratio = accuracy((s["category"], s["right"]) for s in samples)
+    figures, ratio = accuracy((s["category"], s["right"]) for s in samples)
     return Scored(
-        metrics=found | {"boxed": sum(s["boxed"] for s in samples) / len(samples)},
-        published={key: percent(value, 1) for key, value in found.items() if key.startswith("accuracy")},
+        metrics=figures | {"boxed": sum(s["boxed"] for s in samples) / len(samples)},
+        published={key: percent(value, 1) for key, value in figures.items() if key.startswith("accuracy")},
         ratios={"accuracy": ratio},
         samples=samples,
         notes=[
@@ -102,7 +102,7 @@ def same(reply: str, answer: str) -> bool:
 def plain(text: str) -> str:
     """In lower case, without blanks, dollar, degree and percent signs and LaTeX's spacing; `(A)`, `A.` and
     `A` are one."""
-    bare = _NOISE.sub(lambda found: found[1] or "", text).strip().removesuffix(".").lower()
+    bare = _NOISE.sub(lambda match: match[1] or "", text).strip().removesuffix(".").lower()
     return bare[1] if re.fullmatch(r"\([a-z]\)", bare) else bare
 
 
@@ -119,13 +119,13 @@ def number_of(text: str) -> float | None:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Questions of one picture; the few that have none or several are left out."""
-    asked = list(_asked(folder))  # some 800 texts
-    pictures = files.pictures_named((row["image"][0] for row, _ in asked), folder, where=folder)
-    for row, where in asked:
+    rows = list(_rows(folder))  # some 800 texts
+    pictures = files.pictures_named((row["image"][0] for row, _ in rows), folder, where=folder)
+    for row, where in rows:
         yield _item(row, pictures[row["image"][0]], where)
 
 
-def _asked(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows that are asked about, and where each stands."""
     import pyarrow.parquet as parquet
 
@@ -148,9 +148,9 @@ def _item(row: dict[str, Any], picture: Path, where: str) -> Item:
     question, answer, category = (
         files.text(row, key, where=where) for key in ("question", "answer", "category")
     )
-    asked = question.replace("<image>", "").strip()
+    bare = question.replace("<image>", "").strip()
     facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
-    request = Request(frames=(picture,), text=f"<image>\n{asked}\n{ASKED}")
+    request = Request(frames=(picture,), text=f"<image>\n{bare}\n{ASKED}")
     return Item(name=facts["qid"], request=request, facts=facts, truth=Prediction(text=answer))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ans_core.benchmarks.public import vos_items
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.benchmarks.public.vos_files import Clip, IndexMask, clips
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.video import Statistics, j_and_f, statistics
@@ -39,13 +39,13 @@ class Tracked:
     f: list[float]
 
 
-def score(given: Given) -> Scored:
-    convention = given.convention or "davis"
+def score(inputs: Inputs) -> Scored:
+    convention = inputs.convention or "davis"
     if convention not in CONVENTIONS:
         raise ValueError(f"--convention {convention}: one of {', '.join(CONVENTIONS)}")
     tracked: list[Tracked] = []
     voids, gaps = 0, 0
-    for clip in clips(given):
+    for clip in clips(inputs):
         if not any(((frame > 0) & (frame != VOID)).any() for frame in clip.truth):
             raise ValueError(f"{clip.name}: the truth holds no object, only background and void")
         voids += convention == "mose" and any((frame == VOID).any() for frame in clip.truth)
@@ -53,7 +53,7 @@ def score(given: Given) -> Scored:
         tracked += CONVENTIONS[convention](clip)
     if not tracked:
         raise ValueError(
-            f"{given.data or given.predictions}: no object in the frames that count (the first and last of "
+            f"{inputs.data or inputs.predictions}: no object in the frames that count (the first and last of "
             "a clip don't)"
         )
     return _scored(tracked, convention, voids, gaps)
@@ -96,13 +96,14 @@ def mose(clip: Clip) -> list[Tracked]:
     truth, predictions = clip.truth[1:-1], clip.predictions[1:-1]
     there = [set(np.unique(frame).tolist()) - {0} for frame in truth]
     either = [
-        seen | set(np.unique(drawn).tolist()) - {0} for seen, drawn in zip(there, predictions, strict=True)
+        seen | set(np.unique(predicted).tolist()) - {0}
+        for seen, predicted in zip(there, predictions, strict=True)
     ]
-    found = []
+    tracked = []
     for k in sorted(set().union(*there)):
         start = next(t for t, seen in enumerate(either) if k in seen)
-        found.append(_tracked(clip, k, truth[start:], predictions[start:]))
-    return found
+        tracked.append(_tracked(clip, k, truth[start:], predictions[start:]))
+    return tracked
 
 
 CONVENTIONS: dict[str, Callable[[Clip], list[Tracked]]] = {
@@ -114,7 +115,8 @@ CONVENTIONS: dict[str, Callable[[Clip], list[Tracked]]] = {
 
 def _tracked(clip: Clip, k: int, truth: list[IndexMask], predictions: list[IndexMask]) -> Tracked:
     j, f = zip(
-        *(j_and_f(drawn == k, real == k) for drawn, real in zip(predictions, truth, strict=True)), strict=True
+        *(j_and_f(predicted == k, real == k) for predicted, real in zip(predictions, truth, strict=True)),
+        strict=True,
     )
     return Tracked(clip=clip.name, object_id=k, j=list(j), f=list(f))
 
@@ -122,12 +124,12 @@ def _tracked(clip: Clip, k: int, truth: list[IndexMask], predictions: list[Index
 def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> Scored:
     js, fs = [statistics(t.j) for t in tracked], [statistics(t.f) for t in tracked]
     metrics: dict[str, float] = {}
-    for name, found in (("J", js), ("F", fs)):
-        metrics |= {f"{name}": _mean(s.mean for s in found)}
+    for name, stats in (("J", js), ("F", fs)):
+        metrics |= {f"{name}": _mean(s.mean for s in stats)}
         if convention != "mose":
             metrics |= {
-                f"{name}_recall": _mean(s.recall for s in found),
-                f"{name}_decay": _mean(s.decay for s in found),
+                f"{name}_recall": _mean(s.recall for s in stats),
+                f"{name}_decay": _mean(s.decay for s in stats),
             }
     both = [(j.mean + f.mean) / 2 for j, f in zip(js, fs, strict=True)]
     metrics = (
@@ -166,11 +168,11 @@ def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> S
     )
 
 
-def _ratios(name: str, found: list[Statistics], convention: str) -> dict[str, Ratio]:
-    means = {name: Ratio(numerators=[s.mean for s in found])}
+def _ratios(name: str, stats: list[Statistics], convention: str) -> dict[str, Ratio]:
+    means = {name: Ratio(numerators=[s.mean for s in stats])}
     if convention != "mose":
         means |= {
-            f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in found]) for key in ("recall", "decay")
+            f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in stats]) for key in ("recall", "decay")
         }
     return means
 

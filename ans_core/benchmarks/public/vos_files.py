@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given
+from ans_core.benchmarks.public.scored import Inputs
 from ans_core.pictures import rle
 from ans_core.pictures.object_numbers import VOID, fault, is_binary, with_inside
 
@@ -35,31 +35,31 @@ class Clip:
     predictions: list[IndexMask]
 
 
-def clips(given: Given) -> Iterator[Clip]:
+def clips(inputs: Inputs) -> Iterator[Clip]:
     """Yield one clip at a time; without --data the predictions hold the truth."""
-    if given.data is None:
-        yield from _recorded(given.predictions)
+    if inputs.data is None:
+        yield from _recorded(inputs.predictions)
         return
-    true_root = masks_folder(split_folder(given.data, given.split))
-    drawn = _drawn_by(given.predictions, true_root)
-    true_videos = videos_of(given.data, given.split) or folders(true_root)
+    true_root = masks_folder(split_folder(inputs.data, inputs.split))
+    predictions = _read_predictions(inputs.predictions, true_root)
+    true_videos = videos_of(inputs.data, inputs.split) or folders(true_root)
     if not true_videos:
         raise ValueError(f"{true_root}: no folder of a video in it")
-    if unknown := [video for video in drawn.videos if video not in true_videos]:
+    if unknown := [video for video in predictions.videos if video not in true_videos]:
         raise ValueError(
             f"{true_root}: {len(unknown)} videos are not there: {files.shown(unknown)}; they are predicted: "
             "of another split?"
         )
-    missing = [video for video in true_videos if video not in drawn.videos]
-    if missing and not given.predicted_only:
+    missing = [video for video in true_videos if video not in predictions.videos]
+    if missing and not inputs.predicted_only:
         raise ValueError(
-            f"{given.predictions}: {len(missing)} videos are not there: {files.shown(missing)};"
+            f"{inputs.predictions}: {len(missing)} videos are not there: {files.shown(missing)};"
             " predict them, name their --split, or score the others alone (--predicted-only)"
         )
     for video in true_videos:
         if video not in missing:
             objects: list[str | None] = [*folders(true_root / video)] or [None]
-            yield from (_clip(video, one, true_root, drawn) for one in objects)
+            yield from (_clip(video, one, true_root, predictions) for one in objects)
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -96,14 +96,14 @@ def folders(root: Path) -> list[str]:
 
 
 @runtime_checkable
-class _Drawn(Protocol):
+class _Predictions(Protocol):
     videos: list[str]
 
     def masks(self, video: str, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
         """Return the masks of these frames (names without suffix), of one object or of all."""
 
 
-def _drawn_by(predictions: Path, true_root: Path) -> _Drawn:
+def _read_predictions(predictions: Path, true_root: Path) -> _Predictions:
     if predictions.is_dir():
         root = masks_folder(predictions)
         files.refuse_same(root, true_root)
@@ -166,21 +166,21 @@ class _Records:
         if one is not None and one not in names:
             raise ValueError(f"{where}: no object {one}; there are {files.shown(names)}")
         height, width = files.mask_size({"size": record.get("size")}, where=where)
-        drawn = [np.zeros((height, width), np.uint8) for _ in frames]
+        labels = [np.zeros((height, width), np.uint8) for _ in frames]
         for name, masklet in zip(names, masklets, strict=True):
             for t, frame in enumerate(frames):
-                found = files.mask(
+                coded = files.mask(
                     masklet[place[frame]],
                     height=height,
                     width=width,
                     where=f"{where}, object {name}, frame {frame}",
                 )
                 if one in (None, name):
-                    drawn[t][rle.decode(found)] = 1 if one else int(name)
-        return drawn
+                    labels[t][rle.decode(coded)] = 1 if one else int(name)
+        return labels
 
 
-def _clip(video: str, one: str | None, true_root: Path, drawn: _Drawn) -> Clip:
+def _clip(video: str, one: str | None, true_root: Path, predictions: _Predictions) -> Clip:
     folder = true_root / video / (one or "")
     frames = annotated_frames(folder)
     if len(frames) < 3:
@@ -188,7 +188,7 @@ def _clip(video: str, one: str | None, true_root: Path, drawn: _Drawn) -> Clip:
             f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed"
         )
     real = [files.index_mask(folder / f"{frame}.png") for frame in frames]
-    predicted = drawn.masks(video, one, frames)
+    predicted = predictions.masks(video, one, frames)
     numbers = {number for frame in real for number in np.unique(frame).tolist()}
     if not one and (reason := fault(numbers, set().union(*map(with_inside, real)))):
         raise ValueError(f"{folder}: {reason}")
@@ -215,17 +215,17 @@ def _recorded(path: Path) -> Iterator[Clip]:
     sources = (
         [path] if path.is_file() else sorted(itertools.chain(path.glob("*.json"), path.glob("*.json.gz")))
     )
-    found = False
+    any_clip = False
     for source in sources:
         record = files.load(source)
         if isinstance(record, dict) and {"sequence", "height", "width", "objects"} <= set(record):
-            found = True
+            any_clip = True
             yield Clip(
                 name=record["sequence"],
                 truth=_filled(record, "truth", source),
                 predictions=_filled(record, "prediction", source),
             )
-    if not found:
+    if not any_clip:
         raise ValueError(
             f"{path}: no file with sequence, height, width and objects; for folders of PNGs give the truth "
             "with --data"
@@ -249,9 +249,9 @@ def _filled(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
             raise ValueError(
                 f"{source}: object id {rle.short(one.get('id'))} is no number of a PNG (1 to {VOID - 1})"
             )
-        for t, found in enumerate(one[key]):
+        for t, coded in enumerate(one[key]):
             where = f"{source}, object {one['id']}, frame {t}"
-            pixels = rle.decode(files.mask(found, height=height, width=width, where=where))
+            pixels = rle.decode(files.mask(coded, height=height, width=width, where=where))
             if frames[t][pixels].any():
                 raise ValueError(
                     f"{where}: the {key} overlaps another object's; a PNG of object numbers could not hold it"

@@ -49,8 +49,8 @@ def items(root: Path, split: str) -> Iterator[Item]:
         for folder in (pictures / video, masks / video):
             if not folder.is_dir():
                 raise ValueError(f"{folder} is not there, a video of split {split}")
-        found = (path for path in (pictures / video).iterdir() if path.suffix.lower() in files.PICTURES)
-        frames = sorted(found, key=lambda path: place_in_time(path.stem))
+        paths = (path for path in (pictures / video).iterdir() if path.suffix.lower() in files.PICTURES)
+        frames = sorted(paths, key=lambda path: place_in_time(path.stem))
         if not frames:
             raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
         (width, height), _ = transforms.stored(frames[0])
@@ -75,10 +75,10 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
         for frame in annotated_frames(folder / one):
             labels = _labels(folder / one, frame, frames, size)
             numbers = set(np.unique(labels).tolist()) - {0}
-            found = (
+            of_frame = (
                 {one: rle.encode(labels > 0)} if one else {str(n): rle.encode(labels == n) for n in numbers}
             )
-            shown[frame] = shown.get(frame, {}) | found
+            shown[frame] = shown.get(frame, {}) | of_frame
             if not one:
                 seen, inside = seen | numbers, inside | with_inside(labels)
     if reason := fault(seen, inside):
@@ -90,12 +90,12 @@ def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Ob
     appearing = {name for masks in shown.values() for name, mask in masks.items() if rle.area(mask)}
     if not appearing:
         raise ValueError(f"{folder}: no object in its {len(shown)} PNGs")
-    known = sorted(appearing, key=lambda name: (len(name), name))  # numbers in their order
+    ordered = sorted(appearing, key=lambda name: (len(name), name))  # numbers in their order
     nothing = rle.empty(*size)
     masklets = tuple(
-        tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in known
+        tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in ordered
     )
-    return Objects(names=tuple(known), masklets=masklets, overlap=bool(names))
+    return Objects(names=tuple(ordered), masklets=masklets, overlap=bool(names))
 
 
 def _labels(
@@ -127,13 +127,13 @@ def mean_j(item: Item, prediction: Prediction) -> float:
     """J of all objects in all annotated frames: for the progress bar."""
     assert item.objects is not None
     pairs = [
-        (drawn, real)
+        (predicted, real)
         for masklet, truth in zip(prediction.masks, item.objects().masklets, strict=True)
-        for drawn, real in zip(masklet, truth, strict=True)
+        for predicted, real in zip(masklet, truth, strict=True)
         if real is not None
     ]
     return float(
-        np.mean([counts(drawn or rle.empty(*item.facts["size"]), real).iou for drawn, real in pairs])
+        np.mean([counts(predicted or rle.empty(*item.facts["size"]), real).iou for predicted, real in pairs])
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Given, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.dist import rng_of
 from ans_core.types import Prediction, Request
 
@@ -28,13 +28,13 @@ TYPES = ("direct_attributes", "relative_position")
 _BOXED = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
 
 
-def score(given: Given) -> Scored:
-    records = files.records(given.predictions)
-    files.by_id(records, "image", where=str(given.predictions))  # a question a picture
+def score(inputs: Inputs) -> Scored:
+    records = files.records(inputs.predictions)
+    files.by_id(records, "image", where=str(inputs.predictions))  # a question a picture
     verdicts: list[bool] = []
     judged = undecided = 0
     for number, record in enumerate(records):
-        where = f"{given.predictions}, record {number}"
+        where = f"{inputs.predictions}, record {number}"
         for key in ("test_type", "image", "question", "answer"):
             files.text(record, key, where=where)
         ruled = by_rule(
@@ -46,10 +46,10 @@ def score(given: Given) -> Scored:
         else:
             undecided += ruled is None
             verdicts.append(bool(ruled))
-    found, ratio = accuracy((r["test_type"], right) for r, right in zip(records, verdicts, strict=True))
+    figures, ratio = accuracy((r["test_type"], right) for r, right in zip(records, verdicts, strict=True))
     return Scored(
-        metrics=found | {"decided_by_judge": judged, "undecided": undecided},
-        published={key: percent(value, 2) for key, value in found.items() if key.startswith("accuracy")},
+        metrics=figures | {"decided_by_judge": judged, "undecided": undecided},
+        published={key: percent(value, 2) for key, value in figures.items() if key.startswith("accuracy")},
         ratios={"accuracy": ratio},
         samples=[_sample(r, right) for r, right in zip(records, verdicts, strict=True)],
         notes=[
@@ -75,12 +75,12 @@ def _letter(record: dict[str, Any], where: str) -> str:
 def by_rule(reply: str, answer: str, *, letter: str = "A") -> bool | None:
     """None: a judge must decide."""
     boxed = _BOXED.search(reply)
-    said = (boxed[1] if boxed else reply).strip()
-    if len(said) == 1:
-        return said == letter
-    if len(said) == 2 and "." in said:
-        return letter in said
-    return True if f"{letter}. {answer}".lower() in said.lower() else None
+    text = (boxed[1] if boxed else reply).strip()
+    if len(text) == 1:
+        return text == letter
+    if len(text) == 2 and "." in text:
+        return letter in text
+    return True if f"{letter}. {answer}".lower() in text.lower() else None
 
 
 def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
@@ -93,32 +93,32 @@ def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    found = [
+    pictures = [
         (kind, path)
         for kind in TYPES
         for path in sorted((folder / kind).glob("*"))
         if path.suffix.lower() in files.PICTURES
     ]
-    if not found:
+    if not pictures:
         raise ValueError(
             f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release"
         )
-    known = {picture.with_suffix(".json") for _, picture in found}
+    expected = {picture.with_suffix(".json") for _, picture in pictures}
     if alone := [
         f"{kind}/{path.name}"
         for kind in TYPES
         for path in sorted((folder / kind).glob("*.json"))
-        if path not in known
+        if path not in expected
     ]:
         raise ValueError(
             f"{folder}: {len(alone)} questions have no picture beside them: {files.shown(alone)}; put the "
             "pictures there"
         )
-    for kind, picture in found:
+    for kind, picture in pictures:
         annotation = picture.with_suffix(".json")
         where = str(annotation)
-        asked = files.load(annotation)
-        listed = files.listed(asked, "options", where=where, of=str)
+        entry = files.load(annotation)
+        listed = files.listed(entry, "options", where=where, of=str)
         if not 0 < len(listed) <= len(string.ascii_uppercase):
             raise ValueError(
                 f"{where}: {len(listed)} options; there must be one for each of some letters from A to Z"
@@ -126,7 +126,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         name = f"{kind}/{picture.name}"
         order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
         options = [listed[place] for place in order]
-        letter, question = string.ascii_uppercase[order.index(0)], files.text(asked, "question", where=where)
+        letter, question = string.ascii_uppercase[order.index(0)], files.text(entry, "question", where=where)
         facts = {
             "image": name,
             "test_type": kind,

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from ans_core.benchmarks.public.asked import Answerer, Runner
-from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.evaluation.predictions import by_picture, limited, predict_all
 from ans_core.pictures import rle
@@ -29,7 +29,7 @@ def coded(start: int, end: int) -> dict[str, Any]:
 
 
 def score(name: str, predictions: Path, **others: Any) -> Scored:
-    return SCORERS[name].score(Given(predictions=predictions, **others))
+    return SCORERS[name].score(Inputs(predictions=predictions, **others))
 
 
 def write(path: Path, value: Any) -> Path:

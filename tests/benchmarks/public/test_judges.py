@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from ans_core.benchmarks.public import files, gar_judge
-from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.evaluation import score as eval_score
 from ans_core.judge.replies import NoReplyError, Replies
@@ -41,7 +41,7 @@ class Known:
         return [self.reply(request) for request in requests]
 
 
-def judged(name: str, given: Given, reply: Callable[[Request], str], out: Path) -> Scored:
+def judged(name: str, given: Inputs, reply: Callable[[Request], str], out: Path) -> Scored:
     scorer = SCORERS[name]
     assert scorer.judging is not None
     assert scorer.judging.needed(given)
@@ -66,12 +66,12 @@ def test_dlc_benchs_judge_is_asked_as_the_recorded_one_was_and_its_replies_give_
         }
         replies |= {prompt: answers[n] for n, prompt in enumerate(entry["prompt"])}
     assert len(replies) == 992
-    given = Given(predictions=folder / "dam_3b_v1.json", data=folder)
+    given = Inputs(predictions=folder / "dam_3b_v1.json", data=folder)
     found = judged("dlc_bench", given, lambda request: replies[str(request.user)], tmp_path / "judge.json")
     assert found.metrics["positive"] == pytest.approx(record["avg_pos"], rel=1e-12)
     assert found.metrics["negative"] == pytest.approx(record["avg_neg"], rel=1e-12)
     again = SCORERS["dlc_bench"].score(
-        Given(predictions=given.predictions, data=folder, replay=tmp_path / "judge.json")
+        Inputs(predictions=given.predictions, data=folder, replay=tmp_path / "judge.json")
     )
     assert again.metrics == found.metrics
     assert again.notes == found.notes
@@ -89,16 +89,16 @@ def test_ferret_benchs_judge_reads_context_reference_and_answer(tmp_path: Path):
         assert f"[Assistant 1]\n{review['answer1']}\n\n[End of Assistant 1]" in request.user
         return str(review["content"])
 
-    given = Given(predictions=folder / "gar_1b_answer.jsonl.gz", data=folder)
+    given = Inputs(predictions=folder / "gar_1b_answer.jsonl.gz", data=folder)
     assert judged("ferret_bench", given, reply, tmp_path / "review.jsonl").published["score"] == "56.0"
     assert str(asked[0].user).startswith("[Context]\\Objects:\nObject 0 : arrows at")
     assert "avoiding any potential bias" in asked[0].user
     few = write(tmp_path / "few.jsonl", files.records(given.predictions)[:3])
     with pytest.raises(ValueError, match=r"37 questions are not answered: .*--predicted-only"):
-        judged("ferret_bench", Given(predictions=few, data=folder), reply, tmp_path / "review.jsonl")
+        judged("ferret_bench", Inputs(predictions=few, data=folder), reply, tmp_path / "review.jsonl")
     some = judged(
         "ferret_bench",
-        Given(predictions=few, data=folder, predicted_only=True),
+        Inputs(predictions=few, data=folder, predicted_only=True),
         reply,
         tmp_path / "review.jsonl",
     )
@@ -134,7 +134,7 @@ def test_gar_benchs_judge_sees_the_picture_and_every_region(tmp_path: Path, deta
         assert all(value in words for value in [*about.values(), "It lies there.", "<Prompt1>"])
         return "True"
 
-    found = judged("gar_bench", Given(predictions=told, data=tmp_path), reply, tmp_path / "judge.json")
+    found = judged("gar_bench", Inputs(predictions=told, data=tmp_path), reply, tmp_path / "judge.json")
     assert found.metrics[f"caption_{name.lower()}/accuracy"] == 1.0
     assert "in other words than the benchmark's" in found.notes[-1]
 

@@ -13,7 +13,7 @@ import pytest
 
 from ans_core.benchmarks.public import infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
 from ans_core.benchmarks.public.asked import Item
-from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.types import Prediction
 from tests.benchmarks.public import question_sets
@@ -36,7 +36,7 @@ def evaluate(name: str, data: Path, out: Path, ask: Answers, **given: Any) -> Sc
     assert scorer.runner is not None
     runner = scorer.runner
     path = predicted(runner, data, runner.splits[0], ask, out)
-    return scorer.score(Given(predictions=path, data=runner.truth(data, ""), **given))
+    return scorer.score(Inputs(predictions=path, data=runner.truth(data, ""), **given))
 
 
 # V*Bench
@@ -288,7 +288,7 @@ def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> 
     )
     judging = SCORERS["mathvista"].judging
     assert judging is not None
-    assert judging.needed(Given(predictions=told, data=tmp_path))
+    assert judging.needed(Inputs(predictions=told, data=tmp_path))
     with pytest.raises(
         ValueError,
         match=r"1: no rule reads an answer in 'It has 4 of them\.'; a language model does: --replay",
@@ -303,7 +303,7 @@ def test_mathvistas_extractions_are_read_by_rule_or_replayed(tmp_path: Path) -> 
             asked.extend(request.user for request in requests)
             return ["4"] * len(requests)
 
-    given = judging.ask(Given(predictions=told, data=tmp_path), Known(), tmp_path / "judge.json")
+    given = judging.ask(Inputs(predictions=told, data=tmp_path), Known(), tmp_path / "judge.json")
     found = SCORERS["mathvista"].score(given)
     assert len(asked) == 1
     assert "It has 4 of them." in asked[0]
@@ -361,7 +361,7 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert scorer.judging is not None
     runner = scorer.runner
     path = predicted(runner, folder, "", knowing, tmp_path / "out")
-    given = Given(predictions=path, data=folder)
+    given = Inputs(predictions=path, data=folder)
     assert scorer.judging.needed(given)
     found = scorer.score(scorer.judging.ask(given, Known(), tmp_path / "judge.json"))
     assert "Question: x? | True answer: -1 <AND> -5 | Given answer: -1<AND>-5 | Grade:" in asked[0].user
@@ -370,7 +370,7 @@ def test_mm_vets_judge_sees_question_truth_and_reply_and_its_grades_are_replayed
     assert "the judge was asked in other words than the benchmark's, once" in found.notes
     assert "1 replies of the judge are no grade and count 0" in found.notes
     assert (
-        scorer.score(Given(predictions=path, data=folder, replay=tmp_path / "judge.json")).metrics
+        scorer.score(Inputs(predictions=path, data=folder, replay=tmp_path / "judge.json")).metrics
         == found.metrics
     )
     other = write(tmp_path / "other.json", {"v1_0": "another"})
@@ -393,7 +393,7 @@ def test_no_answer_of_mm_vet_is_graded_0_and_shown_to_no_judge(tmp_path: Path) -
 
     assert judging is not None
     given = judging.ask(
-        Given(predictions=told, data=vet(tmp_path / "data")), Generous(), tmp_path / "judge.json"
+        Inputs(predictions=told, data=vet(tmp_path / "data")), Generous(), tmp_path / "judge.json"
     )
     found = SCORERS["mm_vet"].score(given)
     assert found.metrics["score"] == pytest.approx(0.6 / 3)

@@ -13,7 +13,7 @@ import pytest
 from pycocotools import mask
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.metrics.text import coco_tokens
 from ans_core.metrics.video import j_and_f
@@ -33,7 +33,7 @@ def load(path: Path) -> Any:
 
 
 def scored(name: str, predictions: Path, **others: Any) -> Scored:
-    return SCORERS[name].score(Given(predictions=predictions, **others))
+    return SCORERS[name].score(Inputs(predictions=predictions, **others))
 
 
 def vos() -> tuple[Scored, dict[str, float]]:

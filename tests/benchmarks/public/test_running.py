@@ -18,7 +18,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Given, Scored
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_clips, write_scenes
@@ -58,7 +58,7 @@ def evaluate(
     path, runner = predict(name, data, out, split=split, ask=ask, limit=limit), SCORERS[name].runner
     assert runner is not None
     return SCORERS[name].score(
-        Given(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit))
+        Inputs(predictions=path, data=runner.truth(data, split), predicted_only=bool(limit))
     )
 
 
@@ -91,12 +91,12 @@ def test_expressions_about_pictures(tmp_path: Path, drawn: Path, name: str, monk
     predictions = predict(name, drawn / name, tmp_path / "again", split="val")
     read.clear()
     assert (
-        SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="val")).metrics["gIoU"]
+        SCORERS[name].score(Inputs(predictions=predictions, data=drawn / name, split="val")).metrics["gIoU"]
         == 1.0
     )
     assert read == ["val"]  # train is a hundred times as large
     with pytest.raises(ValueError, match="is this another split's file"):
-        SCORERS[name].score(Given(predictions=predictions, data=drawn / name, split="test"))
+        SCORERS[name].score(Inputs(predictions=predictions, data=drawn / name, split="test"))
     assert (some.metrics["expressions"], some.missing, some.metrics["gIoU"]) == (3, 0, 1.0)
 
 
@@ -108,7 +108,7 @@ def test_the_folder_of_grefcoco_gets_no_figures_of_refcoco(tmp_path: Path, drawn
         evaluate("refcoco", drawn / "grefcoco", tmp_path / "run", split="val")
     path = predict("grefcoco", drawn / "grefcoco", tmp_path / "other", split="val")
     with pytest.raises(ValueError, match="this is gRefCOCO"):
-        SCORERS["refcoco"].score(Given(predictions=path, data=drawn / "grefcoco"))
+        SCORERS["refcoco"].score(Inputs(predictions=path, data=drawn / "grefcoco"))
 
 
 def test_a_folder_of_clips_is_named_by_the_split_that_it_holds(tmp_path: Path, drawn: Path):
@@ -292,7 +292,7 @@ def test_benchmarks_with_a_judge_write_what_the_judge_reads(tmp_path: Path):
         path = predict(name, tmp_path, tmp_path / name, split=split, ask=words("near region1. [SEG]"))
         judging = SCORERS[name].judging
         assert judging is not None
-        assert judging.needed(Given(predictions=path, data=tmp_path))
+        assert judging.needed(Inputs(predictions=path, data=tmp_path))
         (told,) = path.read_text().splitlines()
         assert line.items() <= json.loads(told).items()
     choices = simple | {"choices": ["A. <Prompt0>", "B. <Prompt1>"], "answer": "B", "type": "mirror"}
@@ -378,7 +378,7 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
         tmp_path / "first.json",
         [{"question_id": name, "prediction": "A", "gt_answer": "A"} for name in ("101669", "103960")],
     )
-    first = SCORERS["seed_bench"].score(Given(predictions=tmp_path / "first.json")).metrics
+    first = SCORERS["seed_bench"].score(Inputs(predictions=tmp_path / "first.json")).metrics
     assert first == {
         "accuracy": 1.0,
         "correct": 2,
@@ -473,7 +473,7 @@ def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tm
     masks = [{"id": name, "mask": tiny.square(2, 2, 12, 12)} for name in "ab"]
     masks[1] |= {"mask": tiny.square(2, 7, 12, 12), "ignore": tiny.square(2, 2, 12, 7), "is_sentence": False}
     again = SCORERS["reasonseg"].score(
-        Given(predictions=tmp_path / "run/predictions.jsonl", data=write(tmp_path / "truth.jsonl", masks))
+        Inputs(predictions=tmp_path / "run/predictions.jsonl", data=write(tmp_path / "truth.jsonl", masks))
     )
     assert again.metrics == {
         key: value for key, value in found.metrics.items() if not key.startswith("long/")
