@@ -129,13 +129,13 @@ class Loaded:
         self.toolbox = Toolbox(
             self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader
         )
-        self.told = self.policy.is_told(episode.operations_told)
+        self.told = self.policy.lists_operations(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 
     def answerer(self, tools: bool) -> Answerer:
         from ans_core.agent.answering import answerer
 
-        return answerer(self.policy, self.toolbox, limits=self.limits, told=self.told, tools=tools)
+        return answerer(self.policy, self.toolbox, limits=self.limits, with_operations=self.told, tools=tools)
 
     def close(self) -> None:
         self.toolbox.close()
