@@ -29,8 +29,8 @@ class AgentPrediction(Prediction):
 def answerer(
     policy: AgentPolicy, toolbox: Toolbox, *, limits: Limits, with_operations: bool, tools: bool
 ) -> Answerer:
-    """Return the agent, asked greedily. `with_operations`: operations stand before every question. Without `tools` no
-    call can be said; one that is spelled in another way is refused."""
+    """Return the agent, asked greedily. `with_operations`: operations stand before every question. Without
+    `tools` no call can be said; one that is spelled in another way is refused."""
     operations = operations_told(toolbox, with_operations and tools)
     forbidden = () if tools else tokens.call_openers(policy.model)
     allowed = limits if tools else replace(limits, calls=0)

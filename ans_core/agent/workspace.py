@@ -59,7 +59,7 @@ class TrackHandle:
 
 Handle = ImageHandle | MaskHandle | TrackHandle
 KINDS: dict[type, Kind] = {ImageHandle: "image", MaskHandle: "mask", TrackHandle: "track"}
-HandleT = TypeVar("Found", ImageHandle, MaskHandle, TrackHandle)
+HandleT = TypeVar("HandleT", ImageHandle, MaskHandle, TrackHandle)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,6 +117,6 @@ def check(db: sqlite3.Connection, file: Path) -> None:
         integrity = str(error)
     if integrity != "ok":
         raise ValueError(
-            f"{file} is damaged or cut short ({integrity}); put a backup in its place, or name another folder "
-            "(--store)"
+            f"{file} is damaged or cut short ({integrity}); put a backup in its place, or name another "
+            "folder (--store)"
         )

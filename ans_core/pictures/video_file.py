@@ -220,6 +220,10 @@ its parent."""
 
 def _decoder(file: Path) -> _Decoder:
     decoder: _Decoder | None = getattr(_open, "decoder", None)
-    if decoder is None or (decoder.file, decoder.process, decoder.changed) != (file, os.getpid(), _changed(file)):
+    if decoder is None or (decoder.file, decoder.process, decoder.changed) != (
+        file,
+        os.getpid(),
+        _changed(file),
+    ):
         decoder = _open.decoder = _Decoder(file)
     return decoder

@@ -103,9 +103,15 @@ class Alignment(nn.Module):
         place_loss = -(batch.shares * scores.log_softmax(1)).sum(1).mean()
         hit = (batch.shares.gather(1, scores.argmax(1, keepdim=True)) > 0).float().mean()
         word_loss = self._word_loss(
-            torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.captions], table, batch.words[batch.captions]
+            torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.captions],
+            table,
+            batch.words[batch.captions],
         )
-        return place_loss + word_loss, {"hit": float(hit), "found": float(place_loss.detach()), "told": float(word_loss.detach())}
+        return place_loss + word_loss, {
+            "hit": float(hit),
+            "found": float(place_loss.detach()),
+            "told": float(word_loss.detach()),
+        }
 
     def _word_loss(
         self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]

@@ -48,7 +48,8 @@ def build_tokenizer(
     marks = BACKBONES[kind].marks
     special = (*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
     fast.add_tokens(
-        [*special, *(t for t in (marks.start, marks.slot, marks.end) if t not in special)], special_tokens=True
+        [*special, *(t for t in (marks.start, marks.slot, marks.end) if t not in special)],
+        special_tokens=True,
     )
     return fast
 

@@ -52,7 +52,9 @@ class Finding(Supervised):
         counted = super().begin_step(batches)
         things = float(sum(len(batch.things) for batch in batches))
         early = float(sum(int(early_looks(batch).sum()) for batch in batches))
-        return [replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in counted]
+        return [
+            replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in counted
+        ]
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
         seen: dict[str, Any] = {}

@@ -85,7 +85,9 @@ class Promptable(nn.Module):
             return 0 * self.sam2.high_res(features)[0].sum(), {"iou_single": 0.0, "iou_three": 0.0}
         predicted = self.sam2.decode_every(features, batch.image, (batch.coordinates, batch.labels))
         losses = [
-            promptable_loss(predicted.all_logits[:, [m]], predicted.ious[:, [m]], predicted.object_score, batch.targets)
+            promptable_loss(
+                predicted.all_logits[:, [m]], predicted.ious[:, [m]], predicted.object_score, batch.targets
+            )
             for m in range(4)
         ]
         ious: Metrics = {

@@ -24,8 +24,8 @@ class ClipTensors:
     pixels: Float[Tensor, "F 3 S S"]
     masks: Bool[Tensor, "N F S S"]
     has_truth: Bool[Tensor, "N F"]
-    """Whether the frame has ground truth for the object. An empty mask with ground truth says that the object is
-    not there."""
+    """Whether the frame has ground truth for the object. An empty mask with ground truth says that the
+    object is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,9 @@ def make_batch(
         second = rng.randrange(1, length) if rng.random() < options.second_frame else None
         for masks, has_truth in zip(clip.masks, clip.has_truth, strict=True):
             first = int((masks.flatten(1).any(1) & has_truth).int().argmax())
-            frames = [first, second] if second is not None and second > first and has_truth[second] else [first]
+            frames = (
+                [first, second] if second is not None and second > first and has_truth[second] else [first]
+            )
             points = [_points(masks[f], kind, options, rng=rng) for f in frames]
             plans[kind, tuple(frames)].append((len(rows), points))
             rows.append(torch.arange(number * length, (number + 1) * length))
@@ -134,9 +136,9 @@ def _group(
         coordinates=torch.tensor([[places for places, _ in prompts] for _, prompts in planned]).reshape(
             count, len(frames), -1, 2
         ),
-        labels=torch.tensor([[labels for _, labels in prompts] for _, prompts in planned], dtype=torch.int32).reshape(
-            count, len(frames), -1
-        ),
+        labels=torch.tensor(
+            [[labels for _, labels in prompts] for _, prompts in planned], dtype=torch.int32
+        ).reshape(count, len(frames), -1),
         clicks=0 if kind == "mask" else clicks,
     )
 

@@ -136,7 +136,9 @@ def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:
 def choose_window(clip: Clip, *, length: int, max_gap: int, rng: Random) -> list[int]:
     """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap`
     that the clip allows."""
-    starts = {gap: firsts for gap in range(1, max_gap + 1) if (firsts := _starts(clip, length=length, gap=gap))}
+    starts = {
+        gap: firsts for gap in range(1, max_gap + 1) if (firsts := _starts(clip, length=length, gap=gap))
+    }
     if not starts:
         raise ValueError(
             f"{clip.name}: no window of {length} frames shows an object that a later one has ground truth for"

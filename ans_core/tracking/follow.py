@@ -152,7 +152,9 @@ def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, i
     """Return the arguments of `Grounding.step` for prompts of one kind in one frame."""
     if prompts[0].mask is not None:
         prompt_masks = [prompt.mask for prompt in prompts if prompt.mask is not None]
-        masks = sam2.mask_prompts(torch.from_numpy(np.stack(prompt_masks))[:, None].to(sam2.device), [0])[0]["masks"]
+        masks = sam2.mask_prompts(torch.from_numpy(np.stack(prompt_masks))[:, None].to(sam2.device), [0])[0][
+            "masks"
+        ]
         for mask, shown in zip(prompt_masks, masks[:, 0], strict=True):
             if not shown.any():  # too small for SAM2's size, as in training (clips.py)
                 shown[center_at(mask, sam2.image_size)] = 1

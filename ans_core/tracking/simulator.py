@@ -106,7 +106,9 @@ def corrected(
     """Add to each object's points one click where the prediction is wrong: inside where it misses, outside
     where it spills over; outside where nothing is wrong. Random numbers come from torch's global
     generator."""
-    predicted = F.interpolate(logits.float(), size=target.shape[-2:], mode="bilinear", align_corners=False) > 0
+    predicted = (
+        F.interpolate(logits.float(), size=target.shape[-2:], mode="bilinear", align_corners=False) > 0
+    )
     if float(torch.rand(())) < CLICKS_FROM_TRUTH:
         predicted = torch.zeros_like(predicted)
     points, labels = sample_random_points_from_errors(target[:, None], predicted)

@@ -84,7 +84,9 @@ def write_track(
     pixels = [0] * len(prompts)
 
     def overlays() -> Iterator[Image.Image]:
-        tracked = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
+        tracked = follow(
+            sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
+        )
         for index, low in tqdm(tracked, total=len(frames), desc="frames"):
             labels = label_map(
                 upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low
@@ -134,8 +136,8 @@ def read_prompts(arguments: Sequence[PromptArgument]) -> list[ObjectPrompt]:
         )
     if len(arguments) > MOST:
         raise ValueError(
-            f"{len(arguments)} objects are more than the {MOST} that a palette PNG tells apart; follow them in "
-            "two runs"
+            f"{len(arguments)} objects are more than the {MOST} that a palette PNG tells apart; follow them "
+            "in two runs"
         )
     return [_prompt(kind, value, frame) for kind, value, frame in arguments]
 

@@ -84,7 +84,9 @@ def follow_clip(
     prompts = [true_prompt(clip, n, prompt) for n in objects]
     width, height = transforms.image_size(clip.frames[0])
     for n, object_prompt in zip(objects, prompts, strict=True):
-        object_prompt.check(width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}")
+        object_prompt.check(
+            width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}"
+        )
     masks: list[list[RLE]] = [[] for _ in objects]
     try:
         shown = follow(

@@ -263,7 +263,8 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
         for number in range(3):
             store.add(experience(number), np.ones(4, np.float32))
             snapshots.publish(
-                {"w": torch.full((3,), float(number))}, after=None if number == 0 else number - 1, update=number, about={}, measured={}
+                {"w": torch.full((3,), float(number))}, after=None if number == 0 else number - 1, update=number, about={},
+                measured={},
             )  # fmt: skip
         store.note("alert", kind="flips", told="42% of the labels change")
     assert agent("status", *where) == 0

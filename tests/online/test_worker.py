@@ -237,7 +237,8 @@ def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: St
         learned(parts, tmp_path / "scratch", steps=2)
         for update in (1, 2):
             parts.snapshots.publish(
-                parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about, measured={}
+                parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about,
+                measured={},
             )  # fmt: skip
         learned(parts, tmp_path / "scratch 2", steps=4)
         assert overview.counts(parts.store)["stale"] == 2

@@ -455,7 +455,9 @@ open_modules(sam2, ("memory_attention", "memory_encoder", "sam_prompt_encoder"))
 def make(step, micro):
     chosen = [n for _, n in places(step, micro, batch=3, micros=1, per_epoch=3)]
     clips = [clip_tensors(n) for n in chosen]
-    clips = [replace(c, has_truth=c.has_truth & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)]
+    clips = [
+        replace(c, has_truth=c.has_truth & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)
+    ]
     kinds = [{"mask": 1.0}, {"box": 1.0}, {"point": 1.0}]
     made = [make_batch([c], PromptOptions(kinds=kinds[n]), rngs=[dist.rng_of(n)]) for n, c in zip(chosen, clips)]
     offsets = [4 * i for i in range(len(made))]

@@ -14,8 +14,8 @@ from ans_core.model.masks import upsample_logits
 from ans_core.pictures import rle, transforms
 from ans_core.tracking.answering import masklets
 from ans_core.tracking.clips import Clips
-from ans_core.tracking.follow import ObjectPrompt, _inputs, follow, label_map
 from ans_core.tracking.epochs import EpochWeights
+from ans_core.tracking.follow import ObjectPrompt, _inputs, follow, label_map
 from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
 from ans_core.types import Request
 from tests import tiny

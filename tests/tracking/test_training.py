@@ -357,7 +357,8 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
     other[:, 2:] = ~other[:, 2:]
     module = Tracking(sam2, LossWeights())
     losses = [
-        module(replace(batch, has_truth=half, targets=targets))[0].item() for targets in (batch.targets, other)
+        module(replace(batch, has_truth=half, targets=targets))[0].item()
+        for targets in (batch.targets, other)
     ]
     assert losses[0] == losses[1] != module(batch)[0].item()
     nothing = replace(batch, has_truth=torch.zeros_like(batch.has_truth))

@@ -287,7 +287,8 @@ def _check_targets(trace: Trace, where: str) -> None:
         raise checks.DataError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
     if trace.kind != "trap" and not right:
         raise checks.DataError(
-            f"{where}: ends in {trace.final_answer!r}, the answer is {trace.answer!r}; only a trap may end wrong"
+            f"{where}: ends in {trace.final_answer!r}, the answer is {trace.answer!r}; only a trap may end "
+            "wrong"
         )
     if trace.kind != "trap" and not any(turn.trainable for turn in assistant_turns):
         numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
@@ -319,5 +320,6 @@ def check_mix(traces: Iterable[Trace]) -> None:
             f"{kind} {shares[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items()
         )
         raise ValueError(
-            f"the mix of traces is off: {differences}; draw more questions, or look at what the filter dropped"
+            f"the mix of traces is off: {differences}; draw more questions, or look at what the filter "
+            "dropped"
         )
