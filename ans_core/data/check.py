@@ -102,7 +102,8 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
 def read_all(
     name: str, path: Path, form: str, split: str | None, *, pixels: bool, index_folder: Path
 ) -> tuple[dict[str, SampleIndex], list[str], list[str], list[ImageRef]]:
-    """Read every split, or one, into indexes in `index_folder`. Return the samples of those without fault, the splits of the data set, all faults of the others, and pictures that are shown turned."""
+    """Read every split, or one, into indexes in `index_folder`. Return the samples of those without fault, the
+    splits of the data set, all faults of the others, and pictures that are shown turned."""
     wrong: dict[str, None] = {}
     turned: list[ImageRef] = []
     read: dict[str, SampleIndex] = {}

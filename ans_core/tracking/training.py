@@ -67,7 +67,7 @@ class Tracking(nn.Module):
         features = encode(self.sam2, batch.frames, at_once=self.encode_at_once, recompute=self.recompute)
         maps = self.sam2.maps(features)
         sums: dict[str, Tensor] = defaultdict(lambda: maps[0].new_zeros((), dtype=torch.float32))
-        learned, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
+        counted, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
         for groups in batch.tracks:
             frames = groups[0].frames
             for tracked in track(
@@ -84,7 +84,7 @@ class Tracking(nn.Module):
                         logits[has_truth], predicted[has_truth], score[has_truth], target, self.weights
                     ).items():
                         sums[name] = sums[name] + value
-                    learned += len(target)
+                    counted += len(target)
                 if index == frames[0] or prompted is None:
                     since = index - max(frame for frame in frames if frame <= index)
                     ious[since].append(
@@ -95,12 +95,12 @@ class Tracking(nn.Module):
         unused = 0.0 * sum(
             (p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(())
         )
-        curves = {f"loss_{name}": float(value.detach()) / learned for name, value in sums.items()}
+        curves = {f"loss_{name}": float(value.detach()) / counted for name, value in sums.items()}
         for distance, some in sorted(ious.items()):
             curves[f"iou_at_{distance}"] = sum(mean * count for mean, count in some) / sum(
                 count for _, count in some
             )
-        return total(sums, self.weights) / (batch.total or learned) + unused if learned else unused, curves
+        return total(sums, self.weights) / (batch.total or counted) + unused if counted else unused, curves
 
 
 def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parameter]:
