@@ -52,4 +52,4 @@ def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again
             for own, one in zip(bound.of([*crops, *crops]), wanted + wanted, strict=True)
         )
     assert (free.encoded, bound.encoded) == (4, 8)  # equal ones of a call once, whatever is held
-    assert bound._known.bytes == 2 * each
+    assert bound._cache.bytes == 2 * each
