@@ -271,7 +271,7 @@ def square(*, side: int, frames: int, objects: int, clips: int = 1) -> TrackingB
     clip = ClipTensors(
         pixels=torch.randn(frames, 3, side, side),
         masks=masks,
-        known=torch.ones(objects, frames, dtype=torch.bool),
+        has_truth=torch.ones(objects, frames, dtype=torch.bool),
     )
     return make_batch([clip] * clips, PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)] * clips)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from ans_core.config import load
 from ans_core.online.neighbours import Neighbours
-from ans_core.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift
 from ans_core.online.store import Store
 
 EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
@@ -65,7 +65,7 @@ def ask(url: str, name: str, question: str, frame: bytes) -> None:
         json.load(reply)
 
 
-def answers(url: str, stream: Drawn, numbers: range) -> tuple[list[float], int]:
+def answers(url: str, stream: QuestionStream, numbers: range) -> tuple[list[float], int]:
     """Return the seconds of each answer, and how many questions got none."""
     seconds, lost = [], 0
     for number in numbers:
@@ -98,7 +98,7 @@ def served(count: int) -> dict[str, object]:
     found: dict[str, object] = {}
     settings = load(Path("params.yaml")).agent.online.simulation
     shift = Shift(**settings.shift.model_dump())
-    stream = Drawn(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
+    stream = QuestionStream(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flows.cli", "agent"]
         where = ["--store", f"{folder}/store"]

@@ -223,7 +223,7 @@ def of_agent(given: argparse.Namespace) -> None:
         with Toolbox(
             model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=agent.reader
         ) as toolbox:
-            told = operations_told(toolbox, policy.is_told(episode.operations_told))
+            told = operations_told(toolbox, policy.lists_operations(episode.operations_told))
             requests = [question_request(question, told) for question in asked]
             played = play(model, toolbox, requests, limits=Limits.of(episode), batch=episode.batch)
         answers = [own.answer for own in played]

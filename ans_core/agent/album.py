@@ -15,7 +15,7 @@ from PIL import Image
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome
 from ans_core.agent.play import PlayedEpisode, PlayedTurn
-from ans_core.agent.rewards.total import own_parts, task
+from ans_core.agent.rewards.total import episode_parts, task
 from ans_core.agent.workspace import Workspace, opened
 from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
@@ -52,13 +52,13 @@ def write_album(folder: Path, entries: Sequence[AlbumEntry]) -> None:
 def chosen(outcomes: Sequence[Outcome], *, each: int) -> list[int]:
     """Return places of `each` outcomes of every family: right and wrong ones in turns, as far as there are
     both."""
-    found = []
+    selected = []
     for family in dict.fromkeys(o.question.family for o in outcomes):
         places = [i for i, o in enumerate(outcomes) if o.question.family == family]
         right, wrong = ([i for i in places if outcomes[i].right is verdict] for verdict in (True, False))
         count = min(len(right), max(each - len(wrong), (each + 1) // 2))
-        found += [*right[:count], *wrong[: each - count]]
-    return found
+        selected += [*right[:count], *wrong[: each - count]]
+    return selected
 
 
 def album_entry(number: int, outcome: Outcome, played: PlayedEpisode) -> AlbumEntry:
@@ -92,7 +92,7 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
 
     Only what is a function of the episode: not the bonus of curiosity and not learning progress. The
     coherence is not normalised."""
-    parts, faults = own_parts(
+    parts, faults = episode_parts(
         played.episode.observations,
         plan=outcome.question.plan,
         answer=outcome.answer,
@@ -107,7 +107,7 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
 
 def _turn(turn: PlayedTurn, workspace: Workspace, name: str) -> tuple[dict[str, Any], dict[str, Image.Image]]:
     """Return a turn's record, and its pictures by file; `name` is what their names begin with."""
-    record: dict[str, Any] = {"said": turn.text, "given": turn.given}
+    record: dict[str, Any] = {"said": turn.text, "given": turn.planned}
     if turn.shown is None:
         return record, {}
     crops = {f"{name}-{i}.webp": crop.picture(least=WIDTH) for i, crop in enumerate(turn.shown.crops)}

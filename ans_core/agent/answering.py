@@ -26,17 +26,19 @@ class AgentPrediction(Prediction):
     over_turn: bool
 
 
-def answerer(policy: AgentPolicy, toolbox: Toolbox, *, limits: Limits, told: bool, tools: bool) -> Answerer:
-    """Return the agent, asked greedily. `told`: operations stand before every question. Without `tools` no
-    call can be said; one that is spelled in another way is refused."""
-    operations = operations_told(toolbox, told and tools)
+def answerer(
+    policy: AgentPolicy, toolbox: Toolbox, *, limits: Limits, with_operations: bool, tools: bool
+) -> Answerer:
+    """Return the agent, asked greedily. `with_operations`: operations stand before every question. Without
+    `tools` no call can be said; one that is spelled in another way is refused."""
+    operations = operations_told(toolbox, with_operations and tools)
     forbidden = () if tools else tokens.call_openers(policy.model)
     allowed = limits if tools else replace(limits, calls=0)
 
     def answer(items: Sequence[Item]) -> list[Prediction]:
         requests = [_request(item, operations) for item in items]
         played = play(policy.model, toolbox, requests, limits=allowed, forbidden=forbidden, batch=len(items))
-        return [_prediction(own) for own in played]
+        return [_prediction(episode) for episode in played]
 
     return answer
 
@@ -74,9 +76,9 @@ def counting(runner: Runner) -> Runner:
             "valid_calls": prediction.valid_calls,
             "over_turn": prediction.over_turn,
         }
-        return own(item, prediction) | calls
+        return base_record(item, prediction) | calls
 
-    own: Callable[[Item, Prediction], dict[str, Any]] = runner.record
+    base_record: Callable[[Item, Prediction], dict[str, Any]] = runner.record
     return replace(runner, record=record)
 
 

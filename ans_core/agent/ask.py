@@ -75,10 +75,12 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
                 out=out,
                 frames=frames,
                 tile=toolbox.tile,
-                told={"source": str(source), "asked": question, "agent": str(trained)},
+                about={"source": str(source), "asked": question, "agent": str(trained)},
             )
-            told = operations_told(toolbox, policy.is_told(config.agent.episode.operations_told))
-            request = Request(frames=frames, text=asking.first_turn(question, told))
+            operations = operations_told(
+                toolbox, policy.lists_operations(config.agent.episode.operations_told)
+            )
+            request = Request(frames=frames, text=asking.first_turn(question, operations))
             (played,) = play(
                 policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add
             )
@@ -87,12 +89,12 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
 
 
 def last_trained(runs: Path) -> Path:
-    found = next((runs / name for name in TRAINED if (runs / name / DELTA).is_file()), None)
-    if found is None:
+    trained = next((runs / name for name in TRAINED if (runs / name / DELTA).is_file()), None)
+    if trained is None:
         raise ValueError(
             f"{runs} holds no trained agent; `ans run --agent` trains one, --agent FOLDER names another"
         )
-    return found
+    return trained
 
 
 def former(out: Path) -> list[Path]:
@@ -114,9 +116,9 @@ class Diary:
     out: Path
     frames: Sequence[Path]
     tile: int
-    told: dict[str, Any]
+    about: dict[str, Any]
     turns: list[dict[str, Any]] = field(default_factory=list)
-    known: int = 1
+    handle_count: int = 1
     """Handles of the workspace before the turn: the picture alone."""
 
     def add(self, turn: PlayedTurn, workspace: Workspace) -> None:
@@ -133,22 +135,22 @@ class Diary:
             came_back = observation.text if observation.ok else f"Error: {observation.text}"
             lines += [f"  {line}" for line in came_back.splitlines()]
             lines += [f"  {name}" for name in record["files"]]
-        self.known = len(workspace.handles)
+        self.handle_count = len(workspace.handles)
         self.turns.append(record)
         self._save()
         print("\n".join(lines), flush=True)
 
-    def end(self, said: str | None, ended: Ended) -> None:
-        self.told |= {"answer": said, "ended": ended}
+    def end(self, text: str | None, ended: Ended) -> None:
+        self.about |= {"answer": text, "ended": ended}
         self._save()
-        last = f"answer: {said}" if said is not None else f"no answer: {LIMITS[ended]}"
+        last = f"answer: {text}" if text is not None else f"no answer: {LIMITS[ended]}"
         print(f"{last}\n{self.out / FILE}", flush=True)
 
     def _write(self, turn: PlayedTurn, workspace: Workspace) -> list[str]:
         assert turn.shown is not None
         if not turn.shown.observation.ok:
             return []
-        made = [name for name, _ in workspace.handles[self.known :]]
+        made = [name for name, _ in workspace.handles[self.handle_count :]]
         into = self.out / f"turn_{len(self.turns) + 1}"
         into.mkdir(parents=True, exist_ok=True)
         return [
@@ -159,5 +161,5 @@ class Diary:
     def _save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / FILE).write_text(
-            json.dumps(self.told | {"turns": self.turns}, indent=1), encoding="utf-8"
+            json.dumps(self.about | {"turns": self.turns}, indent=1), encoding="utf-8"
         )

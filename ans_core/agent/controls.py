@@ -47,8 +47,8 @@ def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:
         x, y = (rng.randint(0, THOUSAND - abs(box[i + 2] - box[i])) for i in (0, 1))
         return arguments | {"bbox_2d": [x, y, x + abs(box[2] - box[0]), y + abs(box[3] - box[1])]}
     if arguments.keys() & {"point_2d", "text"}:
-        kept = {name: value for name, value in arguments.items() if name not in ("point_2d", "text")}
-        return kept | {"point_2d": [rng.randint(0, THOUSAND) for _ in range(2)]}
+        others = {name: value for name, value in arguments.items() if name not in ("point_2d", "text")}
+        return others | {"point_2d": [rng.randint(0, THOUSAND) for _ in range(2)]}
     return arguments
 
 
@@ -57,28 +57,28 @@ def shuffled(shown: Sequence[Shown]) -> list[Shown]:
     one called it in this turn; all are of one family, or it would be told by what is shown. Errors stay where
     they are."""
     alike: dict[str, list[int]] = defaultdict(list)
-    for place, own in enumerate(shown):
-        if own.observation.ok and own.observation.call is not None:
-            alike[own.observation.call.name].append(place)
-    found = list(shown)
+    for place, item in enumerate(shown):
+        if item.observation.ok and item.observation.call is not None:
+            alike[item.observation.call.name].append(place)
+    exchanged = list(shown)
     for places in alike.values():
         if len(places) == 1:  # an episode that is shown its own observation would be under no control
-            found[places[0]] = _blank(shown[places[0]])
+            exchanged[places[0]] = _blank(shown[places[0]])
             continue
         for place, other in zip(places, [*places[1:], places[0]], strict=True):
-            found[place] = shown[other]
-    return found
+            exchanged[place] = shown[other]
+    return exchanged
 
 
 def blank(shown: Sequence[Shown]) -> list[Shown]:
     """Show grey pictures, and of texts the new names alone."""
-    return [_blank(own) if own.observation.ok else own for own in shown]
+    return [_blank(item) if item.observation.ok else item for item in shown]
 
 
-def _blank(own: Shown) -> Shown:
-    values = own.observation.values
+def _blank(item: Shown) -> Shown:
+    values = item.observation.values
     names = ", ".join(str(values[kind]) for kind in ("image", "mask", "track") if kind in values) or "done"
     grey = io.BytesIO()
     Image.new("RGB", (32, 32), (GREY,) * 3).save(grey, "PNG")
-    crops = tuple(Crop.whole(grey.getvalue()) for _ in own.crops)
-    return replace(own, text="<image>\n" * len(crops) + names, crops=crops)
+    crops = tuple(Crop.full_frame(grey.getvalue()) for _ in item.crops)
+    return replace(item, text="<image>\n" * len(crops) + names, crops=crops)

@@ -45,7 +45,7 @@ class Crop:
         return cls(frame=workspace.frames[handle.frame], box=handle.box)
 
     @classmethod
-    def whole(cls, frame: ImageRef) -> Crop:
+    def full_frame(cls, frame: ImageRef) -> Crop:
         """Return the whole frame."""
         return cls(frame=frame, box=(0, 0, *transforms.image_size(frame)))
 
@@ -76,7 +76,7 @@ class CropFeatures:
         self.model = model
         self.encoded = 0
         """Crops that the vision tower has seen."""
-        self._known: LruCache[ImageFeatures] = LruCache(
+        self._cache: LruCache[ImageFeatures] = LruCache(
             most=most, most_bytes=most_bytes, size=lambda features: features.values.nbytes
         )
 
@@ -90,11 +90,11 @@ class CropFeatures:
         }
         keys = [(hashes[crop.frame], crop.box) for crop in crops]
         with self.model.own_precision():
-            found = {
-                key: self._known.get(key, partial(self._encode, crop))
+            features = {
+                key: self._cache.get(key, partial(self._encode, crop))
                 for key, crop in dict(zip(keys, crops, strict=True)).items()
             }
-        return [found[key] for key in keys]
+        return [features[key] for key in keys]
 
     def _encode(self, crop: Crop) -> ImageFeatures:
         self.encoded += 1
@@ -113,7 +113,7 @@ def grey(model: Network) -> Crop:
     """Return a grey picture of the model's size: what all pictures have in common, which would make any two
     alike."""
     side = model.backbone.crop_side
-    return Crop.whole(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
+    return Crop.full_frame(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
 
 
 def joined(images: Sequence[ImageFeatures]) -> ImageFeatures | None:

@@ -98,17 +98,17 @@ class Toolbox:
             result = self._run(operation, workspace, arguments)
         except Refused as refused:
             return Observation(call=call, text=refused.message, error=refused.kind), workspace
-        told = Observation(call=call, text=result.text, values=result.values, pictures=result.pictures)
-        return told, workspace.add(result.handles)
+        observation = Observation(call=call, text=result.text, values=result.values, pictures=result.pictures)
+        return observation, workspace.add(result.handles)
 
     def _run(self, operation: Operation, workspace: Workspace, arguments: Arguments) -> Result:
         tools = Tools(tile=self.tile, ocr=self.reader)
         if not operation.needs_model:
             if operation.load is not None:
                 self._worker.load(operation.load, tools)
-            found = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
-            assert isinstance(found, Result)
-            return found
+            result = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
+            assert isinstance(result, Result)
+            return result
 
         def run() -> Result:
             with stopped_after(self.seconds), self._adapters_off():
@@ -143,13 +143,13 @@ class Episode:
         self.observations: list[Observation] = []
         self.answer: str | None = None
 
-    def turn(self, said: str) -> Observation | None:
+    def turn(self, text: str) -> Observation | None:
         """What comes back; None when this was the answer. A turn that holds a call, or tries to, counts as a
         call."""
         assert self.answer is None, "the episode has its answer"
         call: protocol.Call | None = None
         try:
-            thought, call = protocol.parse(said)
+            thought, call = protocol.parse(text)
             if call is None:
                 self.answer = thought
                 return None

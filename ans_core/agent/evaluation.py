@@ -36,7 +36,7 @@ class Outcome:
     faithful_calls: int = 0
     """Of the valid ones, those about a thing that the question is about."""
     over_turn: bool = False
-    said: int = 0
+    token_count: int = 0
     """Tokens."""
     ended: str = "answer"
     """See `play.Ended`."""
@@ -56,7 +56,7 @@ def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
         valid_calls=counts["ok"],
         faithful_calls=faithful_calls(question, played.episode.workspace, played.episode.observations),
         over_turn=played.over_turn,
-        said=sum(len(turn.ids) for turn in played.turns),
+        token_count=sum(len(turn.ids) for turn in played.turns),
         ended=played.ended,
         errors={kind: number for kind, number in counts.items() if kind not in ("calls", "ok")},
     )
@@ -106,8 +106,8 @@ def costs(before: Sequence[bool], after: Sequence[bool], allowed: float) -> bool
     return float(binomtest(wrong, wrong + right, alternative="greater").pvalue) < CHANCE
 
 
-def operations_told(toolbox: Toolbox, told: bool) -> Mapping[str, Operation] | None:
-    return toolbox.operations if told else None
+def operations_told(toolbox: Toolbox, listed: bool) -> Mapping[str, Operation] | None:
+    return toolbox.operations if listed else None
 
 
 def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -121,11 +121,11 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in FAMILIES}
-    found = {name: _of_family(own) for name, own in by_family.items() if own}
-    flat = {f"{name}/{key}": value for name, own in found.items() for key, value in own.items()}
-    needing = [own for name, own in found.items() if FAMILIES[name].needs_operation]
-    for key in dict.fromkeys(key for own in needing for key in own):
-        values = [own[key] for own in needing if key in own]
+    figures = {name: _of_family(one) for name, one in by_family.items() if one}
+    flat = {f"{name}/{key}": value for name, one in figures.items() for key, value in one.items()}
+    needing = [one for name, one in figures.items() if FAMILIES[name].needs_operation]
+    for key in dict.fromkeys(key for one in needing for key in one):
+        values = [one[key] for one in needing if key in one]
         flat[f"{NEEDED}/{key}"] = sum(values) / len(values)
     for kind in sorted({kind for o in outcomes for kind in o.errors}):
         flat[f"errors/{kind}"] = sum(o.errors.get(kind, 0) for o in outcomes) / len(outcomes)
@@ -144,15 +144,15 @@ def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "over_turn": [o.over_turn for o in outcomes],
         "prior": [guessed(o.question) for o in outcomes],
     }
-    found = {name: sum(values) / len(values) for name, values in parts.items() if values}
+    figures = {name: sum(values) / len(values) for name, values in parts.items() if values}
     calls = sum(o.calls for o in outcomes)
     if calls:
-        found["valid_calls"] = sum(o.valid_calls for o in outcomes) / calls
+        figures["valid_calls"] = sum(o.valid_calls for o in outcomes) / calls
     if valid := sum(o.valid_calls for o in outcomes):
-        found["faithful_calls"] = sum(o.faithful_calls for o in outcomes) / valid
-    return found | {
+        figures["faithful_calls"] = sum(o.faithful_calls for o in outcomes) / valid
+    return figures | {
         "calls": calls / len(outcomes),
-        "tokens": sum(o.said for o in outcomes) / len(outcomes),
+        "tokens": sum(o.token_count for o in outcomes) / len(outcomes),
         "questions": float(len(outcomes)),
     }
 

@@ -27,9 +27,9 @@ MOST_TOKENS = 32
 @torch.no_grad()
 def mask_by_words(model: Network, picture: Image.Image, words: str) -> tuple[Bool[np.ndarray, "H W"], float]:
     """Mask and predicted IoU of the first `[SEG]` that the model says; an empty mask where it says none."""
-    asked = prompts.REFERRING_EVAL.format(text=without_tokens(words))
+    question = prompts.REFERRING_EVAL.format(text=without_tokens(words))
     options = PredictOptions(mode=model.video_mode("auto"))
-    (answer,) = answers(model, [request_of(text=asked, image=picture)], options, max_tokens=MOST_TOKENS)
+    (answer,) = answers(model, [request_of(text=question, image=picture)], options, max_tokens=MOST_TOKENS)
     if not len(answer.seg_embeddings):
         return np.zeros((picture.height, picture.width), bool), 0.0
     with model.own_precision():
@@ -49,19 +49,19 @@ class Clip:
 
     def __init__(self, model: Network, pictures: Sequence[Image.Image]) -> None:
         self.model, self.pictures = model, pictures
-        self._kept: dict[int, FrameFeatures] = {}
+        self._recent: dict[int, FrameFeatures] = {}
 
     def along(self, frames: Sequence[int]) -> Iterator[tuple[int, FrameFeatures]]:
         """Yield (place in `frames`, features of that frame), AHEAD frames encoded in one batch."""
         for place, frame in enumerate(frames):
-            if frame not in self._kept:
-                new = [ahead for ahead in frames[place : place + AHEAD] if ahead not in self._kept]
+            if frame not in self._recent:
+                new = [ahead for ahead in frames[place : place + AHEAD] if ahead not in self._recent]
                 features = self.model.sam2.encode(
                     PredictOptions().pixels(self.model, [self.pictures[ahead] for ahead in new])
                 )
-                self._kept |= {ahead: features[[number]] for number, ahead in enumerate(new)}
-                self._kept = dict(list(self._kept.items())[-AHEAD:])
-            yield place, self._kept[frame]
+                self._recent |= {ahead: features[[number]] for number, ahead in enumerate(new)}
+                self._recent = dict(list(self._recent.items())[-AHEAD:])
+            yield place, self._recent[frame]
 
 
 @torch.no_grad()

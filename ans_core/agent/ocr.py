@@ -71,9 +71,9 @@ def read_lines(picture: Image.Image, *, by: str) -> list[Line]:
     if by == "template":
         from ans_core.agent.ocr_templates import by_templates
 
-        found = by_templates(np.asarray(large.convert("L"), np.float32))
+        lines = by_templates(np.asarray(large.convert("L"), np.float32))
         return sorted(
-            (_shrunk(line, scale, picture) for line in found), key=lambda line: (line.box[1], line.box[0])
+            (_shrunk(line, scale, picture) for line in lines), key=lambda line: (line.box[1], line.box[0])
         )
     return in_reading_order([_shrunk(line, scale, picture) for line in _rapid(large)])
 
@@ -121,11 +121,11 @@ def _threads() -> int:
 
 
 def _rapid(picture: Image.Image) -> list[Line]:
-    found = _engine()(np.asarray(picture)[..., ::-1])  # BGR
-    if found.boxes is None:
+    detections = _engine()(np.asarray(picture)[..., ::-1])  # BGR
+    if detections.boxes is None:
         return []
     lines = []
-    for corners, text, score in zip(found.boxes, found.txts, found.scores, strict=True):
+    for corners, text, score in zip(detections.boxes, detections.txts, detections.scores, strict=True):
         (x1, y1), (x2, y2) = np.floor(corners.min(0)), np.ceil(corners.max(0))
         if any(letter.isalnum() for letter in text):
             lines.append(

@@ -47,15 +47,15 @@ class _Letter:
 def by_templates(grey: Float[np.ndarray, "H W"]) -> list[Line]:
     """Digits: spots that are darker or brighter than a threshold, each correlated with templates; the best of
     overlapping ones stay."""
-    found: list[_Letter] = []
+    candidates: list[_Letter] = []
     for level in np.linspace(grey.min(), grey.max(), LEVELS + 2)[1:-1]:
         for spots in (grey < level, grey > level):
-            found += _letters(grey, spots)
-    kept: list[_Letter] = []
-    for letter in sorted(found, key=lambda one: -one.score):
-        if all(_shared(letter.box, other.box) < 0.3 for other in kept):
-            kept.append(letter)
-    return _lines(kept)
+            candidates += _letters(grey, spots)
+    letters: list[_Letter] = []
+    for letter in sorted(candidates, key=lambda one: -one.score):
+        if all(_shared(letter.box, other.box) < 0.3 for other in letters):
+            letters.append(letter)
+    return _lines(letters)
 
 
 def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> list[_Letter]:
@@ -78,8 +78,8 @@ def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> 
         cells.append(_cell(np.clip((here - paper) / (ink - paper), 0, 1)))
     if not cells:
         return []
-    names, known = _templates()
-    scores = np.stack(cells) @ known.T  # (P, T)
+    names, templates = _templates()
+    scores = np.stack(cells) @ templates.T  # (P, T)
     best = scores.argmax(1)
     rated = zip(boxes, best, scores.max(1), strict=True)
     return [

@@ -82,7 +82,7 @@ class PlayedTurn:
     """As sampled; empty for greedy and for given turns."""
     complete: bool
     """Ended by itself, not cut at `turn_tokens`."""
-    given: bool = False
+    planned: bool = False
     """Not the model's own words."""
     shown: Shown | None = None
     """None after the answer, and where a limit ended the episode."""
@@ -139,12 +139,12 @@ class PlayedEpisode:
     @property
     def rollout(self) -> Rollout:
         """Everything after the prefix; trainable is what the model said itself."""
-        found = [Segment(ids=self.opening[-1:], trainable=False)]
+        segments = [Segment(ids=self.opening[-1:], trainable=False)]
         for turn in self.turns:
-            found.append(Segment(ids=turn.ids, trainable=not turn.given))
+            segments.append(Segment(ids=turn.ids, trainable=not turn.planned))
             if turn.observed_ids:
-                found.append(Segment(ids=turn.observed_ids, trainable=False))
-        return tuple(found)
+                segments.append(Segment(ids=turn.observed_ids, trainable=False))
+        return tuple(segments)
 
     @property
     def crops(self) -> tuple[Crop, ...]:
@@ -280,39 +280,39 @@ def _to_the_end(
     while active:
         with precision():
             prompted = read_ahead(model, prompted)
-            said = _said(model, prompted, active, limits, reader, forbidden)
-        shown = {place: _came_back(active[place], turn, limits) for place, turn in enumerate(said)}
-        going = [place for place, own in shown.items() if own is not None]
-        told = [own for own in shown.values() if own is not None]
-        told = list(change(told)) if change is not None else told
-        images = features.of([crop for own in told for crop in own.crops])
+            turns = _next_turns(model, prompted, active, limits, reader, forbidden)
+        shown = {place: _came_back(active[place], turn, limits) for place, turn in enumerate(turns)}
+        going = [place for place, item in shown.items() if item is not None]
+        observed = [item for item in shown.values() if item is not None]
+        observed = list(change(observed)) if change is not None else observed
+        images = features.of([crop for item in observed for crop in item.crops])
         rows: list[tuple[tuple[int, ...], ImageFeatures | None]] = []
         ongoing = []
-        for place, own in zip(going, told, strict=True):
-            pictures, images = images[: len(own.crops)], images[len(own.crops) :]
+        for place, item in zip(going, observed, strict=True):
+            pictures, images = images[: len(item.crops)], images[len(item.crops) :]
             ids = tuple(
                 tokens.observed_ids(
-                    model, own.text, [p.grids for p in pictures], complete=said[place].complete
+                    model, item.text, [p.grids for p in pictures], complete=turns[place].complete
                 )
             )
-            turn = replace(said[place], shown=own, observed_ids=ids)
+            turn = replace(turns[place], shown=item, observed_ids=ids)
             running = active[place]
             if running.length + len(turn.ids) + len(ids) + limits.turn_tokens > limits.tokens:
                 running.ended = "tokens"
-                running.add(said[place])
+                running.add(turns[place])
                 continue
             running.add(turn)
             ongoing.append(place)
             rows.append((turn.ids + ids, joined(pictures)))
         for place in shown.keys() - set(going):
-            active[place].add(said[place])
+            active[place].add(turns[place])
         if ongoing:
             with precision():
                 prompted = _continued(model, prompted, ongoing, rows)
         active = [active[place] for place in ongoing]
 
 
-def _said(
+def _next_turns(
     model: Network,
     prompted: PrefilledBatch,
     active: Sequence[_Running],
@@ -322,30 +322,30 @@ def _said(
 ) -> list[PlayedTurn]:
     """Return what every episode says next: its plan's words while there are any, then the model's own."""
     number = len(active[0].turns)  # all are at the same turn
-    found: dict[int, PlayedTurn] = {}
+    turns: dict[int, PlayedTurn] = {}
     for place, running in enumerate(active):
         if number < len(running.plan):
             text = running.plan[number]
-            found[place] = PlayedTurn(
-                text=text, ids=tuple(tokens.said_ids(model, text)), logps=(), complete=True, given=True
+            turns[place] = PlayedTurn(
+                text=text, ids=tuple(tokens.turn_ids(model, text)), logps=(), complete=True, planned=True
             )
-    own = [place for place in range(len(active)) if place not in found]
-    if own:
-        asked = prompted if len(own) == len(active) else _taken(prompted, own)
+    unplanned = [place for place in range(len(active)) if place not in turns]
+    if unplanned:
+        batch = prompted if len(unplanned) == len(active) else _taken(prompted, unplanned)
         if reader is not None:
-            turn_seeds = [seed_of(active[place].seed, "turn", number) for place in own]
+            turn_seeds = [seed_of(active[place].seed, "turn", number) for place in unplanned]
             answers = sample(
-                model, asked, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds
+                model, batch, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds
             )
         else:
-            greedy = generate(model, asked, max_tokens=limits.turn_tokens, forbidden=forbidden)
+            greedy = generate(model, batch, max_tokens=limits.turn_tokens, forbidden=forbidden)
             answers = [
                 SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(model, ids)[1]) for ids in greedy
             ]
-        for place, answer in zip(own, answers, strict=True):
+        for place, answer in zip(unplanned, answers, strict=True):
             text = text_of(model, spoken_ids(model, list(answer.ids)))
-            found[place] = PlayedTurn(text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete)
-    return [found[place] for place in range(len(active))]
+            turns[place] = PlayedTurn(text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete)
+    return [turns[place] for place in range(len(active))]
 
 
 def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | None:
@@ -360,7 +360,7 @@ def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | N
         running.ended = "calls"
         return None
     crops = tuple(Crop.of(episode.workspace, name) for name in observation.pictures)
-    before = 1 + sum(len(own.shown.crops) for own in running.turns if own.shown is not None)
+    before = 1 + sum(len(earlier.shown.crops) for earlier in running.turns if earlier.shown is not None)
     if before + len(crops) > limits.pictures:
         running.ended = "pictures"
         return None
@@ -399,7 +399,7 @@ def _continued(
         positions.append(torch.cat([read[number].expand(*placed.shape[:-1], 1), placed], dim=-1))
     rest = left_padded(embeds)
     length = rest["embeds"].shape[1]
-    unread = torch.cat([F.pad(own, (length - own.shape[-1], 0)) for own in positions], dim=-2)
+    unread = torch.cat([F.pad(row, (length - row.shape[-1], 0)) for row in positions], dim=-2)
     return replace(
         taken,
         segs=torch.zeros_like(rest["attention"]),

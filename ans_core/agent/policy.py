@@ -114,11 +114,11 @@ class AgentPolicy:
     ) -> None:
         """`lora`: None = copies of the layers instead. `names`: adapters, of which the first is trained. All
         begin as the first."""
-        whole = list(model.backbone.projectors)
+        projectors = list(model.backbone.projectors)
         if lora is None:
-            config = copies_config(model, modules_to_save=whole, rows=rows)
+            config = copies_config(model, modules_to_save=projectors, rows=rows)
         else:
-            config = lora_config(**lora, modules_to_save=whole, rows=rows)
+            config = lora_config(**lora, modules_to_save=projectors, rows=rows)
         self.adapters = Adapters(model, config, names=names, off=BASE, seed=seed)
         self.lora, self.rows = None if lora is None else dict(lora), list(rows)
         self.operations_told: bool | None = None
@@ -131,7 +131,7 @@ class AgentPolicy:
         """The reader (`ocr.Reader`) of the READ_TEXT calls that it was trained on; None without such calls,
         or where it is not known."""
 
-    def is_told(self, otherwise: bool) -> bool:
+    def lists_operations(self, otherwise: bool) -> bool:
         """Return whether it is to be told the operations: as it was trained, else as the settings say."""
         return otherwise if self.operations_told is None else self.operations_told
 
@@ -149,13 +149,13 @@ class AgentPolicy:
         tiles = [
             count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None
         ]
-        known = {"operations_told": self.operations_told, "operations": self.operations, "ocr": self.ocr}
+        optional = {"operations_told": self.operations_told, "operations": self.operations, "ocr": self.ocr}
         return {
             "lora": self.lora,
             "rows": self.rows,
             "tokens": self.model.tokenizer.convert_ids_to_tokens(self.rows),
             "tiles": tiles if len(tiles) == 2 else [],
-            **{name: value for name, value in known.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         }
 
     def save(self, out: Path, *, base_hash: str, about: Mapping[str, Any]) -> None:
@@ -211,8 +211,8 @@ def load_policy(
         dtype=dtype,
         quantize=None if copies else quantize,
     )
-    found = model.tokenizer.convert_ids_to_tokens(config["rows"])
-    if config.get("tokens", found) != found:
+    row_tokens = model.tokenizer.convert_ids_to_tokens(config["rows"])
+    if config.get("tokens", row_tokens) != row_tokens:
         raise ValueError(
             f"{folder} was trained on other tokens: an operation's call_pieces have changed since; train it "
             "again"
@@ -229,10 +229,10 @@ def load_policy(
     return policy
 
 
-def reader_of(folder: Path, asked: str | None) -> str:
+def reader_of(folder: Path, reader: str | None) -> str:
     """Return the reader of READ_TEXT that is asked for; without one, what the agent was trained with, else
     rapidocr. Raises ValueError for a folder without an agent."""
-    return asked or checkpoint.delta_config(folder).get("ocr") or "rapidocr"
+    return reader or checkpoint.delta_config(folder).get("ocr") or "rapidocr"
 
 
 def warn_of_other_reader(readers: Iterable[str], *, here: str, what: str) -> None:
@@ -260,7 +260,7 @@ def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
         work(layer)
 
 
-def said_rows(model: Network, texts: Iterable[str]) -> list[int]:
+def token_rows(model: Network, texts: Iterable[str]) -> list[int]:
     """Return every token that these turns are said with."""
     suffix = prompts.TEMPLATES[model.config.template].suffix
     return sorted(

@@ -21,7 +21,7 @@ from ans_core.agent.rewards.curiosity import ToolUse, bonus
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
 from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.running import RunningNorm, moments
-from ans_core.agent.rewards.total import own_parts, shaping, task
+from ans_core.agent.rewards.total import episode_parts, shaping, task
 from ans_core.agent.world import Question, is_right
 from ans_core.dist import rank, wait_for_all
 from ans_core.model.backbones.base import ImageFeatures
@@ -104,7 +104,7 @@ class AgentPractice:
     def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
         right = played.answer is not None and is_right(played.answer, question)
         called, shortest = played.successful_calls > 0, len(question.plan)
-        own, faults = own_parts(
+        earned, faults = episode_parts(
             played.episode.observations,
             plan=question.plan,
             answer=played.answer,
@@ -112,10 +112,10 @@ class AgentPractice:
         )
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
-            "curiosity": self._curiosity() * curious + own["price"],
-            "evidence": own["evidence"],
-            "coherence": self.norm(own["coherence"]),
-            "penalty": own["penalty"],
+            "curiosity": self._curiosity() * curious + earned["price"],
+            "evidence": earned["evidence"],
+            "coherence": self.norm(earned["coherence"]),
+            "penalty": earned["penalty"],
         }
         learning: dict[str, float] = {}
         if self.dynamics is not None:
@@ -124,13 +124,13 @@ class AgentPractice:
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
-        self._coherences.append(own["coherence"])
+        self._coherences.append(earned["coherence"])
         return rollout_of(
             played,
             rewards=rewards if played.is_lesson else dict.fromkeys(rewards, math.nan),
             measured=measured(question, played, right=right)
             | parts
-            | {"coherence": own["coherence"], **learning, **faults},
+            | {"coherence": earned["coherence"], **learning, **faults},
         )
 
     def _curiosity(self) -> float:

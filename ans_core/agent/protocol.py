@@ -48,8 +48,8 @@ def tools_text(operations: Mapping[str, Operation]) -> str:
         }
         if required := schema.get("required"):
             parameters["required"] = required
-        told = {"name": operation.name, "description": operation.sentence, "parameters": parameters}
-        lines.append(json.dumps({"type": "function", "function": told}))
+        function = {"name": operation.name, "description": operation.sentence, "parameters": parameters}
+        lines.append(json.dumps({"type": "function", "function": function}))
     return "<tools>\n" + "\n".join(lines) + "\n</tools>"
 
 
@@ -59,8 +59,8 @@ def _plain(schema: Any) -> Any:
         return [_plain(s) for s in schema] if isinstance(schema, list) else schema
     schema = {k: v for k, v in schema.items() if k not in ("title", "default")}
     if "anyOf" in schema:
-        (kept,) = [s for s in schema.pop("anyOf") if s != {"type": "null"}]
-        schema = kept | schema
+        (alternative,) = [s for s in schema.pop("anyOf") if s != {"type": "null"}]
+        schema = alternative | schema
     return {k: _plain(v) for k, v in schema.items() if k != "title"}
 
 
@@ -80,20 +80,20 @@ def call_tokens(operations: Mapping[str, Operation]) -> list[str]:
     return sorted(pieces)
 
 
-def parse(said: str) -> tuple[str, Call | None]:
+def parse(text: str) -> tuple[str, Call | None]:
     """A turn -> (what is said before the call, the call); (the whole turn, None) for an answer.
 
     Raises Refused for more than one call, one that isn't closed or isn't at the end of the turn, and one that
     is no JSON object with exactly `name` (a text) and `arguments` (an object).
     """
-    opened, closed = said.count(OPEN), said.count(CLOSE)
+    opened, closed = text.count(OPEN), text.count(CLOSE)
     if not opened and not closed:
-        return said.strip(), None
+        return text.strip(), None
     if opened > 1:
         raise Refused("several_calls", f"{opened} calls in one turn; make one and wait for what it gives")
-    thought, _, rest = said.partition(OPEN)
-    body, found, after = rest.partition(CLOSE)
-    if opened != 1 or closed != 1 or not found:
+    thought, _, rest = text.partition(OPEN)
+    body, closing, after = rest.partition(CLOSE)
+    if opened != 1 or closed != 1 or not closing:
         raise Refused(
             "broken_call", f"a call is {OPEN}...{CLOSE}; here are {opened} {OPEN} and {closed} {CLOSE}"
         )
@@ -147,10 +147,12 @@ def checked(call: Call, operations: Mapping[str, Operation]) -> tuple[Operation,
     try:
         return operation, operation.arguments.model_validate(call.arguments)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        unknown = [e for e in found if e["type"] == "extra_forbidden"]
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))[:40]}: {e['msg']}" for e in (unknown or found)[:3])
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        unknown = [e for e in errors if e["type"] == "extra_forbidden"]
+        details = "; ".join(
+            f"{'.'.join(map(str, e['loc']))[:40]}: {e['msg']}" for e in (unknown or errors)[:3]
+        )
         takes = ", ".join(operation.arguments.model_fields)
         raise Refused(
-            "unknown_argument" if unknown else "wrong_type", f"{told}; {call.name} takes {takes}"
+            "unknown_argument" if unknown else "wrong_type", f"{details}; {call.name} takes {takes}"
         ) from None

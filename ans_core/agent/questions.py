@@ -22,8 +22,8 @@ def questions(name: str, path: Path, form: str, split: str | None, *, seed: int,
     single pictures, and where nothing can be asked about its pictures without ambiguity."""
     data.existing(form, path, name=name)
     wanted = split or "train"
-    if wanted not in (known := SPLITS[form](path)):
-        raise ValueError(f"{path} has no split {wanted!r}; name one with --split: {', '.join(known)}")
+    if wanted not in (splits := SPLITS[form](path)):
+        raise ValueError(f"{path} has no split {wanted!r}; name one with --split: {', '.join(splits)}")
     samples = data.read_samples(format=form, path=path, name=name, split=wanted)
     pictures = annotated.pictures(samples)
     if not pictures:

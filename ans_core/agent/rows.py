@@ -34,12 +34,12 @@ def direct(trace: Trace) -> Trace:
 def lessons(traces: Sequence[Trace]) -> list[Trace]:
     """Return the traces that teach something. Traps do not: they end in a wrong answer. Raises ValueError if
     none does."""
-    found = [trace for trace in traces if trace.kind != "trap"]
-    if not found:
+    selected = [trace for trace in traces if trace.kind != "trap"]
+    if not selected:
         raise ValueError(
             f"all of {len(traces)} traces are traps, of which nothing is learned; add golden ones"
         )
-    return found
+    return selected
 
 
 def check_lengths(
@@ -54,7 +54,9 @@ def check_lengths(
     pictures are read. `question`: see `read_trace`."""
     too_long = []
     for trace in traces:
-        grids = [Crop.whole(folder / name).grids(model) for turn in trace.turns for name in turn.pictures]
+        grids = [
+            Crop.full_frame(folder / name).grids(model) for turn in trace.turns for name in turn.pictures
+        ]
         length = len(packed(model, trace, question(trace), grids).ids)
         if length > max_length:
             too_long.append(f"{trace.trace_id} ({length} tokens)")
@@ -70,15 +72,15 @@ def check_lengths(
 def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
     """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when
     it is played."""
-    found = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
-    if found:
-        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(found.items())[:SHOWN]) + (
-            ", ..." if len(found) > SHOWN else ""
+    reasons = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
+    if reasons:
+        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(reasons.items())[:SHOWN]) + (
+            ", ..." if len(reasons) > SHOWN else ""
         )
         logging.warning(
             "%s: no episode can repeat %d of %d traces within the limits of agent.episode: %s; raise "
             "these, or leave the traces out",
-            folder, len(found), len(traces), named,
+            folder, len(reasons), len(traces), named,
         )  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def beyond(model: Network, trace: Trace, limits: Limits) -> str | None:
     if pictures > limits.pictures:
         return f"{pictures} pictures, of {limits.pictures}"
     for number, turn in enumerate(trace.turns):
-        if turn.trainable and (length := len(tokens.said_ids(model, turn.text))) > limits.turn_tokens:
+        if turn.trainable and (length := len(tokens.turn_ids(model, turn.text))) > limits.turn_tokens:
             return f"turn {number} has {length} tokens, of {limits.turn_tokens}"
     return None
 
@@ -101,7 +103,7 @@ def read_trace(model: Network, trace: Trace, folder: Path, *, question: str, max
     (`tokens.first_question`).
 
     Raises ValueError for a trace that is longer than the context."""
-    crops = [Crop.whole(folder / name) for turn in trace.turns for name in turn.pictures]
+    crops = [Crop.full_frame(folder / name) for turn in trace.turns for name in turn.pictures]
     views = [crop.views(model) for crop in crops]
     row = packed(model, trace, question, [view.grids for view in views])
     if len(row.ids) > max_length:
@@ -140,7 +142,7 @@ def segments_of(
     segments = []
     for turn in trace.turns[1:]:
         if turn.role == "assistant":
-            ids = tokens.said_ids(model, turn.text)
+            ids = tokens.turn_ids(model, turn.text)
         else:
             shown, later = later[: len(turn.pictures)], later[len(turn.pictures) :]
             ids = tokens.observed_ids(model, turn.text, shown)

@@ -63,8 +63,8 @@ def lab(rgb: UInt8[np.ndarray, "*P 3"]) -> Float[np.ndarray, "*P 3"]:
 
 def colour_name(colour: Float[np.ndarray, " 3"]) -> str:
     """The nearest of NAMES by the distance in CIELAB (CIE 1976)."""
-    known = lab(np.array(list(NAMES.values()), np.uint8))
-    return list(NAMES)[int(np.linalg.norm(known - colour, axis=1).argmin())]
+    palette = lab(np.array(list(NAMES.values()), np.uint8))
+    return list(NAMES)[int(np.linalg.norm(palette - colour, axis=1).argmin())]
 
 
 def texture(lightness: Float[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> tuple[str, float, float]:

@@ -20,14 +20,16 @@ def first_question(text: str, operations: Mapping[str, Operation] | None = None)
 
 def opening_ids(model: Network, text: str, grids: Sequence[Grid]) -> list[int]:
     """Return the first user's turn, which begins with the picture, up to the start of what is said."""
-    asked, marks = text.removeprefix(IMAGE).strip(), model.backbone.marks
+    question, marks = text.removeprefix(IMAGE).strip(), model.backbone.marks
     begin = prefix_ids(
         model.tokenizer, template=model.config.template, frame_tokens=[_cells(grids)], marks=marks
     )
-    return begin + question_ids(model.tokenizer, asked, template=model.config.template, cells=[], marks=marks)
+    return begin + question_ids(
+        model.tokenizer, question, template=model.config.template, cells=[], marks=marks
+    )
 
 
-def said_ids(model: Network, text: str) -> list[int]:
+def turn_ids(model: Network, text: str) -> list[int]:
     """Return a turn of the model's, with the token that ends it."""
     return _ids(model, text + prompts.TEMPLATES[model.config.template].suffix)
 
@@ -39,10 +41,11 @@ def observed_ids(
     every `<image>`. `complete`: whether the turn before it has its end."""
     template = prompts.TEMPLATES[model.config.template]
     first, *rest = text.split(IMAGE)
-    shown = [prompts.image_text([_cells(own)], model.backbone.marks) for own in grids]
-    told = first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
+    shown = [prompts.image_text([_cells(picture_grids)], model.backbone.marks) for picture_grids in grids]
+    user_text = first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
     return _ids(
-        model, ("" if complete else template.suffix) + template.separator + template.user.format(input=told)
+        model,
+        ("" if complete else template.suffix) + template.separator + template.user.format(input=user_text),
     )
 
 
@@ -55,8 +58,8 @@ def call_openers(model: Network) -> list[int]:
 def all_but(model: Network, texts: Iterable[str]) -> list[int]:
     """Return the tokens that none of these turns is said with. Without them nothing but their words is
     said."""
-    kept = {number for text in texts for number in said_ids(model, text)}
-    return [number for number in range(model.vocabulary) if number not in kept]
+    used = {number for text in texts for number in turn_ids(model, text)}
+    return [number for number in range(model.vocabulary) if number not in used]
 
 
 def _cells(grids: Sequence[Grid]) -> int:

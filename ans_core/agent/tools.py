@@ -90,16 +90,16 @@ def check(call: protocol.Call) -> None:
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:
     """`bbox_2d=[250,500,500,750]`, `text=the red circle`: values as YAML has them."""
-    found = {}
+    settings = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise ValueError(f"{word!r} is no key=value")
         try:
-            found[key] = yaml.safe_load(value)
+            settings[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise ValueError(f"{word!r}: the value can't be read; write texts in quotes") from None
-    return found
+    return settings
 
 
 def write(
@@ -113,14 +113,14 @@ def write(
     """observation.json, and for each new handle its picture: a crop, or the frame (the clip) with the mask on
     it."""
     assert observation.call is not None
-    told = {
+    record = {
         "name": observation.call.name,
         "arguments": observation.call.arguments,
         "text": observation.text,
         "values": observation.values,
     }
     files = [folder / "observation.json"]
-    files[0].write_text(json.dumps(told, indent=1) + "\n")
+    files[0].write_text(json.dumps(record, indent=1) + "\n")
     handles = dict(workspace.handles)
     for name in made:
         handle = handles[name]

@@ -95,7 +95,7 @@ def serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            told = (True, function(*arguments))
+            reply = (True, function(*arguments))
         except Exception as error:  # noqa: BLE001  it is raised in the other process
-            told = (False, error)
-        pipe.send(told)
+            reply = (False, error)
+        pipe.send(reply)

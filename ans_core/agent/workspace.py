@@ -59,7 +59,7 @@ class TrackHandle:
 
 Handle = ImageHandle | MaskHandle | TrackHandle
 KINDS: dict[type, Kind] = {ImageHandle: "image", MaskHandle: "mask", TrackHandle: "track"}
-Found = TypeVar("Found", ImageHandle, MaskHandle, TrackHandle)
+HandleT = TypeVar("HandleT", ImageHandle, MaskHandle, TrackHandle)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +96,13 @@ class Workspace:
                 f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size"
             )
         ((width, height),) = sizes
-        whole = ImageHandle(frame=0, box=(0, 0, width, height))
+        full_image = ImageHandle(frame=0, box=(0, 0, width, height))
         made = cls(
-            frames=refs, width=width, height=height, clip=clip or len(refs) > 1, handles=((FIRST, whole),)
+            frames=refs,
+            width=width,
+            height=height,
+            clip=clip or len(refs) > 1,
+            handles=((FIRST, full_image),),
         )
         for mask in masks:
             if mask.shape != (height, width):
@@ -136,16 +140,16 @@ class Workspace:
     def track(self, name: str) -> TrackHandle:
         return self._find(name, TrackHandle)
 
-    def _find(self, name: str, kind: type[Found]) -> Found:
+    def _find(self, name: str, kind: type[HandleT]) -> HandleT:
         """Raises Refused for a name that is none of this kind."""
-        found = dict(self.handles).get(name)
-        if not isinstance(found, kind):
-            known = self.names(KINDS[kind])
+        handle = dict(self.handles).get(name)
+        if not isinstance(handle, kind):
+            available = self.names(KINDS[kind])
             raise Refused(
                 "unknown_handle",
-                f"there is no {KINDS[kind]} {name[:40]!r}; there is {', '.join(known) or 'none'}",
+                f"there is no {KINDS[kind]} {name[:40]!r}; there is {', '.join(available) or 'none'}",
             )
-        return found
+        return handle
 
     def picture(self, name: str, *, least: int = 0) -> Image.Image:
         """An image's pixels, enlarged (bicubic, aspect kept) until its longer side has `least`."""
@@ -173,24 +177,24 @@ class Workspace:
         """SHA-256 of everything that an operation can depend on: what the frames are, and the handles with
         their names. Files are known by their names, sizes and times: to read a long video would take longer
         than most operations."""
-        told = [
-            [_known_by(ref) for ref in self.frames],
+        parts = [
+            [_identity(ref) for ref in self.frames],
             self.clip,
             [(name, asdict(handle)) for name, handle in self.handles],
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def digest(self, name: str) -> str:
         """SHA-256 of what a handle shows: equal for equal content, whatever its name."""
         handle = dict(self.handles)[name]
         frames = self.frames if isinstance(handle, TrackHandle) else (self.frames[handle.frame],)
         hashes = [hashlib.sha256(content(ref)).hexdigest() for ref in frames]
-        told = [
+        parts = [
             KINDS[type(handle)],
             hashes,
             {k: v for k, v in asdict(handle).items() if k not in ("frame", "mask", "predicted_iou")},
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def mask_handle(
@@ -225,14 +229,14 @@ def content(ref: ImageRef) -> bytes:
     return ref if isinstance(ref, bytes) else ref.read_bytes()
 
 
-def _known_by(ref: ImageRef) -> str:
+def _identity(ref: ImageRef) -> str:
     if isinstance(ref, bytes):
         return hashlib.sha256(ref).hexdigest()
     try:
-        found = (ref if isinstance(ref, Path) else ref.file).stat()
+        stat = (ref if isinstance(ref, Path) else ref.file).stat()
     except OSError:
         return repr(ref)  # whoever opens it says what is wrong
-    return f"{ref!r} {found.st_size} {found.st_mtime_ns}"
+    return f"{ref!r} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def opened(ref: ImageRef) -> Image.Image:

@@ -103,8 +103,8 @@ def is_held_out(image: str, *, share: float) -> bool:
 def read_samples(*, format: str, path: Path, name: str, split: str | Sequence[str]) -> list[Sample]:
     """Read a split, or several as one, of a data set of any format; ValueError names the wrong file and
     record."""
-    found = existing(format, path, name=name)
-    return list(splits.read(format, found, name=name, split=split))
+    folder = existing(format, path, name=name)
+    return list(splits.read(format, folder, name=name, split=split))
 
 
 def existing(format: str, path: Path, *, name: str) -> Path:

@@ -47,15 +47,15 @@ SHOWN = 5
 def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, Path, str]:
     """Return (name, path, format) of a data set of params.yaml, or of a path; ValueError if it is neither."""
     path, settings = Path(name_or_path), root / "params.yaml"
-    known: dict[str, DataSource] = {}
+    sources: dict[str, DataSource] = {}
     if settings.exists():
         config = load(settings)
-        known = {source.name: source for source in (*config.prepare.sources, *config.evaluate.sources)}
-    if source := known.get(name_or_path):
+        sources = {source.name: source for source in (*config.prepare.sources, *config.evaluate.sources)}
+    if source := sources.get(name_or_path):
         return source.name, root / source.path, data_format or source.format
     if not path.exists():
         raise ValueError(
-            f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(known)}"
+            f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(sources)}"
         )
     form = data_format or training_format(path)
     if form not in FORMATS:
@@ -68,17 +68,17 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
     tells whether anything is wrong. `page` is written with counts, pictures and everything that was found."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; correct the path in params.yaml")
-    read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, beside=page.parent)
-    found = {part: facts(samples) for part, samples in read.items()}
+    read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, index_folder=page.parent)
+    facts_of = {part: facts(samples) for part, samples in read.items()}
     noted = warnings(read, present) + [
-        NO_IDENTITIES.format(split=part, count=of.joined) for part, of in found.items() if of.joined
+        NO_IDENTITIES.format(split=part, count=of.joined) for part, of in facts_of.items() if of.joined
     ]
     if turned:
-        noted.append(TURNED.format(count=len(turned), example=_told(turned[0])))
+        noted.append(TURNED.format(count=len(turned), example=_name_of(turned[0])))
     if pixels:
         noted += alike(read)
     print(f"{path}, format {form}")
-    for part, of in found.items():
+    for part, of in facts_of.items():
         print("\n".join(summary(part, of)))
     for line in noted:
         print(f"warning: {line}")
@@ -92,18 +92,18 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
         if s
     }
     samples = {entry: read[part] for part, entry in entries.items()}
-    known = {entry: found[part] for part, entry in entries.items()}
+    facts_by_entry = {entry: facts_of[part] for part, entry in entries.items()}
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, known=known)
+    write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, collected=facts_by_entry)
     print(f"counts and pictures: {page}")
     return FAULTY if wrong else 0
 
 
 def read_all(
-    name: str, path: Path, form: str, split: str | None, *, pixels: bool, beside: Path
+    name: str, path: Path, form: str, split: str | None, *, pixels: bool, index_folder: Path
 ) -> tuple[dict[str, SampleIndex], list[str], list[str], list[ImageRef]]:
-    """Read every split, or one, into indexes in the folder `beside`. Return the samples of those without
-    fault, the splits of the data set, all faults of the others, and pictures that are shown turned."""
+    """Read every split, or one, into indexes in `index_folder`. Return the samples of those without fault, the
+    splits of the data set, all faults of the others, and pictures that are shown turned."""
     wrong: dict[str, None] = {}
     turned: list[ImageRef] = []
     read: dict[str, SampleIndex] = {}
@@ -119,7 +119,7 @@ def read_all(
                 checks.counting(bar.update),
             ):
                 samples = nameless_index(
-                    FORMATS[form](path, name=name, split=part), dataset=name, beside=beside
+                    FORMATS[form](path, name=name, split=part), dataset=name, parent=index_folder
                 )
             if pixels:
                 turned += check_pictures(samples, where=f"{path}, split {part!r}")
@@ -172,7 +172,7 @@ def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> li
     for one, other in combinations(pictures, 2):
         shared, first, _ = np.intersect1d(pictures[one], pictures[other], return_indices=True)
         if len(shared):
-            example = _told(read[one][int(first.min())].frames[0])
+            example = _name_of(read[one][int(first.min())].frames[0])
             lines.append(
                 f"{len(shared):,} pictures are in {one!r} and in {other!r}, as {example}: what is measured "
                 "there was trained on"
@@ -182,11 +182,11 @@ def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> li
 
 def alike(read: Mapping[str, Sequence[Sample]]) -> list[str]:
     """Return a warning for every two splits with pictures that look alike."""
-    found = near_duplicates(read)
+    duplicates = near_duplicates(read)
     lines = []
-    for one, other in dict.fromkeys(pair.splits for pair in found):
-        pairs = [pair.pictures for pair in found if pair.splits == (one, other)]
-        named_pairs = "; ".join(f"{_told(a)} and {_told(b)}" for a, b in pairs[:SHOWN])
+    for one, other in dict.fromkeys(pair.splits for pair in duplicates):
+        pairs = [pair.pictures for pair in duplicates if pair.splits == (one, other)]
+        named_pairs = "; ".join(f"{_name_of(a)} and {_name_of(b)}" for a, b in pairs[:SHOWN])
         lines.append(
             f"{len(pairs):,} pictures of {other!r} look like one of {one!r}: "
             f"{named_pairs}{' ...' if len(pairs) > SHOWN else ''}"
@@ -194,5 +194,5 @@ def alike(read: Mapping[str, Sequence[Sample]]) -> list[str]:
     return lines
 
 
-def _told(ref: ImageRef) -> str:
+def _name_of(ref: ImageRef) -> str:
     return f"an embedded one of {len(ref):,} bytes" if isinstance(ref, bytes) else str(ref)

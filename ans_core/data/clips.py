@@ -70,7 +70,8 @@ def draw_clip(
     while True:
         rng = np.random.default_rng([*key, attempt])
         things = tuple(
-            _moving(rng, *drawn, frames=frames, world=world) for drawn in random_attributes(rng, count, world)
+            _moving(rng, *attributes, frames=frames, world=world)
+            for attributes in random_attributes(rng, count, world)
         )
         canvas = background(rng, image_size)
         shots = [
@@ -87,23 +88,26 @@ def draw_clip(
 
 def clip_expressions(rng: np.random.Generator, things: Sequence[Moving], count: int = 3) -> list[Expression]:
     """Write expressions by motion and by attribute in turn, and one for several things if possible."""
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     for i in range(count):
         for target in np.roll(rng.permutation(len(things)), -i):
             make = _attribute_expression if i % 2 else _motion_expression
             made = make(rng, things, int(target))
-            if made and all(made.text != other.text for other in found):
-                found.append(made)
+            if made and all(made.text != other.text for other in expressions):
+                expressions.append(made)
                 break
     several = several_expression(rng, [m.thing for m in things])
-    return [*found, several] if several and rng.random() < 0.4 else found
+    return [*expressions, several] if several and rng.random() < 0.4 else expressions
 
 
 def _attribute_expression(
     rng: np.random.Generator, things: Sequence[Moving], target: int
 ) -> Expression | None:
     query = unique_query(
-        rng, [m.thing for m in things], target, lambda r, drawn, i: _attributes_of(r, drawn[i], least=1)
+        rng,
+        [m.thing for m in things],
+        target,
+        lambda r, candidates, i: _attributes_of(r, candidates[i], least=1),
     )
     return None if query is None else Expression(text=phrase(query), targets=(target,), kind="attribute")
 
@@ -116,21 +120,24 @@ def _motion_expression(rng: np.random.Generator, things: Sequence[Moving], targe
         query = _attributes_of(rng, mover.thing, least=0)
         fits = [m for m in things if has_attributes(query, m.thing)]
         if mover.motion in MOTION_WORDS and (mover.direction is None or rng.random() < 0.6):
-            same, said = [m for m in fits if m.motion == mover.motion], MOTION_WORDS[mover.motion]
+            same, motion_words = [m for m in fits if m.motion == mover.motion], MOTION_WORDS[mover.motion]
         elif mover.direction is not None and all(m.motion != "bouncing" for m in fits):
-            same, said = [m for m in fits if m.direction == mover.direction], f"moving {mover.direction}"
+            same, motion_words = (
+                [m for m in fits if m.direction == mover.direction],
+                f"moving {mover.direction}",
+            )
         else:
             continue
         if len(same) == 1:
-            return Expression(text=f"the {words(query)} {said}", targets=(target,), kind="motion")
+            return Expression(text=f"the {words(query)} {motion_words}", targets=(target,), kind="motion")
     return None
 
 
 def _attributes_of(rng: np.random.Generator, thing: Thing, *, least: int) -> Query:
-    said = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(0, 3)), replace=False))
-    if rng.random() < 0.75 or len(said) < least:
-        said.add("shape")
-    return Query(**{name: getattr(thing, name) for name in said})
+    names = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(0, 3)), replace=False))
+    if rng.random() < 0.75 or len(names) < least:
+        names.add("shape")
+    return Query(**{name: getattr(thing, name) for name in names})
 
 
 def _moving(

@@ -386,7 +386,7 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
         if any(turn.masks for turn in row.turns):
             first, begun = len(sam_frames), len(pairs)
             sam_frames += images
-            own = 0  # `[SEG]` tokens of this row so far
+            row_segs = 0  # `[SEG]` tokens of this row so far
             for turn in row.turns:
                 for masklet in turn.masks:
                     for place, frame in enumerate(row.mask_frames):
@@ -394,9 +394,9 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
                         if mask is not None:
                             pairs.append((segs, first + place))
                             targets.append(resize_mask(rle.decode(mask), layout.mask_size))
-                            seeds.append(seed_of(row.seed, own, place))
+                            seeds.append(seed_of(row.seed, row_segs, place))
                     segs += 1
-                    own += 1
+                    row_segs += 1
             if layout.objects:
                 again = forced([seg for seg, _ in pairs[begun:]], layout.objects, seed=row.seed)
                 pairs[begun:] = [pairs[begun + i] for i, _ in again]
@@ -433,11 +433,11 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
 def forced(segs: Sequence[int], objects: int, *, seed: int) -> list[tuple[int, int]]:
     """Return (pair, number of the copy) for exactly `objects` masks of a row, whose pairs belong to `segs`,
     as upstream trains: drawn from more, repeated in turn from fewer, each with all its frames."""
-    own = sorted(set(segs))
+    distinct = sorted(set(segs))
     chosen = (
-        rng_of(seed, "objects").sample(own, objects)
-        if len(own) > objects
-        else list(islice(cycle(own), objects))
+        rng_of(seed, "objects").sample(distinct, objects)
+        if len(distinct) > objects
+        else list(islice(cycle(distinct), objects))
     )
     places = enumerate(chosen)
     return [

@@ -42,10 +42,10 @@ def turn(sample: Sample, rng: random.Random) -> Turn:
             return referring_turn(sample, rng)
         case "region_caption":
             regions = regions_of(sample)
-            asked = rng.choice(
+            template = rng.choice(
                 prompts.DETAILED_REGION_QUESTIONS if sample.detail else prompts.REGION_QUESTIONS
             )
-            question = prompts.region_question(len(regions), asked)
+            question = prompts.region_question(len(regions), template)
             return Turn(question=question, answer=sentence(sample.text), regions=regions)
         case "grounded_caption":
             question = rng.choice(
@@ -118,8 +118,8 @@ def union(masks: tuple[Masklet, ...]) -> Masklet:
     """Merge all objects into one masklet; a frame without annotation of any object stays None."""
     merged = []
     for frame in zip(*masks, strict=True):
-        known = [m for m in frame if m is not None]
-        merged.append(rle.union(known) if known else None)
+        annotated = [m for m in frame if m is not None]
+        merged.append(rle.union(annotated) if annotated else None)
     return tuple(merged)
 
 

@@ -42,22 +42,22 @@ class Facts:
 
 
 def facts(samples: Iterable[Sample]) -> Facts:
-    found = Facts()
+    totals = Facts()
     for sample in samples:
-        found.samples += 1
-        found.tasks[sample.task] += 1
-        found.kinds[str(sample.meta.get("kind", sample.task))] += 1
-        found.images.add(sample.image_id)
-        found.sizes.add((sample.width, sample.height))
-        found.words.append(len(sample.text.split()))
-        found.frames[picture_digest(sample)] = len(sample.frames)
-        found.joined += len(sample.meta.get("joined", ())) if len(sample.frames) > 1 else 0
-        found.without += sample.task == "referring" and not sample.masks
+        totals.samples += 1
+        totals.tasks[sample.task] += 1
+        totals.kinds[str(sample.meta.get("kind", sample.task))] += 1
+        totals.images.add(sample.image_id)
+        totals.sizes.add((sample.width, sample.height))
+        totals.words.append(len(sample.text.split()))
+        totals.frames[picture_digest(sample)] = len(sample.frames)
+        totals.joined += len(sample.meta.get("joined", ())) if len(sample.frames) > 1 else 0
+        totals.without += sample.task == "referring" and not sample.masks
         for mask in (mask for masklet in sample.masks for mask in masklet):
             if mask is None:
-                found.unknown += 1
+                totals.unknown += 1
             elif pixels := rle.area(mask):
-                found.areas.append(pixels / (sample.width * sample.height))
+                totals.areas.append(pixels / (sample.width * sample.height))
             else:
-                found.absent += 1
-    return found
+                totals.absent += 1
+    return totals

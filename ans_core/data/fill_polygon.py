@@ -44,8 +44,8 @@ def _edges(points: Sequence[Point]) -> Iterator[tuple[Point, Point]]:
 
 def _divided(above: int, below: int) -> int:
     """Divide as C does, towards 0."""
-    found = abs(above) // abs(below)
-    return found if (above < 0) == (below < 0) else -found
+    quotient = abs(above) // abs(below)
+    return quotient if (above < 0) == (below < 0) else -quotient
 
 
 def _line(mask: Bool[np.ndarray, "H W"], start: Point, end: Point) -> None:
@@ -72,22 +72,22 @@ def _clipped(start: Point, end: Point, *, right: int, bottom: int) -> tuple[Poin
     is such a part."""
     (x1, y1), (x2, y2) = start, end
 
-    def beside(x: int) -> int:
+    def side(x: int) -> int:
         return (x < 0) + 2 * (x > right)
 
     def outside(x: int, y: int) -> int:
-        return beside(x) + 4 * (y < 0) + 8 * (y > bottom)
+        return side(x) + 4 * (y < 0) + 8 * (y > bottom)
 
     one, two = outside(x1, y1), outside(x2, y2)
     if not one & two and one | two:
         if one & 12:
             edge = 0 if one < 8 else bottom
             x1, y1 = x1 + int((edge - y1) * (x2 - x1) / (y2 - y1)), edge
-            one = beside(x1)
+            one = side(x1)
         if two & 12:
             edge = 0 if two < 8 else bottom
             x2, y2 = x2 + int((edge - y2) * (x2 - x1) / (y2 - y1)), edge
-            two = beside(x2)
+            two = side(x2)
         if not one & two and one | two:
             if one:
                 edge = 0 if one == 1 else right

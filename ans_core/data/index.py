@@ -97,11 +97,11 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
         return SampleIndex(folder)
 
 
-def nameless_index(samples: Iterable[Sample], *, dataset: str, beside: Path) -> SampleIndex:
-    """Index samples for as long as the sequence is in use; its files take disk space in the folder `beside`,
+def nameless_index(samples: Iterable[Sample], *, dataset: str, parent: Path) -> SampleIndex:
+    """Index samples for as long as the sequence is in use; its files take disk space in the folder `parent`,
     but no name there."""
-    beside.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=beside, prefix=".index-") as name:
+    parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=parent, prefix=".index-") as name:
         folder = Path(name)
         _write_records(folder, samples)
         (folder / STAMP).write_text(json.dumps({"name": dataset}), encoding="utf-8")
@@ -290,17 +290,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _files_hash(path: Path) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, size, changed_ns in sorted(_files(path)):
-        whole.update(f"{name}\0{size} {changed_ns}\n".encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()[:16]
+        digest.update(f"{name}\0{size} {changed_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:
     """Yield (name from `path`, size, time of last change) of every file; linked folders are not entered."""
     if not path.is_dir():
-        found = path.stat()
-        yield path.name, found.st_size, found.st_mtime_ns
+        stat = path.stat()
+        yield path.name, stat.st_size, stat.st_mtime_ns
         return
     folders = [""]
     while folders:
@@ -310,8 +310,8 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{folder}{entry.name}/")
                 elif entry.is_file():
-                    found = entry.stat()
-                    yield folder + entry.name, found.st_size, found.st_mtime_ns
+                    stat = entry.stat()
+                    yield folder + entry.name, stat.st_size, stat.st_mtime_ns
 
 
 @functools.cache

@@ -61,11 +61,11 @@ class LeftOutFile:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            for found in left_out:
+            for record in left_out:
                 logging.warning(
-                    "training goes on without %d samples of %s: %s", found.samples, found.row, found.reason
+                    "training goes on without %d samples of %s: %s", record.samples, record.row, record.reason
                 )
-                file.write(json.dumps({"step": step} | asdict(found)) + "\n")
+                file.write(json.dumps({"step": step} | asdict(record)) + "\n")
 
     def count(self, step: int) -> int:
         """Count the samples of this step; steps must be asked for in order."""

@@ -34,8 +34,8 @@ class LengthGroups:
         number, place = divmod(step, self.window)
         if self._steps[0] != (number, batch):
             self._steps = (number, batch), self._grouped(number, batch)
-        found = self._steps[1][place]
-        part = found[micro * len(found) // micros : (micro + 1) * len(found) // micros]
+        step_rows = self._steps[1][place]
+        part = step_rows[micro * len(step_rows) // micros : (micro + 1) * len(step_rows) // micros]
         return [self.mixture.row(row) for row in balanced(part, world_size())[rank()]]
 
     def _grouped(self, number: int, batch: int) -> list[list[Measured]]:

@@ -57,8 +57,8 @@ class Pool:
         return len(self.starts) - 1
 
     def of_image(self, number: int) -> list[int]:
-        found: list[int] = self.samples[self.starts[number] : self.starts[number + 1]].tolist()
-        return found
+        numbers: list[int] = self.samples[self.starts[number] : self.starts[number + 1]].tolist()
+        return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,24 +108,24 @@ class Mixture:
         repeats: dict[str, int] = {}
         count = 0
         for source in sources:
-            own = source.kind == "extra"
+            is_extra = source.kind == "extra"
             share = shares.get(source.name, shares.get(source.kind, 0.0))
-            asked = np.flatnonzero(paired(source.samples))
-            if share and not len(asked) and source.name in shares:
+            usable = np.flatnonzero(paired(source.samples))
+            if share and not len(usable) and source.name in shares:
                 raise ValueError(
                     f"{source.name!r} has a share of the mixture, and no sample of it has both a text and "
                     "what it is about"
                 )
-            if not share or not len(asked):
+            if not share or not len(usable):
                 continue
-            pool = source.name if own else "clips" if source.kind == "video" else "images"
-            kind = source.name if own else source.kind
+            pool = source.name if is_extra else "clips" if source.kind == "video" else "images"
+            kind = source.name if is_extra else source.kind
             self.kind_shares[kind] = weights[pool][kind] = share
-            if own and source.name not in shares:
+            if is_extra and source.name not in shares:
                 repeats[pool] = source.repeats
             datasets[pool].append(source.name)
-            numbers[pool].append(count + asked)
-            keys[pool].append(picture_keys(source.samples)[asked])
+            numbers[pool].append(count + usable)
+            keys[pool].append(picture_keys(source.samples)[usable])
             self._sources.append((kind, source.samples))
             self._firsts.append(count)
             count += len(source.samples)
@@ -186,9 +186,9 @@ class Mixture:
 
     def table(self, rows: int) -> list[PoolRows]:
         """Return what the first `rows` rows take from every pool."""
-        whole = rows // BLOCK * BLOCK
-        counts = dict(zip(self.pools, apportion(self.shares, whole), strict=True))
-        for number in range(whole, rows):
+        in_blocks = rows // BLOCK * BLOCK
+        counts = dict(zip(self.pools, apportion(self.shares, in_blocks), strict=True))
+        for number in range(in_blocks, rows):
             counts[self._place(number)[0]] += 1
         return [
             PoolRows(

@@ -46,11 +46,11 @@ def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> list[Alike]:
     with ThreadPoolExecutor() as threads:
         for split, samples in read.items():
             refs = list(dict.fromkeys(ref for sample in samples for ref in shown(sample)))
-            found = tqdm(
+            values = tqdm(
                 threads.map(dhash, refs), desc=f"compare pictures of {split}", total=len(refs), mininterval=1
             )
             hashes[split] = [
-                (ref, value) for ref, value in zip(refs, found, strict=True) if value is not None
+                (ref, value) for ref, value in zip(refs, values, strict=True) if value is not None
             ]
     return [
         Alike(splits=(one, other), pictures=pair)

@@ -20,11 +20,11 @@ def outline_of(sample: Sample) -> int:
     """Return a number that is equal for samples of one task with as many frames and masks (0, 1 or more),
     whose masks are known alike in the first frame, and that have a text alike. Whether a loop of RL takes a
     sample depends on nothing else."""
-    known = [masklet[0] is not None for masklet in sample.masks]
+    annotated = [masklet[0] is not None for masklet in sample.masks]
     parts = (
         (TASKS.index(sample.task), 8), (min(len(sample.frames), 2), 3), (min(len(sample.masks), 2), 3),
-        (bool(known and known[0]), 2),
-        (any(known), 2), (bool(sample.text), 2),
+        (bool(annotated and annotated[0]), 2),
+        (any(annotated), 2), (bool(sample.text), 2),
     )  # fmt: skip
     number = 0
     for value, values in parts:
@@ -34,8 +34,8 @@ def outline_of(sample: Sample) -> int:
 
 def representatives(outlines: UInt16[np.ndarray, " samples"]) -> Iterator[tuple[int, np.ndarray]]:
     """Yield for every outline the number of its first sample, and which samples have it."""
-    found, firsts = np.unique(outlines, return_index=True)
-    for outline, first in zip(found, firsts, strict=True):
+    distinct, firsts = np.unique(outlines, return_index=True)
+    for outline, first in zip(distinct, firsts, strict=True):
         yield int(first), outlines == outline
 
 

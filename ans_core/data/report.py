@@ -37,11 +37,11 @@ def write_report(
     errors: Sequence[str] = (),
     warnings: Sequence[str] = (),
     pictures: bool = True,
-    known: Mapping[DatasetEntry, Facts] | None = None,
+    collected: Mapping[DatasetEntry, Facts] | None = None,
 ) -> None:
     """Write the page; faults of data sets that can't be read, and warnings, come first. Without `pictures` no
-    picture is opened. `known`: the facts of `read` where they have been collected before."""
-    found = {entry: facts(samples) for entry, samples in read.items()} if known is None else known
+    picture is opened. `collected`: the facts of `read` where they have been collected before."""
+    facts_of = {entry: facts(samples) for entry, samples in read.items()} if collected is None else collected
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Data "
         f"report</title><style>{STYLE}</style><h1>Data report</h1>",
@@ -50,22 +50,22 @@ def write_report(
             for kind, lines in (("error", errors), ("warning", warnings))
             for line in lines
         ),
-        _table(found),
+        _table(facts_of),
     ]
     for name in dict.fromkeys(entry.name for entry in read):
         splits = {entry.split: samples for entry, samples in read.items() if entry.name == name}
         shown = splits.get("val") or next(iter(splits.values()))
         parts += [
             f"<h2>{html.escape(name)}</h2>",
-            _histograms({entry.split: of for entry, of in found.items() if entry.name == name}),
+            _histograms({entry.split: of for entry, of in facts_of.items() if entry.name == name}),
             f"<div class=tiles>{''.join(map(_tile, _spread(shown) if pictures else []))}</div>",
         ]
     file.write_text("\n".join([*parts, "</html>"]), encoding="utf-8")
 
 
-def _table(found: Mapping[DatasetEntry, Facts]) -> str:
+def _table(facts_of: Mapping[DatasetEntry, Facts]) -> str:
     rows = []
-    for entry, of in found.items():
+    for entry, of in facts_of.items():
         sizes = [f"{width}x{height}" for width, height in sorted(of.sizes)]
         cells = (
             f"{entry.name} / {entry.split}", entry.format, f"{of.samples:,}", f"{len(of.images):,}",
@@ -144,8 +144,8 @@ def _tile(sample: Sample) -> str:
     Image.fromarray(panel(sample, TILE)).save(buffer, "JPEG", quality=88)
     kind = html.escape(str(sample.meta.get("kind", sample.task)))
     wide = f' style="width:{TILE * len(frames)}px"' if len(frames) > 1 else ""
-    said = sample.text if sample.question is None else f"{sample.question} {sample.text}"
-    text, about = html.escape(said), f"{kind}, {len(sample.masks)} mask(s), {html.escape(sample.sample_id)}"
+    words = sample.text if sample.question is None else f"{sample.question} {sample.text}"
+    text, about = html.escape(words), f"{kind}, {len(sample.masks)} mask(s), {html.escape(sample.sample_id)}"
     label = f"<figcaption>{text} <b>{about}</b></figcaption>"
     return f'<figure{wide}><img alt="{text}" src="{_url(buffer.getvalue(), "jpeg")}">{label}</figure>'
 

@@ -132,15 +132,15 @@ def single_expressions(rng: np.random.Generator, things: Sequence[Thing], count:
     targets differ as much as possible."""
     kinds = {"attribute": _attribute_query, "location": _location_query, "relation": _relation_query}
     targets = rng.permutation(len(things))
-    found: list[Expression] = []
+    expressions: list[Expression] = []
     for i in range(count):
         kind = "attribute" if i % 3 == 2 and rng.random() < 0.5 else list(kinds)[i % 3]
         for target in np.roll(targets, -i):
             query = unique_query(rng, things, int(target), kinds[kind])
-            if query is not None and all(phrase(query) != other.text for other in found):
-                found.append(Expression(text=phrase(query), targets=(int(target),), kind=kind))
+            if query is not None and all(phrase(query) != other.text for other in expressions):
+                expressions.append(Expression(text=phrase(query), targets=(int(target),), kind=kind))
                 break
-    return found
+    return expressions
 
 
 def unique_query(
@@ -243,10 +243,10 @@ def _plural(noun: str) -> str:
 
 def _some_attributes(rng: np.random.Generator, thing: Thing, *, least: int, most: int) -> Query:
     """Draw some of the thing's attributes; four times out of five the noun is among them."""
-    said = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(max(least - 1, 0), most)), replace=False))
-    if rng.random() < 0.8 or len(said) < least:
-        said.add("shape")
-    return Query(**{name: getattr(thing, name) for name in said})
+    names = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(max(least - 1, 0), most)), replace=False))
+    if rng.random() < 0.8 or len(names) < least:
+        names.add("shape")
+    return Query(**{name: getattr(thing, name) for name in names})
 
 
 def _attribute_query(rng: np.random.Generator, things: Sequence[Thing], target: int) -> Query:

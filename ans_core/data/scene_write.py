@@ -83,9 +83,9 @@ def write_scenes(
             first = len(coco["annotations"]) + 1
             coco["annotations"] += _annotations(scene, masks, image_id=image_id, first=first)
             rng = np.random.default_rng([seed, SPLITS.index(split), index, 0])
-            found = say.single_expressions(rng, scene.things, EXPRESSIONS[split])
+            expressions = say.single_expressions(rng, scene.things, EXPRESSIONS[split])
             refs += _refs(
-                found,
+                expressions,
                 scene,
                 image_id=image_id,
                 first=first,
@@ -98,9 +98,9 @@ def write_scenes(
                 (SEVERAL_SHARE, say.several_expression(rng, scene.things)),
                 (NONE_SHARE[split], say.none_expression(rng, scene.things, world)),
             ]
-            found = [e for share, e in others if rng.random() < share and e is not None]
+            expressions = [e for share, e in others if rng.random() < share and e is not None]
             grefs += _refs(
-                found,
+                expressions,
                 scene,
                 image_id=image_id,
                 first=first,

@@ -127,17 +127,17 @@ def random_attributes(
 ) -> list[tuple[str, str, str]]:
     """Draw (shape, colour, size) of `count` things. A new thing often shares its colour or shape with an
     earlier one: a distractor."""
-    drawn: list[tuple[str, str, str]] = []
+    attributes: list[tuple[str, str, str]] = []
     large = 0
     for i in range(count):
         shape, colour = str(rng.choice(world.shapes)), str(rng.choice(world.colours))
         if i and rng.random() < 0.45:
-            other = drawn[rng.integers(i)]
+            other = attributes[rng.integers(i)]
             shape, colour = (other[0], colour) if rng.random() < 0.5 else (shape, other[1])
         size = "large" if rng.random() < 0.65 and large < (4 if count < 6 else 3) else "small"
         large += size == "large"
-        drawn.append((shape, colour, size))
-    return drawn
+        attributes.append((shape, colour, size))
+    return attributes
 
 
 def background(rng: np.random.Generator, image_size: int) -> UInt8[np.ndarray, "H W 3"]:

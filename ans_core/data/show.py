@@ -28,13 +28,13 @@ def show(
     written = []
     with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
         for part in [split] if split else SPLITS[form](path):
-            samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, beside=out)
+            samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, parent=out)
             for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
                 file = out / f"{part}_{number:06d}.png"
                 Image.fromarray(panel(samples[number], SIDE)).save(file)
                 lines.write(
                     json.dumps(
-                        {"picture": file.name, "split": part, **told(samples[number])}, ensure_ascii=False
+                        {"picture": file.name, "split": part, **texts_of(samples[number])}, ensure_ascii=False
                     )
                     + "\n"
                 )
@@ -42,16 +42,16 @@ def show(
     return written
 
 
-def told(sample: Sample) -> dict[str, object]:
+def texts_of(sample: Sample) -> dict[str, object]:
     """Return what a sample says in words."""
-    found: dict[str, object] = {
+    record: dict[str, object] = {
         "sample_id": sample.sample_id,
         "task": sample.task,
         "text": sample.text,
         "objects": len(sample.masks),
     }
     if sample.question is not None:
-        found["question"] = sample.question
+        record["question"] = sample.question
     if sample.phrases:
-        found["phrases"] = [sample.text[start:end] for start, end in sample.phrases]
-    return found | {"size": [sample.width, sample.height], "frames": len(sample.frames), "meta": sample.meta}
+        record["phrases"] = [sample.text[start:end] for start, end in sample.phrases]
+    return record | {"size": [sample.width, sample.height], "frames": len(sample.frames), "meta": sample.meta}

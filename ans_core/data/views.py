@@ -29,9 +29,9 @@ Preparation = Literal["training", "upstream"]
 does it for Qwen-VL, which differs (docs/backbones.md); the two are the same for InternVL."""
 
 
-def check_preparation(given: str) -> None:
-    if given not in get_args(Preparation):
-        raise ValueError(f"preparation {given!r}; there are {', '.join(get_args(Preparation))}")
+def check_preparation(preparation: str) -> None:
+    if preparation not in get_args(Preparation):
+        raise ValueError(f"preparation {preparation!r}; there are {', '.join(get_args(Preparation))}")
 
 
 @dataclass(frozen=True, kw_only=True)

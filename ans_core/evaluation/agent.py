@@ -129,14 +129,14 @@ class Loaded:
         self.toolbox = Toolbox(
             self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader
         )
-        self.lists_operations = self.policy.is_told(episode.operations_told)
+        self.lists_operations = self.policy.lists_operations(episode.operations_told)
         self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
 
     def answerer(self, tools: bool) -> Answerer:
         from ans_core.agent.answering import answerer
 
         return answerer(
-            self.policy, self.toolbox, limits=self.limits, told=self.lists_operations, tools=tools
+            self.policy, self.toolbox, limits=self.limits, with_operations=self.lists_operations, tools=tools
         )
 
     def close(self) -> None:

@@ -67,28 +67,32 @@ class Marginal:
         weight because others have not come yet: the first of four would weigh .25. A label keeps its place in
         K when it has become rare; else one that drives the others out would weigh 1 again. A label alone
         weighs 1, for nothing tells yet whether it is common; so does a new one, which may be noise."""
-        known = self.counts.get(form, {})
-        if label not in known:
+        counts = self.counts.get(form, {})
+        if label not in counts:
             return 1.0
         low, high = WEIGHT_LIMITS
-        return min(high, max(low, sum(known.values()) / (len(known) * known[label])))
+        return min(high, max(low, sum(counts.values()) / (len(counts) * counts[label])))
 
     def add(self, form: str, label: str) -> None:
-        known = self.counts.setdefault(form, {})
-        for other in known:
-            known[other] *= MEMORY
-        known[label] = known.get(label, 0.0) + 1.0
+        counts = self.counts.setdefault(form, {})
+        for other in counts:
+            counts[other] *= MEMORY
+        counts[label] = counts.get(label, 0.0) + 1.0
 
     def largest(self) -> float:
         """Return the share of the most common label of any form with several; 0 without any."""
         return max(
-            (max(known.values()) / sum(known.values()) for known in self.counts.values() if len(known) > 1),
+            (
+                max(counts.values()) / sum(counts.values())
+                for counts in self.counts.values()
+                if len(counts) > 1
+            ),
             default=0.0,
         )
 
     def state(self) -> dict[str, Any]:
-        return {form: dict(known) for form, known in self.counts.items()}
+        return {form: dict(counts) for form, counts in self.counts.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, Mapping[str, float]]) -> Marginal:
-        return cls(counts={form: dict(known) for form, known in state.items()})
+        return cls(counts={form: dict(counts) for form, counts in state.items()})

@@ -13,30 +13,30 @@ def alerts(
 ) -> dict[str, str]:
     """Return kind -> sentence. metrics: of the practice; counts, before: of the store, now and at the last
     look."""
-    found = {}
+    sentences = {}
     if metrics["online/recently_admitted"] < LEAST_ADMITTED:
-        found["few_admitted"] = (
+        sentences["few_admitted"] = (
             f"{metrics['online/recently_admitted']:.0%} of the last tasks pass the gate: nearly nothing is "
             "learned"
         )
     if metrics["online/flip_rate"] > MOST_FLIPS:
-        found["flips"] = (
+        sentences["flips"] = (
             f"{metrics['online/flip_rate']:.0%} of the labels change between visits: an early sign of "
             "collapse"
         )
     if metrics["online/largest_label"] > MOST_ONE_LABEL:
-        found["one_label"] = (
+        sentences["one_label"] = (
             f"one label has {metrics['online/largest_label']:.0%} of what is learned: the policy may answer "
             "it always"
         )
     if metrics.get("online/pulled_back"):
-        found["far_away"] = (
+        sentences["far_away"] = (
             f"KL {metrics['online/kl']:.3g} to the reference is above twice its target: updates only pull "
             "back"
         )
     if (more := counts.get("flooded", 0) - before.get("flooded", 0)) > 0:
-        found["flooded"] = (
+        sentences["flooded"] = (
             f"{more} experiences were not kept, because the queue was full: more of them come than the "
             "worker learns from"
         )
-    return found
+    return sentences

@@ -55,8 +55,8 @@ def fault(rows: Iterable[AuditRow], *, marks: Iterable[tuple[int, str]] = ()) ->
         ):
             return f"audit row {row.number} ({row.event}) was edited"
         previous = hashes[number] = row.hash
-    for marked, known in marks:
-        if hashes.get(marked) != known:
+    for marked, digest in marks:
+        if hashes.get(marked) != digest:
             return (
                 f"audit row {marked}, which a snapshot names, is "
                 f"{'another one' if marked in hashes else 'missing: the end was cut off'}"

@@ -15,7 +15,7 @@ from ans_core.model.adapters import Adapters
 from ans_core.online.voting import normal
 from ans_core.types import Request
 
-Asked = tuple[Request, str]
+LabelledRequest = tuple[Request, str]
 """A question and its answer."""
 
 
@@ -29,20 +29,20 @@ class Canary:
     features: CropFeatures
     batch: int
 
-    def right(self, adapter: str, asked: Sequence[Asked]) -> list[bool]:
+    def right(self, adapter: str, requests: Sequence[LabelledRequest]) -> list[bool]:
         """Tell of each question whether its answer is right."""
         with self.adapters.using(adapter):
             played = play(
                 self.adapters.model,
                 self.toolbox,
-                [request for request, _ in asked],
+                [request for request, _ in requests],
                 limits=self.limits,
                 features=self.features,
                 batch=self.batch,
             )
         return [
-            own.answer is not None and normal(own.answer) == normal(answer)
-            for own, (_, answer) in zip(played, asked, strict=True)
+            episode.answer is not None and normal(episode.answer) == normal(answer)
+            for episode, (_, answer) in zip(played, requests, strict=True)
         ]
 
 

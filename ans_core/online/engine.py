@@ -31,7 +31,7 @@ EVICT_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Query:
     """A question about a picture or a clip. `request` names it: asked again, it is kept once."""
 
     request: str
@@ -111,19 +111,19 @@ class Engine:
         self.policy.adapters.load(self.adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
         self.version, self.trouble = served, ""
 
-    def answer(self, asked: Sequence[Asked]) -> list[Reply]:
+    def answer(self, queries: Sequence[Query]) -> list[Reply]:
         """Answer questions, `batch` at a time. Raises ValueError for pictures that can't be read."""
         self.refresh()
-        requests = [self.ask(one.question, one.frames, one.clip) for one in asked]
+        requests = [self.ask(one.question, one.frames, one.clip) for one in queries]
         with self.policy.adapters.using(self.adapter):
             played = play(
                 self.policy.model, self.toolbox, requests, limits=self.limits, features=self.features,
                 batch=self.batch
             )  # fmt: skip
-        return [self._kept(one, own) for one, own in zip(asked, played, strict=True)]
+        return [self._reply(one, episode) for one, episode in zip(queries, played, strict=True)]
 
-    def _kept(self, asked: Asked, played: PlayedEpisode) -> Reply:
-        vector = self.encoder.vector(scrub(asked.question), played.overview)
+    def _reply(self, query: Query, played: PlayedEpisode) -> Reply:
+        vector = self.encoder.vector(scrub(query.question), played.overview)
         shares: list[float] = []
         experience, why = None, "read-only"
         try:
@@ -133,8 +133,8 @@ class Engine:
             if not self.read_only:
                 self._evict()
                 new = Experience(
-                    request=asked.request, question=asked.question, frames=asked.frames, clip=asked.clip,
-                    form=form_of(asked.question),
+                    request=query.request, question=query.question, frames=query.frames, clip=query.clip,
+                    form=form_of(query.question),
                     answer=played.answer, policy=self.version,
                 )  # fmt: skip
                 experience = self.store.add(new, vector)

@@ -45,9 +45,9 @@ class OnlineLoop(DualLoop):
     the policy learns from it."""
 
     def __init__(
-        self, policies: Adapters, *, control: KlControl, practice: OnlinePractice, **given: Any
+        self, policies: Adapters, *, control: KlControl, practice: OnlinePractice, **options: Any
     ) -> None:
-        super().__init__(policies, practice=practice, **given)
+        super().__init__(policies, practice=practice, **options)
         self.control, self.online = control, practice
         self.kl, self.pulled_back = 0.0, False
 

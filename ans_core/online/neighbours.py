@@ -53,12 +53,12 @@ class Neighbours:
 
     def keep(self, ids: Collection[int]) -> None:
         """Drop all others; their vectors are overwritten."""
-        kept = np.isin(self._ids[: self._used], np.fromiter(ids, np.int64, len(ids)))
-        count = int(kept.sum())
+        retained = np.isin(self._ids[: self._used], np.fromiter(ids, np.int64, len(ids)))
+        count = int(retained.sum())
         if count < self._used:
             self._matrix[:count], self._ids[:count] = (
-                self._matrix[: self._used][kept],
-                self._ids[: self._used][kept],
+                self._matrix[: self._used][retained],
+                self._ids[: self._used][retained],
             )
             self._matrix[count:], self._ids[count:] = 0, 0
             self._used = count

@@ -29,7 +29,7 @@ FIELDS = (
 
 def counts(store: Store) -> dict[str, int]:
     """Return how much there is of everything, experiences by verdict, and the counters (flooded, evicted)."""
-    asked = {
+    queries = {
         "experiences": "SELECT COUNT(*) FROM experiences",
         "vectors": "SELECT COUNT(*) FROM vectors",
         "pictures": "SELECT COUNT(DISTINCT digest) FROM pictures",
@@ -37,12 +37,12 @@ def counts(store: Store) -> dict[str, int]:
         "learned, weights not on disk": "SELECT COUNT(*) FROM queue WHERE learned IS NOT NULL",
         "audit rows": "SELECT COUNT(*) FROM audit",
     }
-    found = {name: int(store.rows(question)[0][0]) for name, question in asked.items()}
+    totals = {name: int(store.rows(question)[0][0]) for name, question in queries.items()}
     verdicts = store.rows(
         "SELECT verdict, COUNT(*) FROM experiences WHERE verdict IS NOT NULL GROUP BY verdict ORDER BY "
         "verdict"
     )
-    return found | {
+    return totals | {
         str(name): int(n)
         for name, n in (*verdicts, *store.rows("SELECT name, value FROM counters ORDER BY name"))
     }

@@ -89,8 +89,8 @@ def remove(folder: Path, digests: Collection[str]) -> None:
 def sweep(folder: Path, keep: Collection[str]) -> int:
     """Remove files that no experience has: a process was killed between writing them and its transaction.
     Return how many."""
-    kept = {path_of(folder, digest) for digest in keep}
-    lost = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
+    paths = {path_of(folder, digest) for digest in keep}
+    lost = [path for path in folder.rglob("*") if path.is_file() and path not in paths]
     for path in lost:
         path.unlink(missing_ok=True)  # somebody may have renamed it by now
     return len(lost)

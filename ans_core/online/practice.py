@@ -89,13 +89,13 @@ class Progress:
         rows: list[tuple[str, bool, bool]] = [
             (str(v), bool(visited), bool(flipped)) for v, visited, flipped in state["recent"]
         ]
-        own = {
+        restored = {
             "marginal": Marginal.of(state["marginal"]),
             "recent": deque(rows, maxlen=RECENT),
             "refusals": deque(state.get("refusals", ()), maxlen=RELEASES),
             "suspects": list(state.get("suspects", ())),
         }
-        return cls(**{**state, **own})
+        return cls(**{**state, **restored})
 
 
 Confirm = Callable[[Lesson, Workspace | None], str | None]
@@ -158,10 +158,10 @@ class OnlinePractice:
             batch=self.batch,
             precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
         )
-        found = []
+        rollouts = []
         for i, lesson in enumerate(lessons):
-            found += self._scored(lesson, played[i * size : (i + 1) * size])
-        return found
+            rollouts += self._scored(lesson, played[i * size : (i + 1) * size])
+        return rollouts
 
     def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
         return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
@@ -189,22 +189,22 @@ class OnlinePractice:
             measured["label_right"] = float(decision.label == normal(lesson.truth))
         if admitted and decision.label is not None:
             self.progress.marginal.add(lesson.form, decision.label)
-        found = []
+        rollouts = []
         for episode in group:
-            own = dict(measured)
+            metrics = dict(measured)
             if lesson.truth is not None and admitted and episode.answer is not None:
                 rewarded, right = (
                     normal(episode.answer) == decision.label,
                     normal(episode.answer) == normal(lesson.truth),
                 )
-                own["reward_right"] = float(rewarded == right)
-            found.append(
-                _rollout(episode, label=decision.label if admitted else None, weight=weight, measured=own)
+                metrics["reward_right"] = float(rewarded == right)
+            rollouts.append(
+                _rollout(episode, label=decision.label if admitted else None, weight=weight, measured=metrics)
             )
-        return found
+        return rollouts
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
-        votes = [*self._own_votes(lesson, group), *self._near_votes(task)]
+        votes = [*self._rollout_votes(lesson, group), *self._near_votes(task)]
         decision = decide(votes, self.strategy)
         if self.relabel is not None:
             decision = self.relabel(task, decision)
@@ -220,7 +220,7 @@ class OnlinePractice:
         )  # fmt: skip
         return decision, verdict
 
-    def _own_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
+    def _rollout_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
         """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it
         looked."""
         confirmed = None if self.confirm is None else self.confirm(lesson, None)
@@ -228,10 +228,14 @@ class OnlinePractice:
         votes = []
         for number, episode in enumerate(group):
             answer = None if _is_lost(episode) else episode.answer or None
-            told = confirmed
-            if told is None and answer is not None and self.confirm is not None:
-                told = self.confirm(lesson, episode.episode.workspace)
-            verified = answer is not None and told is not None and normal(answer) == normal(told)
+            verified_answer = confirmed
+            if verified_answer is None and answer is not None and self.confirm is not None:
+                verified_answer = self.confirm(lesson, episode.episode.workspace)
+            verified = (
+                answer is not None
+                and verified_answer is not None
+                and normal(answer) == normal(verified_answer)
+            )
             logps = episode.turns[-1].logps if answer is not None else ()
             confidence = math.exp(fmean(logps)) if logps else 0.0
             votes.append(
@@ -247,8 +251,8 @@ class OnlinePractice:
         vector = self.neighbours.vector(task.experience)
         if vector is None:
             return []
-        found = self.neighbours.search(vector, MOST_NEAR + 1)
-        near = [number for number, similar in found if similar >= NEAR and number != task.experience]
+        nearest = self.neighbours.search(vector, MOST_NEAR + 1)
+        near = [number for number, similar in nearest if similar >= NEAR and number != task.experience]
         return [
             Vote(source=f"experience {number}", answer=label, confidence=share)
             for number, (label, share, question, _) in self.store.votes(near, verdict="admitted").items()
@@ -264,11 +268,11 @@ class OnlinePractice:
 
     def finish(self) -> list[Outcome]:
         """End the step; return what became of its tasks, and of those that were left out of it."""
-        given_up = [
+        dropped = [
             Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite")
             for n in self.progress.suspects
         ]
-        done, self.outcomes, self._before = [*self.outcomes, *given_up], [], None
+        done, self.outcomes, self._before = [*self.outcomes, *dropped], [], None
         self.progress.at_once, self.progress.suspects = 0, []
         return done
 

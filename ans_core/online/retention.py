@@ -71,17 +71,17 @@ def evict(store: Store) -> int:
 
 def _delete(db: sqlite3.Connection, numbers: Sequence[int]) -> set[str]:
     """Delete experiences with all that hangs on them; return the digests of their pictures."""
-    found = set()
+    digests = set()
     for number in numbers:
-        found |= {
+        digests |= {
             digest for (digest,) in db.execute("SELECT digest FROM pictures WHERE experience = ?", (number,))
         }
         db.execute("DELETE FROM experiences WHERE id = ?", (number,))
-    return found
+    return digests
 
 
 def sweep(store: Store) -> int:
     """Remove pictures that belong to no experience, because somebody was killed; return how many."""
     with store.writing() as db:
-        kept = {digest for (digest,) in db.execute("SELECT DISTINCT digest FROM pictures")}
-        return picture_files.sweep(store.pictures, kept) if store.pictures.is_dir() else 0
+        digests = {digest for (digest,) in db.execute("SELECT DISTINCT digest FROM pictures")}
+        return picture_files.sweep(store.pictures, digests) if store.pictures.is_dir() else 0

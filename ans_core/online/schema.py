@@ -110,13 +110,13 @@ def check(db: sqlite3.Connection, file: Path) -> None:
                 f"{file} has layout {version}, this program reads {VERSION}; use the program that wrote it, "
                 "or another folder"
             )
-        (told, *_) = db.execute("PRAGMA quick_check(1)").fetchone()
+        (integrity, *_) = db.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
-        told = str(error)
-    if told != "ok":
+        integrity = str(error)
+    if integrity != "ok":
         raise ValueError(
-            f"{file} is damaged or cut short ({told}); put a backup in its place, or name another folder "
-            "(--store)"
+            f"{file} is damaged or cut short ({integrity}); put a backup in its place, or name another "
+            "folder (--store)"
         )

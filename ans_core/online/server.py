@@ -26,7 +26,7 @@ from typing import Any
 
 from ans_core.agent import asking
 from ans_core.online import overview
-from ans_core.online.engine import Asked, Engine
+from ans_core.online.engine import Engine, Query
 from ans_core.pictures import transforms
 
 LARGEST = 64 * 2**20
@@ -47,7 +47,7 @@ class BadRequest(Exception):
     """What is wrong with a request, for whoever sent it."""
 
 
-def asked_of(body: bytes) -> Asked:
+def query_of(body: bytes) -> Query:
     """Read a request. Raises BadRequest."""
     try:
         values = json.loads(body)
@@ -86,7 +86,7 @@ def asked_of(body: bytes) -> Asked:
         raise BadRequest(
             '"request" is a name of 1 to 128 letters, digits and . _ : -, since it is kept as it comes'
         )
-    return Asked(request=request, question=question, frames=frames, clip="frames" in values)
+    return Query(request=request, question=question, frames=frames, clip="frames" in values)
 
 
 def check_address(host: str, port: int) -> None:
@@ -178,9 +178,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._turn_away(HTTPStatus.BAD_REQUEST, error)
                 return
             try:
-                asked = asked_of(self._body())
+                query = query_of(self._body())
                 with self.server.turn:
-                    (reply,) = self.server.engine.answer([asked])
+                    (reply,) = self.server.engine.answer([query])
                 self._tell(HTTPStatus.OK, asdict(reply))
             except (BadRequest, ValueError) as error:  # ValueError: a picture that can't be read
                 self._tell(HTTPStatus.BAD_REQUEST, {"error": str(error)})
@@ -218,8 +218,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _length(self) -> int | None:
         """Return how long the body is said to be; None if that is missing, no number or too much."""
-        told = self.headers.get("Content-Length", "")
-        return int(told) if re.fullmatch(r"[0-9]{1,12}", told) and int(told) <= LARGEST else None
+        length = self.headers.get("Content-Length", "")
+        return int(length) if re.fullmatch(r"[0-9]{1,12}", length) and int(length) <= LARGEST else None
 
     def _turn_away(self, status: HTTPStatus, error: str) -> None:
         """Tell an error, and read past the body: who is still sending when the connection closes never reads

@@ -52,7 +52,7 @@ class Shift:
         )
 
 
-class Drawn:
+class QuestionStream:
     """Questions of some families in turn, from an index of a split on; decided by (seed, number) alone."""
 
     def __init__(
@@ -88,13 +88,13 @@ class Drawn:
 def wrong_on(confirm: Confirm, share: float, *, seed: int) -> Confirm:
     """Return a verifier that confirms another answer of the family on this share of the questions."""
 
-    def told(lesson: Lesson, looked: Workspace | None) -> str | None:
+    def confirm_wrongly(lesson: Lesson, looked: Workspace | None) -> str | None:
         right = confirm(lesson, looked)
         rng = rng_of(seed, "wrong verifier", lesson.name)
         others = [answer for answer in _choices(lesson.form) if answer != right]
         return rng.choice(others) if others and right is not None and rng.random() < share else right
 
-    return told
+    return confirm_wrongly
 
 
 def poisoning(share: float, *, seed: int, answer: Callable[[str], str]) -> Relabel:
@@ -117,5 +117,5 @@ def _choices(family: str) -> tuple[str, ...]:
     """Return a family's answers; of those with too many, some that are drawn."""
     if family not in FAMILIES:
         return ()
-    drawn = [draw_question(family, seed=0, split="train", index=index) for index in range(4)]
-    return drawn[0].choices or tuple(question.answer for question in drawn)
+    questions = [draw_question(family, seed=0, split="train", index=index) for index in range(4)]
+    return questions[0].choices or tuple(question.answer for question in questions)

@@ -56,12 +56,12 @@ class Snapshots:
 
     def served(self) -> int:
         """Return the version that is served. Raises ValueError before there is any."""
-        found = self.store.meta(SERVED)
-        if found is None:
+        version = self.store.meta(SERVED)
+        if version is None:
             raise ValueError(
                 f"{self.store.folder} has no snapshot; start `ans agent serve`, which makes the first one"
             )
-        return int(found)
+        return int(version)
 
     def publish(
         self,
@@ -70,14 +70,14 @@ class Snapshots:
         after: int | None,
         update: int,
         about: Mapping[str, Any],
-        told: Mapping[str, Any],
+        measured: Mapping[str, Any],
     ) -> int | None:
         """Write a new version and serve it in the place of version `after` (None: the first one); return its
         number. None if another one is served by now: somebody rolled back meanwhile. about: what the adapter
-        is; told: what was measured, for the audit chain too."""
+        is; measured: figures, for the audit chain too."""
         version = self._next()
         number, digest = overview.audit_head(self.store)
-        config = {**about, "version": version, "update": update, "audit": [number, digest], **told}
+        config = {**about, "version": version, "update": update, "audit": [number, digest], **measured}
         checkpoint.save_delta(dict(tensors), self.path(version), base_hash=self.base_hash, config=config)
         sync(self.folder)
         before = None if after is None else str(after)
@@ -87,7 +87,7 @@ class Snapshots:
             only_if={SERVED: before},
             version=version,
             update=update,
-            **told,
+            **measured,
         ):
             if self.served() != version:  # two that begin a store at once write the same first version
                 shutil.rmtree(self.path(version))
@@ -98,8 +98,8 @@ class Snapshots:
     def _next(self) -> int:
         """Count on from everything that was ever served, also where its folder is gone by now."""
         rows = self.store.rows("SELECT body FROM audit WHERE event = 'published'")
-        found = [int(match[1]) for (body,) in rows if (match := re.search(r'"version": (\d+)', body))]
-        return max([-1, *found, *self.versions()]) + 1
+        published = [int(match[1]) for (body,) in rows if (match := re.search(r'"version": (\d+)', body))]
+        return max([-1, *published, *self.versions()]) + 1
 
     def load(self, version: int) -> Snapshot:
         """Load a version. Raises ValueError for one that is missing, damaged, or of another base."""
@@ -149,10 +149,10 @@ class Snapshots:
             if event == "published":
                 came_after[named] = serving
             serving = named
-        here, found = self.versions(), came_after.get(version)
-        while found is not None and found not in here:
-            found = came_after.get(found)
-        return found
+        here, earlier = self.versions(), came_after.get(version)
+        while earlier is not None and earlier not in here:
+            earlier = came_after.get(earlier)
+        return earlier
 
     def rolled_back(self) -> bool:
         """Whether what is served was named by a roll-back, and not published since."""
@@ -161,11 +161,11 @@ class Snapshots:
     def _last_changes(self, most: int) -> list[tuple[str, str]]:
         """Return (event, body) of the newest audit rows that name what is served, the newest first; all of
         them for -1."""
-        asked = (
+        query = (
             "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC "
             "LIMIT ?"
         )
-        return [(str(event), str(body)) for event, body in self.store.rows(asked, most)]
+        return [(str(event), str(body)) for event, body in self.store.rows(query, most)]
 
     def frozen(self) -> str | None:
         """Return why nothing is learned any more; None if it is."""
@@ -189,9 +189,9 @@ class Snapshots:
 
     def _drop_old(self, served: int) -> None:
         # served by now: somebody may have rolled back
-        kept = {0, served, self.served(), *self.versions()[-self.keep :]}
+        retained = {0, served, self.served(), *self.versions()[-self.keep :]}
         for version in self.versions():
-            if version not in kept:
+            if version not in retained:
                 shutil.rmtree(self.path(version))
         for left in self.folder.glob(".v*.partial"):  # somebody was killed while writing it
             shutil.rmtree(left)

@@ -138,10 +138,10 @@ class Store:
         if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
             with self.writing() as db:
                 db.execute(schema.BEFORE)
-        known = self.meta("encoder")
-        if encoder is not None and encoder != known:
+        stored_encoder = self.meta("encoder")
+        if encoder is not None and encoder != stored_encoder:
             raise ValueError(
-                f"{self.file} holds vectors of the encoder {str(known)[:12]}, this base's is "
+                f"{self.file} holds vectors of the encoder {str(stored_encoder)[:12]}, this base's is "
                 f"{encoder[:12]}; use the base that it was begun"
                 " with, or another folder (--store)"
             )
@@ -219,8 +219,8 @@ class Store:
         return not busy
 
     def meta(self, key: str) -> str | None:
-        found = self.rows("SELECT value FROM meta WHERE key = ?", key)
-        return str(found[0][0]) if found else None
+        rows = self.rows("SELECT value FROM meta WHERE key = ?", key)
+        return str(rows[0][0]) if rows else None
 
     def set_meta(
         self,
@@ -258,15 +258,15 @@ class Store:
         settled, number = self._entered(experience, vector, digests, written=False)
         if settled:
             return number
-        is_kept = False
+        stored = False
         try:
             while not settled:
                 for frame in frames:
                     picture_files.put(self.pictures, frame)
                 settled, number = self._entered(experience, vector, digests, written=True)
-            is_kept = number is not None
+            stored = number is not None
         finally:
-            if not is_kept:
+            if not stored:
                 with suppress(OSError):  # the next sweep removes them then
                     self.remove_unused(digests)
         return number
@@ -282,16 +282,14 @@ class Store:
         """Return (whether it is settled, its id). It is not while a new experience lacks pictures; without an
         id the queue is full."""
         with self.writing() as db:
-            known = db.execute(
-                "SELECT id FROM experiences WHERE request = ?", (experience.request,)
-            ).fetchone()
-            if known:
-                if not _is_same(db, int(known[0]), experience, digests):
+            row = db.execute("SELECT id FROM experiences WHERE request = ?", (experience.request,)).fetchone()
+            if row:
+                if not _is_same(db, int(row[0]), experience, digests):
                     raise NameTaken(
                         f"the request {experience.request!r} is another question of the store; give this "
                         "one a name of its own"
                     )
-                return True, int(known[0])
+                return True, int(row[0])
             (waiting,) = db.execute("SELECT COUNT(*) FROM queue WHERE learned IS NULL").fetchone()
             if waiting >= self.limits.queue:
                 count(db, "flooded")
@@ -339,7 +337,7 @@ class Store:
             f"SELECT experience, digest FROM pictures WHERE experience IN ({marks}) ORDER BY place", *numbers
         ):
             pictures.setdefault(number, []).append(picture_files.path_of(self.pictures, digest))
-        found = {
+        by_id = {
             row[0]: Task(
                 experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
                 clip=bool(row[3]), form=row[4],
@@ -348,12 +346,12 @@ class Store:
             for row in rows
             if row[0] in pictures  # else it was forgotten between the two questions
         }  # fmt: skip
-        return [found[number] for number in numbers if number in found]
+        return [by_id[number] for number in numbers if number in by_id]
 
     def labelled(self, verdict: Verdict, most: int) -> list[int]:
         """Return the newest experiences with a verdict, newest first."""
-        asked = "SELECT id FROM experiences WHERE verdict = ? ORDER BY id DESC LIMIT ?"
-        return [number for (number,) in self.rows(asked, verdict, most)]
+        query = "SELECT id FROM experiences WHERE verdict = ? ORDER BY id DESC LIMIT ?"
+        return [number for (number,) in self.rows(query, verdict, most)]
 
     def votes(
         self, numbers: Sequence[int], *, verdict: Verdict | None = None
@@ -377,8 +375,8 @@ class Store:
 
     def waiting(self, most: int) -> list[int]:
         """Return the oldest experiences that wait for the worker."""
-        asked = "SELECT experience FROM queue WHERE learned IS NULL ORDER BY id LIMIT ?"
-        return [number for (number,) in self.rows(asked, most)]
+        query = "SELECT experience FROM queue WHERE learned IS NULL ORDER BY id LIMIT ?"
+        return [number for (number,) in self.rows(query, most)]
 
     def finish(self, update: int, outcomes: Sequence[Outcome]) -> None:
         """Write down what update number `update` made of its tasks. They leave the queue with `settle`."""
@@ -391,8 +389,8 @@ class Store:
                 )
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
-            told = [[o.experience, o.verdict] for o in outcomes]
-            note(db, "update", {"update": update, "experiences": told})
+            verdicts = [[o.experience, o.verdict] for o in outcomes]
+            note(db, "update", {"update": update, "experiences": verdicts})
 
     def drop(self, numbers: Sequence[int], verdict: Verdict) -> None:
         """Take tasks out of the queue unlearned."""
@@ -449,13 +447,17 @@ def _insert(
 def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digests: Sequence[str]) -> bool:
     """Tell whether an experience has this question and these pictures, both scrubbed."""
     (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
-    known = [
+    stored_digests = [
         digest
         for (digest,) in db.execute(
             "SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,)
         )
     ]
-    return (question, bool(clip), known) == (scrub(experience.question), experience.clip, list(digests))
+    return (question, bool(clip), stored_digests) == (
+        scrub(experience.question),
+        experience.clip,
+        list(digests),
+    )
 
 
 def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

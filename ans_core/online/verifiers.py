@@ -69,50 +69,50 @@ class Verifier:
 
 def _measured(path: _Path, words: str, wanted: str) -> str | None:
     """Return a property of the thing that words mean."""
-    found = path.mask(words)
-    told = path("get_properties", masks=[found["mask"]], properties=[wanted]) if found else None
-    return None if told is None or found is None else str(told[found["mask"]][wanted])
+    segment = path.mask(words)
+    properties = path("get_properties", masks=[segment["mask"]], properties=[wanted]) if segment else None
+    return None if properties is None or segment is None else str(properties[segment["mask"]][wanted])
 
 
-def _pattern(path: _Path, asked: re.Match[str]) -> str | None:
+def _pattern(path: _Path, match: re.Match[str]) -> str | None:
     """By the texture's direction, from a Fourier transform of the native pixels; the plan looks at a crop."""
-    texture = _measured(path, asked["thing"], "texture")
+    texture = _measured(path, match["thing"], "texture")
     return texture if texture in PATTERNS else None
 
 
-def _colour(path: _Path, asked: re.Match[str]) -> str | None:
+def _colour(path: _Path, match: re.Match[str]) -> str | None:
     """By CIELAB; the plan looks at the overview."""
-    colour = _measured(path, asked["thing"], "colour")
+    colour = _measured(path, match["thing"], "colour")
     return colour if colour in COLOURS else None
 
 
-def _text(path: _Path, asked: re.Match[str]) -> str | None:
+def _text(path: _Path, match: re.Match[str]) -> str | None:
     """In another crop, at another scale: around the mask, where the plan reads the image that it zoomed
     to."""
-    found = path.mask(asked["thing"])
-    read = path("read_text", mask=found["mask"]) if found else None
+    segment = path.mask(match["thing"])
+    read = path("read_text", mask=segment["mask"]) if segment else None
     return str(max(read["lines"], key=lambda line: line["confidence"])["text"]) if read else None
 
 
-def _larger(path: _Path, asked: re.Match[str]) -> str | None:
+def _larger(path: _Path, match: re.Match[str]) -> str | None:
     """By masks of words, and the areas told with them; the plan measures masks at points. Of two looks nobody
     knows which thing is which, so where words find nothing there is no answer."""
     sizes = {}
-    for words in (asked["thing"], asked["other"]):
-        found = path.mask(words) if path.looked is None else None
-        if found is None:
+    for words in (match["thing"], match["other"]):
+        segment = path.mask(words) if path.looked is None else None
+        if segment is None:
             return None
-        sizes[words] = found["area"]
+        sizes[words] = segment["area"]
     return max(sizes, key=lambda words: sizes[words])
 
 
-def _moves(path: _Path, asked: re.Match[str]) -> str | None:
+def _moves(path: _Path, match: re.Match[str]) -> str | None:
     """From the last frame backwards; the plan begins in the first one. Found by words alone."""
     last = len(path.workspace.frames) - 1
     shown = path("select_frames", frames=[last]) if last > 0 and path.looked is None else None
     image = path.workspace.names("image")[-1]
-    found = path("segment_object_at", text=asked["thing"], image=image) if shown else None
-    track = path("track_object", mask=found["mask"]) if found else None
+    segment = path("segment_object_at", text=match["thing"], image=image) if shown else None
+    track = path("track_object", mask=segment["mask"]) if segment else None
     direction = None if track is None else track["direction"]
     return direction if direction in DIRECTIONS else None
 
@@ -152,6 +152,6 @@ def confirmed_answer(
     verifier = VERIFIERS.get(form_of(question))
     if verifier is None or not set(verifier.operations) <= toolbox.operations.keys():
         return None
-    asked = verifier.asks.fullmatch(question)
-    assert asked is not None, "form_of matched it"
-    return verifier.confirm(_Path(toolbox, workspace, looked), asked)
+    match = verifier.asks.fullmatch(question)
+    assert match is not None, "form_of matched it"
+    return verifier.confirm(_Path(toolbox, workspace, looked), match)

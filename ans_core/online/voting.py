@@ -53,14 +53,14 @@ def normal(answer: str) -> str:
 def decide(votes: Sequence[Vote], strategy: Strategy) -> Decision:
     """Choose the label with the largest share; of equal ones the first in the alphabet, so that the order of
     the votes does not count."""
-    found = shares(votes, strategy)
-    label = min(found, key=lambda answer: (-found[answer], answer)) if found else None
+    by_answer = shares(votes, strategy)
+    label = min(by_answer, key=lambda answer: (-by_answer[answer], answer)) if by_answer else None
     verified = any(
         vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes
     )
     return Decision(
         label=label,
-        share=found[label] if label is not None else 0.0,
+        share=by_answer[label] if label is not None else 0.0,
         verified=verified,
         strategy=strategy,
         votes=tuple(votes),
@@ -82,7 +82,7 @@ def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:
     """Return every answer's share of the weight. ensemble: the mean of the three others' shares."""
     if strategy == "ensemble":
         every = [shares(votes, one) for one in WEIGHTS]
-        return {answer: sum(own[answer] for own in every) / len(every) for answer in every[0]}
+        return {answer: sum(part[answer] for part in every) / len(every) for answer in every[0]}
     weigh = WEIGHTS[strategy]
     weights: dict[str, float] = defaultdict(float)
     for vote in votes:

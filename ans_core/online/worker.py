@@ -24,7 +24,7 @@ from ans_core.config.online import RELEASES
 from ans_core.dist import rng_of
 from ans_core.online import overview, picture_files
 from ans_core.online.alerts import alerts
-from ans_core.online.canary import Asked, Canary, refused
+from ans_core.online.canary import Canary, LabelledRequest, refused
 from ans_core.online.learning import LOOP, OnlineLoop
 from ans_core.online.practice import Lesson, OnlinePractice
 from ans_core.online.retention import evict, sweep
@@ -96,7 +96,7 @@ class Worker:
         pace: Pace,
         ask: Callable[[str, Sequence[ImageRef], bool], Request],
         replayed: Callable[[int], tuple[Request, str, str]],
-        source: Sequence[Asked],
+        source: Sequence[LabelledRequest],
         seed: int,
         truth: Callable[[Task], str | None] = lambda task: None,
         before_batch: Callable[[int], None] = lambda step: None,
@@ -216,8 +216,8 @@ class Worker:
         sweep(self.store)
         self.store.reopen(self.base + step)
         self._settle(self.base + step)
-        if step == 0 and (kept := self.store.meta(PROGRESS)) is not None:
-            self.practice.load(json.loads(kept))
+        if step == 0 and (saved := self.store.meta(PROGRESS)) is not None:
+            self.practice.load(json.loads(saved))
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
             self._take(self._served_at_begin(served))
@@ -317,13 +317,13 @@ class Worker:
     def _revisited(self, step: int, without: set[int]) -> list[int]:
         if self.practice.progress.at_once:
             return []
-        known = [
+        candidates = [
             number
             for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit))
             if number not in without
         ]
         return rng_of(self.seed, "revisit", self.base + step).sample(
-            known, min(self.pace.revisit, len(known))
+            candidates, min(self.pace.revisit, len(candidates))
         )
 
     def _lessons(self, step: int) -> list[Lesson]:
@@ -346,19 +346,19 @@ class Worker:
     def _pictures(self, tasks: Sequence[Task]) -> dict[int, tuple[bytes, ...]]:
         """Read the tasks' pictures, so that a step that has begun needs no files. A task whose pictures can't
         be read leaves the queue with a verdict of its own; one that was forgotten meanwhile is left out."""
-        found: dict[int, tuple[bytes, ...]] = {}
+        pictures: dict[int, tuple[bytes, ...]] = {}
         for task in tasks:
             try:
-                found[task.experience] = tuple(picture_files.read(path) for path in task.frames)
+                pictures[task.experience] = tuple(picture_files.read(path) for path in task.frames)
             except ValueError:
                 if self.store.tasks([task.experience]):
                     self.store.drop([task.experience], "unreadable")
-                    told = (
+                    message = (
                         f"a picture of experience {task.experience} is missing or damaged: it is not "
                         "learned from"
                     )
-                    self.store.note("alert", kind="unreadable", told=told)
-        return found
+                    self.store.note("alert", kind="unreadable", told=message)
+        return pictures
 
     # After an update
 
@@ -384,31 +384,31 @@ class Worker:
         """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the
         worker."""
         progress = self.practice.progress
-        kept = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
-        pictures = self._pictures(kept)
+        canaries = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
+        pictures = self._pictures(canaries)
         target = [
             (self.ask(task.question, pictures[task.experience], task.clip), task.label)
-            for task in kept
+            for task in canaries
             if task.label is not None and task.experience in pictures
         ]
         new = {
-            name: self.canary.right("teacher", asked)
-            for name, asked in (("source", self.source), ("target", target))
+            name: self.canary.right("teacher", requests)
+            for name, requests in (("source", self.source), ("target", target))
         }
         floor = {"source": self._source_floor(), "target": self.canary.right("served", target)}
         why = refused(new, floor, allowed=self.pace.allowed_loss)
-        told = {name: fmean(right) for name, right in new.items() if right}
+        accuracies = {name: fmean(right) for name, right in new.items() if right}
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
             about = self.policy.about()
             version = self.snapshots.publish(
-                teacher, after=progress.version, update=update, about=about, told={"canary": told}
+                teacher, after=progress.version, update=update, about=about, measured={"canary": accuracies}
             )
             if version is not None:
                 self._load("served", teacher)
                 progress.version = version
                 progress.refusals.append(False)
-            return {**told, "refused": 0.0}
+            return {**accuracies, "refused": 0.0}
         last = [*progress.refusals, True][-RELEASES:]
         of = f"{sum(last)} of the last {len(last)} releases were refused"
         frozen = f"{of}, this one for {why}" if sum(last) >= self.pace.roll_backs else None
@@ -416,7 +416,7 @@ class Worker:
             progress.roll_backs += 1
             progress.refusals.append(True)
         self._take(self.snapshots.served())  # somebody else's roll-back stands
-        return {**told, "refused": 1.0}
+        return {**accuracies, "refused": 1.0}
 
     def _source_floor(self) -> list[bool]:
         """Tell what the start has right of the source canary."""
@@ -426,10 +426,10 @@ class Worker:
 
     def _alert(self, metrics: dict[str, float]) -> None:
         now, counts = time.monotonic(), overview.counts(self.store)
-        for kind, told in alerts(metrics, counts, self._counts).items():
+        for kind, sentence in alerts(metrics, counts, self._counts).items():
             if now - self._alerted.get(kind, -ALERT_EVERY_S) >= ALERT_EVERY_S:
                 self._alerted[kind] = now
-                self.store.note("alert", kind=kind, told=told)
+                self.store.note("alert", kind=kind, told=sentence)
         self._counts = counts
 
 

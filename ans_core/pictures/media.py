@@ -57,11 +57,11 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
         return
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=scratch) as folder:
-        found = []
+        paths = []
         for number, shot in enumerate(_shots(source)):
-            found.append(Path(folder) / f"{number:06d}.png")
-            found[-1].write_bytes(_png(shot))
-        yield tuple(found)
+            paths.append(Path(folder) / f"{number:06d}.png")
+            paths[-1].write_bytes(_png(shot))
+        yield tuple(paths)
 
 
 class VideoFile(Lazy[bytes]):
@@ -110,10 +110,10 @@ def clip(video: Video) -> Sequence[ImageRef]:
                 f"a video of shape {video.shape}; give (frames, height, width, 3) of uint8, or one picture "
                 "as image"
             )
-    found = tuple(reference(picture) for picture in video)
-    if not found:
+    pictures = tuple(reference(picture) for picture in video)
+    if not pictures:
         raise ValueError("the video has no frames; give at least one, or None to ask without a video")
-    return found
+    return pictures
 
 
 def place_in_time(name: str) -> tuple[list[str | int], str]:

@@ -43,8 +43,8 @@ def of_picture(picture: Image.Image) -> int:
     """
     if picture.format == "TIFF":
         return UPRIGHT
-    found = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
-    return found if found in METHODS else UPRIGHT
+    number = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
+    return number if number in METHODS else UPRIGHT
 
 
 def of_matrix(matrix: Sequence[int]) -> int | None:

@@ -83,8 +83,8 @@ def side_by_side(
     per_line = max(12, 13 * size[0] // (7 * letter))
     head = textwrap.wrap(question, 2 * per_line) or [""]
     below = [
-        textwrap.wrap(f"{name}: {said}" if said else name, per_line)
-        for name, said in (("truth", truth_text), ("prediction", prediction_text))
+        textwrap.wrap(f"{name}: {text}" if text else name, per_line)
+        for name, text in (("truth", truth_text), ("prediction", prediction_text))
     ]
     top, bottom = gap + line * len(head), gap + line * max(map(len, below))
     sheet = Image.new("RGB", (2 * size[0] + 3 * gap, top + gap + size[1] + bottom + gap), "white")
@@ -150,18 +150,18 @@ def _palette(sample: Iterable[Image.Image]) -> Image.Image:
         # a view would hold the picture
         thin.append(np.asarray(picture.convert("RGB"))[::step, ::step].copy())
     fixed = [*COLOURS, (255, 255, 255)]
-    found = Image.fromarray(np.concatenate(thin)).quantize(TRANSPARENT - len(fixed)).getpalette("RGB")
+    adapted = Image.fromarray(np.concatenate(thin)).quantize(TRANSPARENT - len(fixed)).getpalette("RGB")
     palette = Image.new("P", (1, 1))
-    palette.putpalette([*(found or []), *(level for colour in fixed for level in colour)])
+    palette.putpalette([*(adapted or []), *(level for colour in fixed for level in colour)])
     return palette
 
 
 def _header(first: Image.Image) -> list[bytes]:
     """Return the header, with a palette of all 256 entries including TRANSPARENT."""
-    whole = Image.new("P", first.size)
+    canvas = Image.new("P", first.size)
     levels = first.getpalette("RGB") or []
-    whole.putpalette(levels + [0] * (768 - len(levels)))
-    return GifImagePlugin.getheader(whole, info={"loop": 0})[0]
+    canvas.putpalette(levels + [0] * (768 - len(levels)))
+    return GifImagePlugin.getheader(canvas, info={"loop": 0})[0]
 
 
 def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Image.Image, tuple[int, int]]:

@@ -51,9 +51,9 @@ def shots(file: Path) -> Iterator[Image.Image]:
             raise ValueError(f"it says that it has {expected} frames, and ends after {count}")
         alone = len(container.streams) == 1  # another stream, as sound, may well be longer
         if not stream.frames and alone and container.duration and end_s:
-            whole_s = container.duration / av.time_base
-            if end_s < whole_s - max(1.0, whole_s / 20):
-                raise ValueError(f"it says that it lasts {whole_s:.1f} s, and ends after {end_s:.1f} s")
+            duration_s = container.duration / av.time_base
+            if end_s < duration_s - max(1.0, duration_s / 20):
+                raise ValueError(f"it says that it lasts {duration_s:.1f} s, and ends after {end_s:.1f} s")
 
 
 def size(file: Path) -> tuple[int, int]:
@@ -66,16 +66,16 @@ def rate(file: Path) -> float:
     one that says no rate."""
     try:
         with av.open(str(file)) as container:
-            found = container.streams.video[0].average_rate
+            per_second = container.streams.video[0].average_rate
     except CODEC_ERRORS as error:
         raise ValueError(
             f"cannot read the video {file}: {error}; is it cut short? (`ffmpeg -i` tells)"
         ) from None
-    if not found:
+    if not per_second:
         raise ValueError(
             f"the video {file} says no frame rate, by which its annotations are timed; write it again as MP4"
         )
-    return float(found)
+    return float(per_second)
 
 
 def read(frame: VideoFrame) -> Image.Image:
@@ -97,9 +97,9 @@ def check(frames: VideoFrames) -> None:
     """Decode a video once up to the last of some frames. Raises ValueError as `read` does."""
     expected = size(frames.file)
     for frame in frames:
-        if (found := read(frame).size) != expected:
+        if (shape := read(frame).size) != expected:
             raise ValueError(
-                f"the video {frame.file}: frame {frame.index} is of {found}, the first of {expected} "
+                f"the video {frame.file}: frame {frame.index} is of {shape}, the first of {expected} "
                 "(width, height)"
             )
 
@@ -196,11 +196,11 @@ class _Decoder:
         if index < self.due or (key_between and time is not None):
             self._seek(0 if time is None else time)
         for shot in self.shots:
-            asked = shot.pts == time if time is not None else self.due == index
+            is_target = shot.pts == time if time is not None else self.due == index
             self.settled = self.settled or shot.key_frame
-            if shot.is_corrupt and (asked or self.settled):  # the frames after it are made from it
-                raise ValueError(f"the file is damaged {'there' if asked else 'before'}")
-            if asked:
+            if shot.is_corrupt and (is_target or self.settled):  # the frames after it are made from it
+                raise ValueError(f"the file is damaged {'there' if is_target else 'before'}")
+            if is_target:
                 self.due = index + 1
                 return _upright(shot)
             if time is not None and shot.pts is not None and shot.pts > time:
@@ -219,7 +219,11 @@ its parent."""
 
 
 def _decoder(file: Path) -> _Decoder:
-    found: _Decoder | None = getattr(_open, "decoder", None)
-    if found is None or (found.file, found.process, found.changed) != (file, os.getpid(), _changed(file)):
-        found = _open.decoder = _Decoder(file)
-    return found
+    decoder: _Decoder | None = getattr(_open, "decoder", None)
+    if decoder is None or (decoder.file, decoder.process, decoder.changed) != (
+        file,
+        os.getpid(),
+        _changed(file),
+    ):
+        decoder = _open.decoder = _Decoder(file)
+    return decoder

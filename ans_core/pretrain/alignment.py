@@ -46,7 +46,7 @@ class AlignmentBatch(TensorBatch):
     """Tokens of its description; -1 = padding."""
     shares: Float[Tensor, "N cells"]
     """How it spreads over the cells of its picture; adds up to 1."""
-    whole: Bool[Tensor, " N"]
+    captions: Bool[Tensor, " N"]
     """The words are a region's complete caption, so all other words are wrong for it."""
 
 
@@ -58,7 +58,7 @@ def alignment_batch(
 ) -> AlignmentBatch:
     """Make a batch from pictures: (image, samples of it that name something in it)."""
     views = [cutter.views([transforms.open_image(ref)], clip=False) for ref, _ in pictures]
-    image, words, shares, whole = [], [], [], []
+    image, words, shares, captions = [], [], [], []
     for place, (_, samples) in enumerate(pictures):
         for sample in samples:
             image.append(place)
@@ -68,13 +68,13 @@ def alignment_batch(
                     rle.union([mask for mask, *_ in sample.masks if mask is not None]), views[place].shown
                 )
             )
-            whole.append(sample.task == "region_caption")
+            captions.append(sample.task == "region_caption")
     return AlignmentBatch(
         views=views,
         image=torch.tensor(image),
         words=nn.utils.rnn.pad_sequence(words, batch_first=True, padding_value=-1),
         shares=torch.stack(shares),
-        whole=torch.tensor(whole),
+        captions=torch.tensor(captions),
     )
 
 
@@ -100,23 +100,29 @@ class Alignment(nn.Module):
         table = F.normalize(weight, dim=-1)
         meaning = (table[batch.words.clamp(min=0)] * (batch.words >= 0)[:, :, None]).sum(1)  # (N, D)
         scores = self.log_scale.exp() * torch.einsum("nd,ncd->nc", meaning, cells)
-        found = -(batch.shares * scores.log_softmax(1)).sum(1).mean()
+        place_loss = -(batch.shares * scores.log_softmax(1)).sum(1).mean()
         hit = (batch.shares.gather(1, scores.argmax(1, keepdim=True)) > 0).float().mean()
-        told = self._told(
-            torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.whole], table, batch.words[batch.whole]
+        word_loss = self._word_loss(
+            torch.einsum("nc,ncd->nd", batch.shares, cells)[batch.captions],
+            table,
+            batch.words[batch.captions],
         )
-        return found + told, {"hit": float(hit), "found": float(found.detach()), "told": float(told.detach())}
+        return place_loss + word_loss, {
+            "hit": float(hit),
+            "found": float(place_loss.detach()),
+            "told": float(word_loss.detach()),
+        }
 
-    def _told(
+    def _word_loss(
         self, region: Float[Tensor, "R D"], table: Float[Tensor, "V D"], words: Int[Tensor, "R W"]
     ) -> Float[Tensor, ""]:
         logits = self.log_word_scale.exp() * region @ table.T + self.word_bias
         counted = torch.ones_like(self.word_bias)
         # padding is no word; it starts as zero, where normalising has a gradient of 1e12
         counted[self.model.tokenizer.pad_token_id] = 0
-        said = torch.zeros_like(logits)
+        present = torch.zeros_like(logits)
         rows, places = (words >= 0).nonzero(as_tuple=True)
-        said[rows, words[rows, places]] = 1
-        return F.binary_cross_entropy_with_logits(logits, said, weight=counted, reduction="sum") / max(
-            1, len(said)
+        present[rows, words[rows, places]] = 1
+        return F.binary_cross_entropy_with_logits(logits, present, weight=counted, reduction="sum") / max(
+            1, len(present)
         )

@@ -46,9 +46,10 @@ def build_tokenizer(
         clean_up_tokenization_spaces=False,
     )
     marks = BACKBONES[kind].marks
-    known = (*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
+    special = (*CHAT_TOKENS, *prompts.INTERNVL_TOKENS, *prompts.SA2VA_TOKENS)
     fast.add_tokens(
-        [*known, *(t for t in (marks.start, marks.slot, marks.end) if t not in known)], special_tokens=True
+        [*special, *(t for t in (marks.start, marks.slot, marks.end) if t not in special)],
+        special_tokens=True,
     )
     return fast
 
@@ -124,9 +125,9 @@ def _qwen3_vl_sizes(
         "num_position_embeddings": (vision["image_size"] // vision["patch_size"]) ** 2,
         "deepstack_visual_indexes": [0, vision["layers"] // 2],
     }
-    found = _qwen_vl_sizes("qwen3_vl", vision, language, tokenizer, sizes, {"mrope_interleaved": True})
-    return found | {
-        "text_config": found["text_config"] | {"head_dim": language["hidden"] // language["heads"]}
+    config = _qwen_vl_sizes("qwen3_vl", vision, language, tokenizer, sizes, {"mrope_interleaved": True})
+    return config | {
+        "text_config": config["text_config"] | {"head_dim": language["hidden"] // language["heads"]}
     }
 
 

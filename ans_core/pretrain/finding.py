@@ -49,10 +49,12 @@ class Finding(Supervised):
         self._attention = middle_attention(model)
 
     def begin_step(self, batches: Sequence[Batch]) -> list[Batch]:
-        told = super().begin_step(batches)
+        counted = super().begin_step(batches)
         things = float(sum(len(batch.things) for batch in batches))
         early = float(sum(int(early_looks(batch).sum()) for batch in batches))
-        return [replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in told]
+        return [
+            replace(batch, totals={**batch.totals, "things": things, "early": early}) for batch in counted
+        ]
 
     def forward(self, batch: Batch) -> tuple[Float[Tensor, ""], Metrics]:
         seen: dict[str, Any] = {}

@@ -83,13 +83,15 @@ class Promptable(nn.Module):
         features = self.sam2.encode(batch.pictures)
         if not len(batch.image):  # nothing to click on, and SAM2 can't decode nothing
             return 0 * self.sam2.high_res(features)[0].sum(), {"iou_single": 0.0, "iou_three": 0.0}
-        drawn = self.sam2.decode_every(features, batch.image, (batch.coordinates, batch.labels))
+        predicted = self.sam2.decode_every(features, batch.image, (batch.coordinates, batch.labels))
         losses = [
-            promptable_loss(drawn.all_logits[:, [m]], drawn.ious[:, [m]], drawn.object_score, batch.targets)
+            promptable_loss(
+                predicted.all_logits[:, [m]], predicted.ious[:, [m]], predicted.object_score, batch.targets
+            )
             for m in range(4)
         ]
         ious: Metrics = {
-            "iou_single": mean_iou(drawn.all_logits[:, 0], batch.targets),
-            "iou_three": mean_iou(drawn.logits, batch.targets),
+            "iou_single": mean_iou(predicted.all_logits[:, 0], batch.targets),
+            "iou_three": mean_iou(predicted.logits, batch.targets),
         }
         return torch.stack(losses).mean(), ious

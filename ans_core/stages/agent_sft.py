@@ -27,7 +27,7 @@ from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
-from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, said_rows, warn_of_other_reader
+from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, token_rows, warn_of_other_reader
 from ans_core.agent.world import FAMILIES, Question
 from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
 from ans_core.checkpoints import checkpoint
@@ -81,7 +81,7 @@ def run(
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(
-            said_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable))
+            token_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable))
         )
     seed = dist.seed_of(cfg.seed, "agent lora")
     lora = lora_of(settings, model, tuned)

@@ -22,7 +22,7 @@ from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
 from ans_core.agent.world import judging
-from ans_core.agent.world.traces import TraceJudge, Written, write_drawn_traces
+from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.precision import inference_dtype
@@ -70,7 +70,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     with dist.process_group():
         for split, questions in numbers.items():
             with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
-                written = write_drawn_traces(
+                written = write_synthetic_traces(
                     out / split,
                     questions,
                     split=split,

@@ -37,7 +37,7 @@ from ans_core.pictures import overlay, transforms
 from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of
 from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
-from ans_core.tracking.kept import Kept
+from ans_core.tracking.epochs import EpochWeights
 from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.tracking.training import (
@@ -113,7 +113,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
         metrics["J&F_without_memory"] = _without_memory(sam2, held_out, settings)
     else:
-        kept = Kept(folder=scratch / "kept", last=settings.keep_last)
+        kept = EpochWeights(folder=scratch / "kept", last=settings.keep_last)
         curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
         best, scores = kept.best(), kept.scores()
         tensors = kept.load(best)
@@ -159,7 +159,7 @@ def _train(
     sam2: Grounding,
     pool: Pool,
     held_out: Sequence[Clip],
-    kept: Kept,
+    kept: EpochWeights,
     *,
     machine: loop.Machine,
     scratch: Path,

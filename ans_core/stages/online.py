@@ -26,9 +26,9 @@ from ans_core.agent.play import play
 from ans_core.agent.world import Question
 from ans_core.config import Config
 from ans_core.online import overview
-from ans_core.online.engine import Asked, Engine
+from ans_core.online.engine import Engine, Query
 from ans_core.online.practice import Confirm, Relabel
-from ans_core.online.simulation import STREAM_FROM, Drawn, Shift, one_answer, poisoning, wrong_on
+from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift, one_answer, poisoning, wrong_on
 from ans_core.online.store import Task
 from ans_core.online.worker import Worker
 from ans_core.stages.launch import machine_of
@@ -200,7 +200,7 @@ class Stream:
             questions = [drawn.number(number) for number in range(place, min(last, place + most))]
             self.engine.answer(
                 [
-                    Asked(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1)
+                    Query(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1)
                     for q in questions
                 ]
             )
@@ -209,7 +209,7 @@ class Stream:
         return self.drawn.named(task.request).answer
 
 
-def shifted(parts: Parts, *, split: str, first: int) -> Drawn:
+def shifted(parts: Parts, *, split: str, first: int) -> QuestionStream:
     made = parts.drawn(split=split, first=first)
     made.shift = Shift(**parts.cfg.agent.online.simulation.shift.model_dump())
     return made

@@ -22,13 +22,13 @@ from ans_core.config import Config, Lora, Rl
 from ans_core.config.training import KeepingOptim
 from ans_core.online import store as stores
 from ans_core.online.admission import Gate
-from ans_core.online.canary import Asked, Canary
+from ans_core.online.canary import Canary, LabelledRequest
 from ans_core.online.embedding import encoder_name
 from ans_core.online.engine import Engine
 from ans_core.online.learning import KlControl, OnlineLoop
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.practice import Confirm, Lesson, OnlinePractice, Relabel
-from ans_core.online.simulation import CANARY_FROM, REPLAY_FROM, Drawn
+from ans_core.online.simulation import CANARY_FROM, REPLAY_FROM, QuestionStream
 from ans_core.online.snapshots import Snapshots
 from ans_core.online.store import Store, Task
 from ans_core.online.verifiers import confirmed_answer
@@ -78,16 +78,20 @@ class Parts:
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
-        told = operations_told(self.toolbox, self.policy.is_told(self.cfg.agent.episode.operations_told))
+        told = operations_told(
+            self.toolbox, self.policy.lists_operations(self.cfg.agent.episode.operations_told)
+        )
         return Request(
             frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1
         )
 
-    def drawn(self, *, split: str, first: int) -> Drawn:
+    def drawn(self, *, split: str, first: int) -> QuestionStream:
         """Return questions of the agent's own world."""
-        return Drawn(self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first)
+        return QuestionStream(
+            self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first
+        )
 
-    def known(self, drawn: Drawn, number: int) -> tuple[Request, str, str]:
+    def known(self, drawn: QuestionStream, number: int) -> tuple[Request, str, str]:
         """Return a drawn question as request, answer and form."""
         question = drawn.number(number)
         return (
@@ -148,7 +152,7 @@ def opened(
         )
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
-            snapshots.publish(tensors, after=None, update=0, about=policy.about(), told={})
+            snapshots.publish(tensors, after=None, update=0, about=policy.about(), measured={})
         seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
         with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
@@ -209,7 +213,7 @@ def worker_of(
         batch=cfg.agent.episode.batch
     )  # fmt: skip
     questions = parts.drawn(split="train", first=CANARY_FROM)
-    source: list[Asked] = (
+    source: list[LabelledRequest] = (
         [parts.known(questions, number)[:2] for number in range(release.canary)] if guard.release else []
     )
     replayed = parts.drawn(split="train", first=REPLAY_FROM)

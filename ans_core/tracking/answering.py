@@ -29,7 +29,7 @@ def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
     prompts = [_first(masklet) for masklet in objects.masklets]
     for name, prompt in zip(objects.names, prompts, strict=True):
         prompt.check(width=width, height=height, frames=len(frames), where=f"{item.name}, object {name}")
-    found: list[list[RLE]] = [[] for _ in prompts]
+    predicted: list[list[RLE]] = [[] for _ in prompts]
     for _, low in follow(
         sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
     ):
@@ -39,9 +39,9 @@ def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
         masks = (
             (z > 0 for z in logits) if labels is None else (labels == n for n in range(1, len(prompts) + 1))
         )
-        for own, mask in zip(found, masks, strict=True):
-            own.append(rle.encode(mask))
-    return tuple(map(tuple, found))
+        for masks_so_far, mask in zip(predicted, masks, strict=True):
+            masks_so_far.append(rle.encode(mask))
+    return tuple(map(tuple, predicted))
 
 
 def _first(masklet: Masklet) -> ObjectPrompt:

@@ -23,9 +23,9 @@ class ClipTensors:
 
     pixels: Float[Tensor, "F 3 S S"]
     masks: Bool[Tensor, "N F S S"]
-    known: Bool[Tensor, "N F"]
-    """Whether the frame has ground truth for the object. An empty mask that is known says that the object is
-    not there."""
+    has_truth: Bool[Tensor, "N F"]
+    """Whether the frame has ground truth for the object. An empty mask with ground truth says that the
+    object is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class TrackingBatch(TensorBatch):
     rows: Int[Tensor, "N F"]
     """Index into `frames` of object n's frame f."""
     targets: Bool[Tensor, "N F S S"]
-    known: Bool[Tensor, "N F"]
+    has_truth: Bool[Tensor, "N F"]
     tracks: list[list[PromptedObjects]]
     """Groups that are prompted in the same frames: each is prompted by itself, and SAM2 follows the objects
     of all of them together."""
@@ -90,9 +90,11 @@ def make_batch(
     for number, (clip, rng) in enumerate(zip(clips, rngs, strict=True)):
         kind = rng.choices(list(options.kinds), weights=list(options.kinds.values()))[0]
         second = rng.randrange(1, length) if rng.random() < options.second_frame else None
-        for masks, known in zip(clip.masks, clip.known, strict=True):
-            first = int((masks.flatten(1).any(1) & known).int().argmax())
-            frames = [first, second] if second is not None and second > first and known[second] else [first]
+        for masks, has_truth in zip(clip.masks, clip.has_truth, strict=True):
+            first = int((masks.flatten(1).any(1) & has_truth).int().argmax())
+            frames = (
+                [first, second] if second is not None and second > first and has_truth[second] else [first]
+            )
             points = [_points(masks[f], kind, options, rng=rng) for f in frames]
             plans[kind, tuple(frames)].append((len(rows), points))
             rows.append(torch.arange(number * length, (number + 1) * length))
@@ -110,7 +112,7 @@ def make_batch(
         frames=torch.cat([clip.pixels for clip in clips]),
         rows=torch.stack(rows),
         targets=torch.cat([clip.masks for clip in clips]),
-        known=torch.cat([clip.known for clip in clips]),
+        has_truth=torch.cat([clip.has_truth for clip in clips]),
         tracks=list(chain.from_iterable(tracks.values())),
     )
 
@@ -131,12 +133,12 @@ def _group(
         objects=torch.tensor([n for n, _ in planned]),
         kind=kind,
         frames=frames,
-        coordinates=torch.tensor([[places for places, _ in own] for _, own in planned]).reshape(
+        coordinates=torch.tensor([[places for places, _ in prompts] for _, prompts in planned]).reshape(
             count, len(frames), -1, 2
         ),
-        labels=torch.tensor([[labels for _, labels in own] for _, own in planned], dtype=torch.int32).reshape(
-            count, len(frames), -1
-        ),
+        labels=torch.tensor(
+            [[labels for _, labels in prompts] for _, prompts in planned], dtype=torch.int32
+        ).reshape(count, len(frames), -1),
         clicks=0 if kind == "mask" else clicks,
     )
 
@@ -146,7 +148,7 @@ def predictions(batch: TrackingBatch) -> int:
     correction. A given mask is none."""
     count = 0
     for group in chain.from_iterable(batch.tracks):
-        per_frame = batch.known[group.objects].sum(0).tolist()
+        per_frame = batch.has_truth[group.objects].sum(0).tolist()
         for index in range(group.frames[0], len(per_frame)):
             prompted = index in group.frames
             count += (

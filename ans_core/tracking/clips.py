@@ -43,7 +43,7 @@ class Clip:
         )
 
     @cached_property
-    def known(self) -> Bool[np.ndarray, "N F"]:
+    def has_truth(self) -> Bool[np.ndarray, "N F"]:
         """Whether a frame has ground truth for an object, be it that the object is not there."""
         return self._table([[mask is not None for mask in masklet] for masklet in self.masklets])
 
@@ -53,8 +53,8 @@ class Clip:
     def followed(self, window: Sequence[int]) -> list[int]:
         """List the objects that some frame of a window shows and a later one has ground truth for."""
         chosen = list(window)
-        known_later = np.flip(np.logical_or.accumulate(np.flip(self.known[:, chosen], 1), 1), 1)[:, 1:]
-        return np.flatnonzero((self.visible[:, chosen][:, :-1] & known_later).any(1)).tolist()
+        truth_later = np.flip(np.logical_or.accumulate(np.flip(self.has_truth[:, chosen], 1), 1), 1)[:, 1:]
+        return np.flatnonzero((self.visible[:, chosen][:, :-1] & truth_later).any(1)).tolist()
 
 
 JOINED = (
@@ -99,9 +99,9 @@ class Clips(Lazy[Clip]):
         for sample in samples:
             several = sample.meta.get("joined", ())
             for place, masklet in enumerate(sample.masks):
-                kept = joined if place in several else objects
-                if masklet not in kept:
-                    kept.append(masklet)
+                group = joined if place in several else objects
+                if masklet not in group:
+                    group.append(masklet)
         shown, others = samples[0], sum(masklet not in objects for masklet in joined)
         return Clip(
             name=f"{shown.dataset}/{shown.image_id}",
@@ -136,7 +136,9 @@ def _starts(clip: Clip, *, length: int, gap: int) -> list[int]:
 def choose_window(clip: Clip, *, length: int, max_gap: int, rng: Random) -> list[int]:
     """Choose frames of a clip: `length` of them, `gap` apart, the gap uniform among those up to `max_gap`
     that the clip allows."""
-    starts = {gap: found for gap in range(1, max_gap + 1) if (found := _starts(clip, length=length, gap=gap))}
+    starts = {
+        gap: firsts for gap in range(1, max_gap + 1) if (firsts := _starts(clip, length=length, gap=gap))
+    }
     if not starts:
         raise ValueError(
             f"{clip.name}: no window of {length} frames shows an object that a later one has ground truth for"
@@ -161,7 +163,7 @@ def load_window(
     if max_objects and len(chosen) > max_objects:
         chosen = sorted(rng.sample(chosen, max_objects))
     masks = torch.zeros(len(chosen), len(window), size, size, dtype=torch.bool)
-    known = torch.zeros(len(chosen), len(window), dtype=torch.bool)
+    has_truth = torch.zeros(len(chosen), len(window), dtype=torch.bool)
     for place, n in enumerate(chosen):
         for f, (index, picture) in enumerate(zip(window, pictures, strict=True)):
             coded = clip.masklets[n][index]
@@ -169,8 +171,8 @@ def load_window(
                 masks[place, f] = _resized(
                     coded, (picture.height, picture.width), size, f"{clip.name}, frame {index}"
                 )
-                known[place, f] = True
-    return ClipTensors(pixels=transforms.normalise(pictures, size=size), masks=masks, known=known)
+                has_truth[place, f] = True
+    return ClipTensors(pixels=transforms.normalise(pictures, size=size), masks=masks, has_truth=has_truth)
 
 
 def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Bool[Tensor, "S S"]:
@@ -180,8 +182,8 @@ def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Boo
             f"{picture[0]};"
             " is it the mask of another frame, or of this one at another size?"
         )
-    whole = rle.decode(coded)
-    mask = resize_mask(whole, size)
-    if whole.any() and not mask.any():
-        mask[center_at(whole, size)] = True
+    full = rle.decode(coded)
+    mask = resize_mask(full, size)
+    if full.any() and not mask.any():
+        mask[center_at(full, size)] = True
     return mask

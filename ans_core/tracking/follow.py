@@ -110,9 +110,9 @@ def follow(
         for first in range(0, len(objects), AT_ONCE):
             chosen = objects[first : first + AT_ONCE]
             shown = iter(lambda: current[0], None)
-            given = _inputs(sam2, [prompts[n] for n in chosen], size)
+            inputs = _inputs(sam2, [prompts[n] for n in chosen], size)
             # a prompted frame reads no memory
-            prompted = dict.fromkeys([frame] if memory else range(frames), given)
+            prompted = dict.fromkeys([frame] if memory else range(frames), inputs)
             tracks.append(
                 (frame, chosen, sam2.propagate(shown, prompted, objects=len(chosen), frames=frames))
             )
@@ -126,7 +126,7 @@ def follow(
                     "them to one size"
                 )
             logits = torch.full((len(prompts), side, side), NO_OBJ_SCORE, device=sam2.device)
-            running = [(chosen, found) for frame, chosen, found in tracks if frame <= index]
+            running = [(chosen, outputs) for frame, chosen, outputs in tracks if frame <= index]
             with torch.no_grad():  # not around the `yield`: the caller has a mode of its own
                 if running:
                     current[:] = [
@@ -135,8 +135,8 @@ def follow(
                             sam2.encode(transforms.normalise([shot], size=sam2.image_size).to(sam2.device)),
                         )
                     ]
-                for chosen, found in running:
-                    logits[chosen] = next(found)[1].float()
+                for chosen, outputs in running:
+                    logits[chosen] = next(outputs)[1].float()
             yield index, logits
 
 
@@ -151,9 +151,11 @@ def _alike(prompts: Sequence[ObjectPrompt]) -> dict[tuple[int, int], list[int]]:
 def _inputs(sam2: Grounding, prompts: Sequence[ObjectPrompt], size: tuple[int, int]) -> dict[str, Any]:
     """Return the arguments of `Grounding.step` for prompts of one kind in one frame."""
     if prompts[0].mask is not None:
-        given = [prompt.mask for prompt in prompts if prompt.mask is not None]
-        masks = sam2.mask_prompts(torch.from_numpy(np.stack(given))[:, None].to(sam2.device), [0])[0]["masks"]
-        for mask, shown in zip(given, masks[:, 0], strict=True):
+        prompt_masks = [prompt.mask for prompt in prompts if prompt.mask is not None]
+        masks = sam2.mask_prompts(torch.from_numpy(np.stack(prompt_masks))[:, None].to(sam2.device), [0])[0][
+            "masks"
+        ]
+        for mask, shown in zip(prompt_masks, masks[:, 0], strict=True):
             if not shown.any():  # too small for SAM2's size, as in training (clips.py)
                 shown[center_at(mask, sam2.image_size)] = 1
         return {"masks": masks}
@@ -172,9 +174,9 @@ def label_map(logits: Iterable[Float[np.ndarray, "H W"]]) -> UInt8[np.ndarray, "
     each = iter(logits)
     highest = next(each).copy()
     labels = (highest > 0).astype(np.uint8)
-    for number, own in enumerate(each, start=2):
-        labels[(own > highest) & (own > 0)] = number
-        np.maximum(highest, own, out=highest)
+    for number, object_logits in enumerate(each, start=2):
+        labels[(object_logits > highest) & (object_logits > 0)] = number
+        np.maximum(highest, object_logits, out=highest)
     return labels
 
 

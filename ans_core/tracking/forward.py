@@ -75,14 +75,14 @@ def track(
         return checkpoint(step, *read, use_reentrant=False) if recompute else step(*read)
 
     for index in frames:
-        kept = []
+        records = []
         for group in groups:
             out = run(index, group.objects, keep=bool(later), **_prompt(batch, group, index))
             if later:
-                kept.append(remember(out))
+                records.append(remember(out))
             yield Tracked(index=index, objects=group.objects, prompted=group, out=out)
         if later:
-            bank["cond_frame_outputs"][index] = _together(kept)
+            bank["cond_frame_outputs"][index] = _together(records)
     every = torch.cat([group.objects for group in groups])
     for index in later:
         keep = index != later[-1]
@@ -92,7 +92,7 @@ def track(
         yield Tracked(index=index, objects=every, prompted=None, out=out)
 
 
-def _together(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one record of the objects of all groups, of what the memory bank keeps of each."""
 
     def joined(values: Sequence[Any]) -> Any:
@@ -102,7 +102,7 @@ def _together(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
             else torch.cat(list(values))
         )
 
-    return {key: joined([one[key] for one in kept]) for key in REMEMBERED}
+    return {key: joined([one[key] for one in records]) for key in REMEMBERED}
 
 
 def _prompt(batch: TrackingBatch, group: PromptedObjects, index: int) -> dict[str, Any]:

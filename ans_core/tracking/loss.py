@@ -54,8 +54,8 @@ def frame_losses(
     pixels, overlap = pixels.view(count, masks), dice(flat.sigmoid(), wide).view(count, masks)
     best = (weights.mask * pixels + weights.dice * overlap).argmin(dim=1, keepdim=True)
     with torch.no_grad():
-        drawn, true = flat > 0, wide > 0.5
-        actual = ((drawn & true).sum(1) / (drawn | true).sum(1).clamp(min=1)).view(count, masks)
+        predicted, true = flat > 0, wide > 0.5
+        actual = ((predicted & true).sum(1) / (predicted | true).sum(1).clamp(min=1)).view(count, masks)
     return {
         "mask": (pixels.gather(1, best)[:, 0] * present).sum(),
         "dice": (overlap.gather(1, best)[:, 0] * present).sum(),

@@ -48,7 +48,7 @@ def pseudo_clip(still: Clip, *, length: int, size: int, max_objects: int, rng: R
         moved = moved & ~cover
     first = moved[:, 0].flatten(1).any(1)
     return ClipTensors(
-        pixels=frames, masks=moved[first], known=torch.ones(int(first.sum()), length, dtype=torch.bool)
+        pixels=frames, masks=moved[first], has_truth=torch.ones(int(first.sum()), length, dtype=torch.bool)
     )
 
 

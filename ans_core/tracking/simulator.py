@@ -106,10 +106,12 @@ def corrected(
     """Add to each object's points one click where the prediction is wrong: inside where it misses, outside
     where it spills over; outside where nothing is wrong. Random numbers come from torch's global
     generator."""
-    drawn = F.interpolate(logits.float(), size=target.shape[-2:], mode="bilinear", align_corners=False) > 0
+    predicted = (
+        F.interpolate(logits.float(), size=target.shape[-2:], mode="bilinear", align_corners=False) > 0
+    )
     if float(torch.rand(())) < CLICKS_FROM_TRUTH:
-        drawn = torch.zeros_like(drawn)
-    points, labels = sample_random_points_from_errors(target[:, None], drawn)
+        predicted = torch.zeros_like(predicted)
+    points, labels = sample_random_points_from_errors(target[:, None], predicted)
     return {
         "point_coords": torch.cat([prompt["point_coords"], points.to(prompt["point_coords"].dtype)], dim=1),
         "point_labels": torch.cat([prompt["point_labels"], labels.to(prompt["point_labels"].dtype)], dim=1),

@@ -23,13 +23,13 @@ SIDE = 32
 """SAM2's image encoder halves a picture five times."""
 TOLD = "track.json"
 SHOWN = ("overlay.mp4", "overlay.gif")
-Given = tuple[str, str, int]
+PromptArgument = tuple[str, str, int]
 """A prompt as written: kind, value, frame."""
 
 
 def write_track(
     source: Path,
-    given: Sequence[Given],
+    arguments: Sequence[PromptArgument],
     *,
     checkpoint: str,
     out: Path,
@@ -54,15 +54,15 @@ def write_track(
     paths = (
         [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
     )
-    prompts = read_prompts(given)
-    for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, given, strict=True), start=1):
+    prompts = read_prompts(arguments)
+    for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, arguments, strict=True), start=1):
         prompt.check(
             width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})"
         )
     folder = out / "masks"
     old = _former(out)
     check(
-        [source, *paths, *(Path(value) for kind, value, _ in given if kind == "mask")],
+        [source, *paths, *(Path(value) for kind, value, _ in arguments if kind == "mask")],
         paths,
         old,
         earlier="an earlier `ans track`",
@@ -83,9 +83,11 @@ def write_track(
     (out / TOLD).write_text(json.dumps({"frames": len(frames)}))
     pixels = [0] * len(prompts)
 
-    def drawn() -> Iterator[Image.Image]:
-        found = follow(sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames))
-        for index, low in tqdm(found, total=len(frames), desc="frames"):
+    def overlays() -> Iterator[Image.Image]:
+        tracked = follow(
+            sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
+        )
+        for index, low in tqdm(tracked, total=len(frames), desc="frames"):
             labels = label_map(
                 upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low
             )
@@ -97,17 +99,17 @@ def write_track(
 
     shown = out / SHOWN[gif]
     if gif:
-        overlay.save_animation(drawn(), shown, sample=[transforms.open_image(frames[0])], fps=fps)
+        overlay.save_animation(overlays(), shown, sample=[transforms.open_image(frames[0])], fps=fps)
     else:
-        save_video(drawn(), shown, fps=fps)
-    told = {
+        save_video(overlays(), shown, fps=fps)
+    record = {
         "source": str(source),
         "checkpoint": checkpoint,
         "frames": len(frames),
-        "prompts": [list(one) for one in given],
+        "prompts": [list(one) for one in arguments],
         "pixels": pixels,
     }
-    (out / TOLD).write_text(json.dumps(told, indent=1) + "\n")
+    (out / TOLD).write_text(json.dumps(record, indent=1) + "\n")
     return f"{len(prompts)} objects in {len(frames)} frames: {folder}, {shown}, {out / TOLD}"
 
 
@@ -125,19 +127,19 @@ def _former(out: Path) -> list[Path]:
     return [path for path in (*masks, *(out / name for name in (*SHOWN, TOLD))) if path.is_file()]
 
 
-def read_prompts(given: Sequence[Given]) -> list[ObjectPrompt]:
+def read_prompts(arguments: Sequence[PromptArgument]) -> list[ObjectPrompt]:
     """Read the prompts. Raises ValueError for numbers that are none, unreadable masks, and more objects than
     a PNG can tell apart."""
-    if not given:
+    if not arguments:
         raise ValueError(
             "nothing to follow: give --point X,Y or --box X0,Y0,X1,Y1 or --mask FILE, once for each object"
         )
-    if len(given) > MOST:
+    if len(arguments) > MOST:
         raise ValueError(
-            f"{len(given)} objects are more than the {MOST} that a palette PNG tells apart; follow them in "
-            "two runs"
+            f"{len(arguments)} objects are more than the {MOST} that a palette PNG tells apart; follow them "
+            "in two runs"
         )
-    return [_prompt(kind, value, frame) for kind, value, frame in given]
+    return [_prompt(kind, value, frame) for kind, value, frame in arguments]
 
 
 def _prompt(kind: str, value: str, frame: int) -> ObjectPrompt:

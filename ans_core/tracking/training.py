@@ -59,48 +59,48 @@ class Tracking(nn.Module):
 
     def begin_step(self, batches: Sequence[TrackingBatch]) -> list[TrackingBatch]:
         """Count the step's predictions, as the loop's WholeStep asks."""
-        own = torch.tensor(sum(map(predictions, batches)))
-        total = int(dist.shared_sum(own, self.sam2.device))
+        count = torch.tensor(sum(map(predictions, batches)))
+        total = int(dist.shared_sum(count, self.sam2.device))
         return [replace(batch, total=total) for batch in batches]
 
     def forward(self, batch: TrackingBatch) -> tuple[Float[Tensor, ""], dict[str, float]]:
         features = encode(self.sam2, batch.frames, at_once=self.encode_at_once, recompute=self.recompute)
         maps = self.sam2.maps(features)
         sums: dict[str, Tensor] = defaultdict(lambda: maps[0].new_zeros((), dtype=torch.float32))
-        own, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
+        counted, ious = 0, defaultdict[int, list[tuple[float, int]]](list)
         for groups in batch.tracks:
             frames = groups[0].frames
-            for found in track(
+            for tracked in track(
                 self.sam2, maps, batch, groups, recompute=self.recompute, remember=self.remember
             ):
-                index, prompted = found.index, found.prompted
-                known = batch.known[found.objects, index]
+                index, prompted = tracked.index, tracked.prompted
+                has_truth = batch.has_truth[tracked.objects, index]
                 # a given mask is no prediction
-                if not known.any() or (prompted is not None and prompted.kind == "mask"):
+                if not has_truth.any() or (prompted is not None and prompted.kind == "mask"):
                     continue
-                target = batch.targets[found.objects, index][known]
-                for logits, predicted, score in found.out["outputs"]:
+                target = batch.targets[tracked.objects, index][has_truth]
+                for logits, predicted, score in tracked.out["outputs"]:
                     for name, value in frame_losses(
-                        logits[known], predicted[known], score[known], target, self.weights
+                        logits[has_truth], predicted[has_truth], score[has_truth], target, self.weights
                     ).items():
                         sums[name] = sums[name] + value
-                    own += len(target)
+                    counted += len(target)
                 if index == frames[0] or prompted is None:
                     since = index - max(frame for frame in frames if frame <= index)
                     ious[since].append(
-                        (float(mean_iou(found.out["pred_masks"][known, 0], target)), len(target))
+                        (float(mean_iou(tracked.out["pred_masks"][has_truth, 0], target)), len(target))
                     )
         # Zero times every trained tensor: processes that share gradients wait for all of them, whatever
         # prompts were drawn here.
         unused = 0.0 * sum(
             (p.float().sum() for p in self.sam2.parameters() if p.requires_grad), start=maps[0].new_zeros(())
         )
-        curves = {f"loss_{name}": float(value.detach()) / own for name, value in sums.items()}
+        curves = {f"loss_{name}": float(value.detach()) / counted for name, value in sums.items()}
         for distance, some in sorted(ious.items()):
             curves[f"iou_at_{distance}"] = sum(mean * count for mean, count in some) / sum(
                 count for _, count in some
             )
-        return total(sums, self.weights) / (batch.total or own) + unused if own else unused, curves
+        return total(sums, self.weights) / (batch.total or counted) + unused if counted else unused, curves
 
 
 def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parameter]:
@@ -109,13 +109,13 @@ def open_modules(sam2: Grounding, names: Collection[str]) -> dict[str, nn.Parame
 
     Raises ValueError for a name that SAM2 does not have, or that stands for nothing which could learn.
     """
-    known = [
+    available = [
         name
         for name, _ in (*sam2.named_modules(), *sam2.named_parameters())
         if name.split(".")[0] not in ("", ORIGINAL)
     ]
-    if unknown := sorted(set(names) - set(known)):
-        outer = sorted(name for name in known if "." not in name)
+    if unknown := sorted(set(names) - set(available)):
+        outer = sorted(name for name in available if "." not in name)
         raise ValueError(
             f"memory.trainable_modules: SAM2 has no {unknown}; it has {outer}, and what is in these"
         )

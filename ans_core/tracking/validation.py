@@ -83,8 +83,10 @@ def follow_clip(
         return [], []
     prompts = [true_prompt(clip, n, prompt) for n in objects]
     width, height = transforms.image_size(clip.frames[0])
-    for n, given in zip(objects, prompts, strict=True):
-        given.check(width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}")
+    for n, object_prompt in zip(objects, prompts, strict=True):
+        object_prompt.check(
+            width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}"
+        )
     masks: list[list[RLE]] = [[] for _ in objects]
     try:
         shown = follow(
@@ -95,8 +97,8 @@ def follow_clip(
             memory=memory,
         )
         for _, logits in shown:
-            for own, z in zip(masks, logits, strict=True):
-                own.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
+            for masklet, z in zip(masks, logits, strict=True):
+                masklet.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
     except ValueError as error:
         raise ValueError(f"{clip.name}: {error}") from error
     return objects, masks

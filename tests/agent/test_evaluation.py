@@ -31,7 +31,7 @@ def outcome(
         evidence=evidence,
         calls=calls,
         valid_calls=int(used),
-        said=3,
+        token_count=3,
     )
 
 
@@ -128,5 +128,5 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
     assert not set(openers) & {number for turn in silent.turns for number in turn.ids}
     words = tokens.all_but(own_model, ["red", "dark blue"])
     (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=words)
-    spelled = {number for text in ("red", "dark blue") for number in tokens.said_ids(own_model, text)}
+    spelled = {number for text in ("red", "dark blue") for number in tokens.turn_ids(own_model, text)}
     assert {number for turn in silent.turns for number in turn.ids} <= spelled

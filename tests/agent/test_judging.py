@@ -19,7 +19,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.world import Question, judging, traces
 from ans_core.agent.world.judging import Verdict, grading, read_score, repeated, verdict, verdicts
 from ans_core.agent.world.trace_file import Kind, Trace, read_traces
-from ans_core.agent.world.traces import Written, kinds_of, write_drawn_traces
+from ans_core.agent.world.traces import Written, kinds_of, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, ConfigError, resolve
 from ans_core.judge.chat import Price
@@ -95,7 +95,7 @@ def write(
     judge = (
         None if endpoint is None else partial(verdicts, endpoint, seed=2, on_failure=on_failure, log=silent)
     )  # type: ignore[arg-type]
-    return write_drawn_traces(
+    return write_synthetic_traces(
         folder, NUMBERS, split="train", seed=2, toolbox=toolbox, provenance={}, judge=judge
     )
 
@@ -191,9 +191,9 @@ def test_the_judge_is_told_the_words_of_a_trace_its_purpose_and_no_picture(
     assert [json.loads(line) for line in lines[4:]] == [
         {"model": trap.turns[1].text},
         {"came back": trap.turns[2].text.replace("<image>", "[picture]")},
-        {"model": trap.said},
+        {"model": trap.final_answer},
     ]
-    assert trap.said != trap.answer
+    assert trap.final_answer != trap.answer
 
 
 @pytest.mark.parametrize(

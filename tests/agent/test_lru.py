@@ -40,7 +40,7 @@ def test_what_was_least_recently_used_makes_room_within_entries_and_bytes() -> N
 
 
 def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again(tiny_model: Network) -> None:
-    crops = [Crop.whole(tiny.picture(number)) for number in range(4)]
+    crops = [Crop.full_frame(tiny.picture(number)) for number in range(4)]
     free = CropFeatures(tiny_model)
     wanted = free.of(crops)
     each = wanted[0].values.nbytes
@@ -52,4 +52,4 @@ def test_features_of_crops_are_bounded_in_bytes_and_are_the_same_when_made_again
             for own, one in zip(bound.of([*crops, *crops]), wanted + wanted, strict=True)
         )
     assert (free.encoded, bound.encoded) == (4, 8)  # equal ones of a call once, whatever is held
-    assert bound._known.bytes == 2 * each
+    assert bound._cache.bytes == 2 * each

@@ -27,14 +27,14 @@ from ans_core.agent.policy import (
     load_base,
     load_policy,
     reader_of,
-    said_rows,
     set_tiles,
+    token_rows,
     warn_of_other_reader,
 )
 from ans_core.agent.protocol import Call, call_text, call_tokens
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces
-from ans_core.agent.world.traces import write_drawn_traces
+from ans_core.agent.world.traces import write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.data.views import Patches
 from ans_core.inference.predict import predict
@@ -58,7 +58,7 @@ ASKED = [
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[Path, list[Trace]]:
     folder = tmp_path_factory.mktemp("traces")
-    write_drawn_traces(
+    write_synthetic_traces(
         folder,
         dict.fromkeys(["easy", "pattern", "text"], 10),
         split="train",
@@ -133,7 +133,7 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
     rows.warn_of_limits(own_model, [golden, unlearned], folder, limits)
     assert caplog.text == ""
     rows.warn_of_limits(own_model, [golden, words, calls, unlearned], folder, limits)
-    length = len(tokens.said_ids(own_model, words.said))
+    length = len(tokens.turn_ids(own_model, words.said))
     assert (
         f"no episode can repeat 2 of 4 traces within the limits of agent.episode: words (turn 3 has {length} tokens, of 48)"
         in caplog.text
@@ -184,7 +184,7 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
         == model.vocabulary
     )
     assert predict(model, ASKED, max_tokens=8, batch=3) == before
-    taught = sorted({*new, *said_rows(model, ["red"])})
+    taught = sorted({*new, *token_rows(model, ["red"])})
     policy = AgentPolicy(model, lora=lora, rows=taught, seed=1)
     parameters = policy.adapters.parameters(AGENT)
     assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(

@@ -17,7 +17,7 @@ from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, draw_question
 from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces, readers_of
-from ans_core.agent.world.traces import kinds_of, trace, write_drawn_traces
+from ans_core.agent.world.traces import kinds_of, trace, write_synthetic_traces
 from ans_core.model.network import Network
 from flows import cli
 
@@ -25,7 +25,7 @@ from flows import cli
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
     folder = tmp_path_factory.mktemp("traces")
-    written = write_drawn_traces(
+    written = write_synthetic_traces(
         folder,
         {"easy": 20, "pattern": 24, "text": 16},
         split="train",
@@ -74,7 +74,7 @@ def test_nothing_is_overwritten_and_an_empty_result_is_an_error(
     with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
 
         def write(where: Path) -> object:
-            return write_drawn_traces(
+            return write_synthetic_traces(
                 where, dict.fromkeys(["larger"], 2), split="train", seed=0, toolbox=toolbox, provenance={}
             )
 
@@ -99,11 +99,11 @@ def test_traps_are_no_targets_and_of_a_correction_only_the_last_call_and_the_ans
         seen.add((t.kind, t.family))
         if t.kind == "trap":
             assert not any(flags)
-            assert t.said != t.answer
+            assert t.final_answer != t.answer
             assert t.fault == "perceptual"
         elif t.kind == "golden":
             assert all(flags)
-            assert t.said == t.answer
+            assert t.final_answer == t.answer
         else:
             assert flags == [False] * (len(said) - 2) + [True, True]
             assert said[1].text.startswith("That is not the ")
@@ -218,7 +218,7 @@ def read(folder: Path, *records: dict[str, Any]) -> list[Trace]:
 
 def test_a_trace_written_by_hand_is_read(tmp_path: Path) -> None:
     (found,) = read(tmp_path, GOLDEN)
-    assert (found.said, found.kind, len(found.turns)) == ("Checked.", "golden", 4)
+    assert (found.final_answer, found.kind, len(found.turns)) == ("Checked.", "golden", 4)
 
 
 def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:

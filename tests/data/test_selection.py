@@ -34,7 +34,7 @@ SAMPLES = [
 
 def test_an_index_gives_what_a_list_gives_and_that_is_what_the_loops_take(tmp_path: Path) -> None:
     listed = Joined([SAMPLES[:4], [], SAMPLES[4:]])
-    indexed = Joined([nameless_index(SAMPLES, dataset="tiny", beside=tmp_path)])
+    indexed = Joined([nameless_index(SAMPLES, dataset="tiny", parent=tmp_path)])
     names = ("caption", "mask", "refer", "vqa")
     for options in (
         {},
@@ -75,7 +75,7 @@ def many(count: int) -> Iterator[Sample]:
 def test_a_sample_takes_less_than_150_bytes(tmp_path: Path) -> None:
     """0.15 GB for a million."""
     count = 4000
-    index = nameless_index(many(count), dataset="tiny", beside=tmp_path)
+    index = nameless_index(many(count), dataset="tiny", parent=tmp_path)
     tracemalloc.start()
     joined = Joined([index])
     practice = samples_by_loop(joined, ("caption", "mask", "refer"))

@@ -25,7 +25,7 @@ from ans_core.online.embedding import Encoder
 from ans_core.online.learning import KlControl
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.practice import Lesson, OnlinePractice, Progress, poisoned
-from ans_core.online.server import BadRequest, asked_of
+from ans_core.online.server import BadRequest, query_of
 from ans_core.online.simulation import one_answer, poisoning, wrong_on
 from ans_core.online.store import Store
 from ans_core.types import Request
@@ -229,7 +229,7 @@ def test_vectors_of_one_picture_are_equal_and_no_training_moves_them() -> None:
         seed=0,
     )
     encoder = Encoder(policy, CropFeatures(model))
-    same, other = Crop.whole(tiny.picture(0)), Crop.whole(tiny.picture(1, (40, 40, 60, 60)))
+    same, other = Crop.full_frame(tiny.picture(0)), Crop.full_frame(tiny.picture(1, (40, 40, 60, 60)))
     first = encoder.vector(QUESTION, same)
     with torch.no_grad():
         for p in policy.adapters.parameters("agent").values():
@@ -278,11 +278,11 @@ PICTURE = base64.b64encode(tiny.picture(0)).decode()
 )
 def test_a_bad_request_is_told_what_is_wrong(sent: object, told: str) -> None:
     with pytest.raises(BadRequest, match=told):
-        asked_of(sent if isinstance(sent, bytes) else json.dumps(sent).encode())
+        query_of(sent if isinstance(sent, bytes) else json.dumps(sent).encode())
 
 
 def test_a_request_is_read() -> None:
-    found = asked_of(json.dumps({"question": "q", "frames": [PICTURE, PICTURE], "request": "mine"}).encode())
+    found = query_of(json.dumps({"question": "q", "frames": [PICTURE, PICTURE], "request": "mine"}).encode())
     assert (found.request, found.clip, found.frames) == ("mine", True, (tiny.picture(0),) * 2)
-    named = [asked_of(json.dumps({"question": "q", "image": PICTURE}).encode()).request for _ in range(2)]
+    named = [query_of(json.dumps({"question": "q", "image": PICTURE}).encode()).request for _ in range(2)]
     assert named[0] != named[1]

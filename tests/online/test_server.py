@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from ans_core.online import server as servers
-from ans_core.online.engine import Asked, Engine, Reply
+from ans_core.online.engine import Engine, Query, Reply
 from ans_core.online.server import LARGEST, Server
 from tests.online.test_practice import PICTURE
 
@@ -29,7 +29,7 @@ class Answers(Engine):
     def __init__(self) -> None:
         self.version, self.trouble, self.read_only, self.store = 0, "", True, None  # type: ignore[assignment]
 
-    def answer(self, asked: Sequence[Asked]) -> list[Reply]:
+    def answer(self, asked: Sequence[Query]) -> list[Reply]:
         return [Reply(answer="checked", version=0, confidence=None, experience=None) for _ in asked]
 
 

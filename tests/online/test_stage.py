@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ans_core import dist
-from ans_core.online.engine import Asked
-from ans_core.online.simulation import STREAM_FROM, Drawn, Shift
+from ans_core.online.engine import Query
+from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift
 from ans_core.pictures import transforms
 from ans_core.stages import online
 from ans_core.stages.online_parts import opened
@@ -39,14 +39,14 @@ def cut_answers_are_answers() -> None:
 
 def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> None:
     shift = Shift(contrast=0.5, noise=8.0, blur=0.0)
-    plain = Drawn(["pattern", "easy"], split="val", seed=0, tile=32, first=7)
-    moved = Drawn(["pattern", "easy"], split="val", seed=0, tile=32, first=7, shift=shift)
+    plain = QuestionStream(["pattern", "easy"], split="val", seed=0, tile=32, first=7)
+    moved = QuestionStream(["pattern", "easy"], split="val", seed=0, tile=32, first=7, shift=shift)
     assert [moved.number(n).question_id for n in range(3)] == ["pattern/val/7", "easy/val/7", "pattern/val/8"]
     before, after = plain.number(0), moved.number(0)
     assert (before.text, before.answer, before.frames != after.frames) == (after.text, after.answer, True)
     assert (
         after.frames
-        == Drawn(["pattern"], split="val", seed=0, tile=32, first=7, shift=shift).number(0).frames
+        == QuestionStream(["pattern"], split="val", seed=0, tile=32, first=7, shift=shift).number(0).frames
     )
     one, other = (np.asarray(transforms.open_image(q.frames[0]), float) for q in (before, after))
     assert other.std() / one.std() == pytest.approx((0.25 + (8 / one.std()) ** 2) ** 0.5, rel=0.05)
@@ -77,7 +77,7 @@ def test_the_shift_ends_at_the_same_update_of_every_arm(
     families = cfg.agent.online.simulation.families
     with opened(cfg, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=families) as parts:
 
-        def asked(*steps: int) -> list[list[Asked]]:
+        def asked(*steps: int) -> list[list[Query]]:
             stream, found = online.Stream(parts), []
             stream.worker = SimpleNamespace(pace=SimpleNamespace(tasks=tasks))  # type: ignore[assignment]
             stream.engine = SimpleNamespace(answer=found.append)  # type: ignore[assignment]

@@ -224,7 +224,7 @@ def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(
     """Cut before each call that makes something last, one after the other, until none is left to cut."""
     with opened(tmp_path) as store:
         snapshots = Snapshots(store, base_hash="b")
-        assert snapshots.publish({"w": torch.zeros(3)}, after=None, update=0, about={}, told={}) == 0
+        assert snapshots.publish({"w": torch.zeros(3)}, after=None, update=0, about={}, measured={}) == 0
         cuts = 0
         for last in range(20):
             with monkeypatch.context() as patch:
@@ -232,7 +232,7 @@ def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(
                 for module, name in LASTING:
                     patch.setattr(module, name, cut_at(left, getattr(module, name)))
                 try:
-                    snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, told={})
+                    snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, measured={})
                     break
                 except _PowerCut:
                     cuts += 1
@@ -245,7 +245,7 @@ def test_publishing_cut_anywhere_leaves_the_last_whole_snapshot(
         assert snapshots.load(served).tensors["w"].tolist() == [1, 1, 1]
         assert not list((tmp_path / "snapshots").glob(".*"))
         # another one is served by now
-        assert snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, told={}) is None
+        assert snapshots.publish({"w": torch.ones(3)}, after=0, update=1, about={}, measured={}) is None
         assert snapshots.served() == served
 
 
@@ -263,7 +263,8 @@ def test_status_rollback_export_and_forget(tmp_path: Path, capsys: pytest.Captur
         for number in range(3):
             store.add(experience(number), np.ones(4, np.float32))
             snapshots.publish(
-                {"w": torch.full((3,), float(number))}, after=None if number == 0 else number - 1, update=number, about={}, told={}
+                {"w": torch.full((3,), float(number))}, after=None if number == 0 else number - 1, update=number, about={},
+                measured={},
             )  # fmt: skip
         store.note("alert", kind="flips", told="42% of the labels change")
     assert agent("status", *where) == 0
@@ -319,7 +320,7 @@ def test_a_roll_back_follows_what_was_served_not_the_numbers(
         snapshots = Snapshots(store, base_hash="b", keep=9)
 
         def publish(after: int | None) -> None:
-            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, told={})
+            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, measured={})
 
         for after in (None, 0, 1):
             publish(after)
@@ -341,7 +342,7 @@ def test_status_goes_on_where_a_version_is_damaged(
     with Store(tmp_path, encoder="b: kind") as store:
         snapshots = Snapshots(store, base_hash="b")
         for after in (None, 0):
-            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, told={})
+            snapshots.publish({"w": torch.zeros(3)}, after=after, update=0, about={}, measured={})
         (snapshots.path(1) / "delta.safetensors").write_bytes(b"cut")
         with store.writing() as db:
             db.execute("UPDATE audit SET event = 'x' WHERE number = 2")

@@ -23,7 +23,7 @@ from ans_core.online import engine as engines
 from ans_core.online import overview
 from ans_core.online import store as stores
 from ans_core.online import worker as workers
-from ans_core.online.engine import Asked
+from ans_core.online.engine import Query
 from ans_core.online.learning import KlControl, OnlineLoop
 from ans_core.online.retention import forget
 from ans_core.online.store import Store
@@ -58,9 +58,9 @@ def online(start: Start, folder: Path, **changes: object) -> Iterator[Parts]:
         yield parts
 
 
-def asked(first: int, count: int) -> list[Asked]:
+def asked(first: int, count: int) -> list[Query]:
     return [
-        Asked(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),))
+        Query(request=f"r{i}", question=QUESTION, frames=(tiny.picture(i),))
         for i in range(first, first + count)
     ]
 
@@ -237,7 +237,8 @@ def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: St
         learned(parts, tmp_path / "scratch", steps=2)
         for update in (1, 2):
             parts.snapshots.publish(
-                parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about, told={}
+                parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about,
+                measured={},
             )  # fmt: skip
         learned(parts, tmp_path / "scratch 2", steps=4)
         assert overview.counts(parts.store)["stale"] == 2
@@ -327,7 +328,7 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
 ) -> None:
     with online(start, tmp_path / "store") as parts:
         engine, first = parts.engine(), parts.snapshots.load(0)
-        assert parts.snapshots.publish(first.tensors, after=0, update=1, about=first.about, told={}) == 1
+        assert parts.snapshots.publish(first.tensors, after=0, update=1, about=first.about, measured={}) == 1
         (parts.snapshots.path(1) / checkpoint.DELTA_WEIGHTS).write_bytes(b"cut")
         (reply,) = engine.answer(asked(0, 1))
         assert (reply.version, reply.experience) == (0, 1)
@@ -549,17 +550,17 @@ def test_after_a_roll_back_by_hand_new_tasks_are_not_stale(start: Start, tmp_pat
     with online(start, tmp_path / "store", update={"max_lag": 1}) as parts:
         about, tensors = parts.snapshots.load(0).about, parts.snapshots.load(0).tensors
         for before in range(4):
-            parts.snapshots.publish(tensors, after=before, update=0, about=about, told={})
+            parts.snapshots.publish(tensors, after=before, update=0, about=about, measured={})
         assert parts.snapshots.recently_served(2) == {3, 4}
         parts.snapshots.roll_back(2, why="by hand")
         parts.engine().answer(asked(0, 1))
-        parts.snapshots.publish(tensors, after=2, update=0, about=about, told={})
+        parts.snapshots.publish(tensors, after=2, update=0, about=about, measured={})
         parts.snapshots.roll_back(5, why="a refused release")
         assert (parts.snapshots.served(), parts.snapshots.recently_served(2)) == (5, {2, 5})
         worker = worker_of(parts, waits=False)
         worker._drop_stale()
         assert len(parts.store.waiting(9)) == 1
-        parts.snapshots.publish(tensors, after=5, update=0, about=about, told={})
+        parts.snapshots.publish(tensors, after=5, update=0, about=about, measured={})
         worker._drop_stale()
         assert parts.store.waiting(9) == []
 

@@ -24,7 +24,7 @@ def test_a_batch_holds_the_words_and_the_cells_of_every_thing(tiny_model: Networ
     texts = [tiny_model.tokenizer.decode([i for i in ids if i >= 0]) for ids in found.words.tolist()]
     assert texts == [" a red square", " a blue circle on the right"]
     assert found.image.tolist() == [0, 0]
-    assert found.whole.tolist() == [True, True]
+    assert found.captions.tolist() == [True, True]
     assert torch.equal(found.shares[1], cell_shares(tiny.square(32, 32, 64, 64), 4))
 
 
@@ -33,7 +33,7 @@ def test_an_expression_is_not_all_there_is_to_say(tiny_model: Network) -> None:
     one = alignment_batch(
         [(sample.frames[0], [sample])], tiny_model.tokenizer, cutter=tiny_model.backbone.cutter
     )
-    assert one.whole.tolist() == [False]
+    assert one.captions.tolist() == [False]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -56,7 +56,7 @@ def test_the_loss_by_hand(own_model: Network, whole: bool) -> None:
         image=torch.tensor([0]),
         words=torch.tensor([[5, 6, -1]]),
         shares=shares,
-        whole=torch.tensor([whole]),
+        captions=torch.tensor([whole]),
     )
     loss, metrics = Alignment(own_model)(one)
     first = torch.tensor([10.0] + [0.0] * (count - 1)).log_softmax(0)
@@ -94,7 +94,7 @@ def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Ne
         image=found.image,
         words=found.words.flip(0),
         shares=found.shares,
-        whole=found.whole,
+        captions=found.captions,
     )
     assert module(found)[1]["hit"] == 1.0
     assert module(swapped)[1]["hit"] == 0.0

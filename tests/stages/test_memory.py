@@ -100,14 +100,14 @@ def test_the_best_epoch_is_handed_on_and_a_killed_run_resumes_to_the_same_bits(
         if len(saved) == 3:
             raise KeyboardInterrupt
 
-    add = memory.Kept.add
+    add = memory.EpochWeights.add
     (tmp_path / "again").mkdir()
     monkeypatch.setattr(
-        memory.Kept, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch))
+        memory.EpochWeights, "add", lambda self, epoch, *rest: (add(self, epoch, *rest), killed(epoch))
     )
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "again", "cut", cfg, inputs / "base")
-    monkeypatch.setattr(memory.Kept, "add", add)
+    monkeypatch.setattr(memory.EpochWeights, "add", add)
     run(tmp_path / "again", "resumed", cfg, inputs / "base")
     assert saved == [0, 1, 2]
     for name in ("delta.safetensors", "curves.csv"):
@@ -144,18 +144,18 @@ def test_a_clip_that_breaks_after_the_data_were_checked_is_named_and_another_is_
     assert (
         sum(float(row["value"]) for row in rows if row["name"] == "memory/skipped_samples") == len(told) >= 2
     )
-    add = memory.Kept.add
+    add = memory.EpochWeights.add
 
-    def killed(self: memory.Kept, epoch: int, *rest: Any) -> None:
+    def killed(self: memory.EpochWeights, epoch: int, *rest: Any) -> None:
         add(self, epoch, *rest)
         if epoch == 1:
             raise KeyboardInterrupt
 
     (tmp_path / "again").mkdir()
-    monkeypatch.setattr(memory.Kept, "add", killed)
+    monkeypatch.setattr(memory.EpochWeights, "add", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "again", "cut", config(image_share=0.0), tmp_path / "mine/base")
-    monkeypatch.setattr(memory.Kept, "add", add)
+    monkeypatch.setattr(memory.EpochWeights, "add", add)
     run(tmp_path / "again", "resumed", config(image_share=0.0), tmp_path / "mine/base")
     for name in ("delta.safetensors", "curves.csv"):
         assert (tmp_path / "again/resumed" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
@@ -187,13 +187,13 @@ def test_the_newest_epochs_are_kept_beside_the_best_and_load_as_the_result_does(
 ):  # type: ignore[no-untyped-def]
     """Four epochs, of which the first is the best; the others have tensors of their own."""
     trained: dict[int, dict[str, torch.Tensor]] = {}
-    add = memory.Kept.add
+    add = memory.EpochWeights.add
 
-    def noted(self: memory.Kept, epoch: int, score: float, tensors: dict[str, torch.Tensor]) -> None:
+    def noted(self: memory.EpochWeights, epoch: int, score: float, tensors: dict[str, torch.Tensor]) -> None:
         trained[epoch] = {f"sam2.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
         add(self, epoch, 1.0 if epoch == 1 else 0.5, tensors)
 
-    monkeypatch.setattr(memory.Kept, "add", noted)
+    monkeypatch.setattr(memory.EpochWeights, "add", noted)
     optim = TRAIN["optim"] | {"steps": 4, "batch": 1}
     metrics = run(tmp_path, "out", config(optim=optim, limit_train_batches=1, keep_last=2), inputs / "base")
     assert metrics["best_epoch"] == 1
@@ -455,13 +455,15 @@ open_modules(sam2, ("memory_attention", "memory_encoder", "sam_prompt_encoder"))
 def make(step, micro):
     chosen = [n for _, n in places(step, micro, batch=3, micros=1, per_epoch=3)]
     clips = [clip_tensors(n) for n in chosen]
-    clips = [replace(c, known=c.known & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)]
+    clips = [
+        replace(c, has_truth=c.has_truth & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)
+    ]
     kinds = [{"mask": 1.0}, {"box": 1.0}, {"point": 1.0}]
     made = [make_batch([c], PromptOptions(kinds=kinds[n]), rngs=[dist.rng_of(n)]) for n, c in zip(chosen, clips)]
     offsets = [4 * i for i in range(len(made))]
     return replace(
         made[0], frames=torch.cat([b.frames for b in made]), rows=torch.cat([b.rows + o for b, o in zip(made, offsets)]),
-        targets=torch.cat([b.targets for b in made]), known=torch.cat([b.known for b in made]),
+        targets=torch.cat([b.targets for b in made]), has_truth=torch.cat([b.has_truth for b in made]),
         tracks=[[replace(b.tracks[0][0], objects=b.tracks[0][0].objects + i) for i, b in enumerate(made)]],
     )
 

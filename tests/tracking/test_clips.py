@@ -88,7 +88,7 @@ def test_objects_enter_late_leave_and_are_unknown_in_some_frames():
     found = load_window(clip, range(4), size=32, max_objects=0, rng=random.Random(0))
     # half the size; the third is seen last alone
     assert found.masks.flatten(2).sum(2).tolist() == [[64, 0, 0, 64], [0, 0, 64, 64]]
-    assert found.known.tolist() == [[True, True, False, True], [True] * 4]
+    assert found.has_truth.tolist() == [[True, True, False, True], [True] * 4]
     plans: dict[int, set[tuple[int, ...]]] = {0: set(), 1: set()}
     for seed in range(30):
         batch = make_batch(
@@ -171,7 +171,7 @@ def test_a_still_becomes_a_clip_in_which_frames_and_masks_move_together():
     for seed in range(12):
         made = pseudo_clip(still, length=4, size=64, max_objects=0, rng=random.Random(seed))
         assert torch.equal(made.masks[0, 0], torch.from_numpy(mask))
-        assert made.known.all()
+        assert made.has_truth.all()
         for f in range(4):
             inside = made.masks[0, f]
             areas.append(int(inside.sum()))

@@ -14,8 +14,8 @@ from ans_core.model.masks import upsample_logits
 from ans_core.pictures import rle, transforms
 from ans_core.tracking.answering import masklets
 from ans_core.tracking.clips import Clips
+from ans_core.tracking.epochs import EpochWeights
 from ans_core.tracking.follow import ObjectPrompt, _inputs, follow, label_map
-from ans_core.tracking.kept import Kept
 from ans_core.tracking.validation import clip_scores, follow_clip, true_prompt, validate
 from ans_core.types import Request
 from tests import tiny
@@ -226,7 +226,7 @@ def test_a_mask_too_small_for_sam2s_size_keeps_its_middle_pixel(sam2: Grounding)
 def test_epochs_of_the_run_before_that_are_not_reached_again_yet_are_forgotten(tmp_path):  # type: ignore[no-untyped-def]
     """A run that resumes on another number of processes need not score the same: what is best must be
     there."""
-    kept = Kept(folder=tmp_path, last=1)
+    kept = EpochWeights(folder=tmp_path, last=1)
     for epoch, score in enumerate((0.1, 0.2, 0.5, 0.4)):
         kept.add(epoch, score, {"w": torch.full((2,), float(epoch))})
     kept.add(2, 0.35, {"w": torch.full((2,), 2.5)})  # killed after epoch 3, resumed from a state of epoch 1
@@ -237,10 +237,10 @@ def test_epochs_of_the_run_before_that_are_not_reached_again_yet_are_forgotten(t
 
 
 def test_the_best_and_the_last_epochs_are_kept(tmp_path):  # type: ignore[no-untyped-def]
-    kept = Kept(folder=tmp_path, last=1)
+    kept = EpochWeights(folder=tmp_path, last=1)
     for epoch, score in enumerate((0.2, 0.6, 0.5, 0.6, 0.1)):
         kept.add(epoch, score, {"w": torch.full((2,), float(epoch))})
-    again = Kept(folder=tmp_path, last=1)
+    again = EpochWeights(folder=tmp_path, last=1)
     assert again.best() == 1
     assert again.present() == [1, 4]
     assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == [

@@ -106,7 +106,7 @@ def test_many_objects_are_drawn_one_at_a_time(tmp_path: Path, video: Path) -> No
     ],
 )
 def test_prompts_are_checked_before_a_model_is_loaded(
-    tmp_path: Path, video: Path, given: list[track.Given], told: str
+    tmp_path: Path, video: Path, given: list[track.PromptArgument], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
         track.write_track(

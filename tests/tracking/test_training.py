@@ -350,17 +350,18 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
 ):
     trained = open_modules(sam2, MEMORY)
     batch = batch_of("mask", count=1)
-    half = batch.known.clone()
+    half = batch.has_truth.clone()
     half[:, 2:] = False
     sam2.eval()
     other = batch.targets.clone()
     other[:, 2:] = ~other[:, 2:]
     module = Tracking(sam2, LossWeights())
     losses = [
-        module(replace(batch, known=half, targets=targets))[0].item() for targets in (batch.targets, other)
+        module(replace(batch, has_truth=half, targets=targets))[0].item()
+        for targets in (batch.targets, other)
     ]
     assert losses[0] == losses[1] != module(batch)[0].item()
-    nothing = replace(batch, known=torch.zeros_like(batch.known))
+    nothing = replace(batch, has_truth=torch.zeros_like(batch.has_truth))
     loss, curves = Tracking(sam2, LossWeights())(nothing)
     loss.backward()
     assert loss.item() == 0

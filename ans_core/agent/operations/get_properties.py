@@ -30,19 +30,19 @@ class GetProperties(Arguments):
 
 
 def run(workspace: Workspace, arguments: GetProperties, tools: Tools) -> Result:
-    asked = arguments.properties or list(get_args(Property))
+    requested = arguments.properties or list(get_args(Property))
     pixels = {name: workspace.pixels(name) for name in dict.fromkeys(arguments.masks)}
     # equal areas keep the order they are asked in
     order = sorted(pixels, key=lambda name: -int(pixels[name].sum()))
     values = {}
     for name, mask in pixels.items():
-        known = measure(np.asarray(opened(workspace.frames[workspace.mask(name).frame])), mask) | {
+        measured = measure(np.asarray(opened(workspace.frames[workspace.mask(name).frame])), mask) | {
             "rank": order.index(name) + 1
         }
-        values[name] = {key: known[key] for key in asked}
+        values[name] = {key: measured[key] for key in requested}
     text = "; ".join(
-        f"{name}: " + ", ".join(f"{key} {value}" for key, value in told.items())
-        for name, told in values.items()
+        f"{name}: " + ", ".join(f"{key} {value}" for key, value in facts.items())
+        for name, facts in values.items()
     )
     return Result(text=text, values=values)
 

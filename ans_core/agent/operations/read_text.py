@@ -31,13 +31,15 @@ def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
     if not lines:
         raise Refused("nothing_found", "no text was found there; zoom in on it first, or try another place")
     left, top = part.box[:2]
-    told = []
+    records = []
     for line in lines:
         x1, y1, x2, y2 = line.box
         box = workspace.thousandths((left + x1, top + y1, left + x2, top + y2))
-        told.append({"text": line.text, "bbox_2d": box, "confidence": round(line.confidence, 2)})
-    text = "; ".join(f"{line['bbox_2d']}, confidence {line['confidence']}: {line['text']!r}" for line in told)
-    return Result(text=text, values={"lines": told})
+        records.append({"text": line.text, "bbox_2d": box, "confidence": round(line.confidence, 2)})
+    text = "; ".join(
+        f"{line['bbox_2d']}, confidence {line['confidence']}: {line['text']!r}" for line in records
+    )
+    return Result(text=text, values={"lines": records})
 
 
 def load(tools: Tools) -> None:

@@ -48,14 +48,16 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     name = arguments.image or FIRST
     shown, picture = workspace.image(name), workspace.picture(name)
     if arguments.text is not None:
-        found, iou = frozen.mask_by_words(tools.model, picture, arguments.text)
+        crop_mask, iou = frozen.mask_by_words(tools.model, picture, arguments.text)
     else:
-        found, iou = clicks.mask_by_points(tools.model, picture, _points(workspace, name, arguments, tools))
-    if not found.any():
+        crop_mask, iou = clicks.mask_by_points(
+            tools.model, picture, _points(workspace, name, arguments, tools)
+        )
+    if not crop_mask.any():
         raise Refused("nothing_found", "no object was found there; try another point, box or text")
     mask = np.zeros((workspace.height, workspace.width), bool)
     x1, y1, x2, y2 = shown.box
-    mask[y1:y2, x1:x2] = found
+    mask[y1:y2, x1:x2] = crop_mask
     made = mask_handle(mask, frame=shown.frame, predicted_iou=round(iou, 3))
     (called,) = workspace.next_names([made])
     box, area, iou = workspace.thousandths(box_of(mask)), round(100 * float(mask.mean()), 2), round(iou, 2)

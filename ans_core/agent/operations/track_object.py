@@ -35,7 +35,7 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     from ans_core.agent.frozen import Clip, follow
 
     assert tools.model is not None
-    given = workspace.mask(arguments.mask)
+    handle = workspace.mask(arguments.mask)
     if not workspace.clip:
         raise Refused("not_a_clip", "track_object needs a clip; this is a single picture")
     if len(workspace.frames) > MOST_FRAMES:
@@ -43,7 +43,7 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
             "not_a_clip",
             f"the clip has {len(workspace.frames)} frames; at most {MOST_FRAMES} can be followed",
         )
-    start, mask = given.frame, workspace.pixels(arguments.mask)
+    start, mask = handle.frame, workspace.pixels(arguments.mask)
     masks = np.zeros((len(workspace.frames), workspace.height, workspace.width), bool)
     clip = Clip(tools.model, [opened(ref) for ref in workspace.frames])
     masks[: start + 1] = follow(clip, range(start, -1, -1), mask)[::-1]
@@ -57,10 +57,10 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     values["boxes"] = {
         str(f): workspace.thousandths(box_of(masks[f])) for f in _spread(masks) if masks[f].any()
     }
-    said = ", ".join(f"{frame} {box}" for frame, box in values["boxes"].items())
+    boxes = ", ".join(f"{frame} {box}" for frame, box in values["boxes"].items())
     text = f"{name}: {values['direction']}, visible in {values['visible']} of {len(masks)} frames"
     text += "".join(f", {word}" for word in ("entered", "left") if values[word])
-    text += f", forward-backward IoU {values['forward_backward_iou']}; boxes by frame: {said}"
+    text += f", forward-backward IoU {values['forward_backward_iou']}; boxes by frame: {boxes}"
     return Result(text=text, values=values, handles=(made,))
 
 

@@ -73,8 +73,8 @@ class Curriculum:
             return grown
         accuracies = [a for a, _ in recent]
         error = stdev(accuracies) / len(recent) ** 0.5 if len(recent) > 1 else 0.0
-        found = (fmean(accuracies), fmean(c for _, c in recent), error)
-        return replace(grown, recent=(), evaluated=(*self.evaluated, found)[-PLATEAU:])
+        evaluation = (fmean(accuracies), fmean(c for _, c in recent), error)
+        return replace(grown, recent=(), evaluated=(*self.evaluated, evaluation)[-PLATEAU:])
 
     def move(self, rules: Rules) -> Move:
         """Return what an evaluation that has just been made leads to; between evaluations the run stays."""

@@ -71,8 +71,8 @@ class ForwardModel:
             return self
         sums = DECAY * self.sums + step
         moments, products = sums.split([INPUTS, SIZE], dim=1)
-        found = torch.linalg.solve(moments + RIDGE * torch.eye(INPUTS, dtype=sums.dtype), products)
-        return ForwardModel(sums=sums, weights=(*self.weights, found)[-LAG - 1 :])
+        weights = torch.linalg.solve(moments + RIDGE * torch.eye(INPUTS, dtype=sums.dtype), products)
+        return ForwardModel(sums=sums, weights=(*self.weights, weights)[-LAG - 1 :])
 
     def errors(self, xy: Float[Tensor, "T X"]) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
         """Return squared distances of what the oldest kept model and the newest one predict of each
@@ -179,13 +179,13 @@ def embedding(call: Call, *, seed: int) -> Float[Tensor, " K"]:
     """Embed a call at length 1, the same at all times: a sum of one direction for the operation and one for
     each argument. Numbers stretch theirs, so that boxes side by side are alike; other values have directions
     of their own."""
-    found = _direction(seed, call.name)
+    vector = _direction(seed, call.name)
     for path, value in _leaves(call.arguments, (call.name,)):
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found = found + max(-1.0, min(1.0, value / THOUSAND)) * _direction(seed, *path)
+            vector = vector + max(-1.0, min(1.0, value / THOUSAND)) * _direction(seed, *path)
         else:
-            found = found + _direction(seed, *path, str(value))
-    return _unit(found)
+            vector = vector + _direction(seed, *path, str(value))
+    return _unit(vector)
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -18,16 +18,16 @@ def penalties(observations: Sequence[Observation], *, answer: str | None) -> dic
     """Return penalties (0 or negative) by name: `prerequisite`, a mask asked about before one was made;
     `still`, twice as much for following something in a picture; `out_of_bounds`, half as much for a box that
     is none; `over_use`; `no_answer`."""
-    found: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, float] = defaultdict(float)
     used: Counter[str] = Counter()
     masks = False
     for observation in observations:
         name = observation.call.name if observation.call is not None else ""
         used[name] += 1
-        found["prerequisite"] += name in NEEDS_A_MASK and not masks
-        found["still"] += 2 * (observation.error == "not_a_clip")
-        found["out_of_bounds"] += 0.5 * (observation.error == "bad_box")
-        found["over_use"] += used[name] > MOST.get(name, len(observations))
+        counts["prerequisite"] += name in NEEDS_A_MASK and not masks
+        counts["still"] += 2 * (observation.error == "not_a_clip")
+        counts["out_of_bounds"] += 0.5 * (observation.error == "bad_box")
+        counts["over_use"] += used[name] > MOST.get(name, len(observations))
         masks = masks or (name in GIVES_A_MASK and observation.ok)
-    found["no_answer"] += not (answer or "").strip()
-    return {name: -UNIT * count for name, count in found.items()}
+    counts["no_answer"] += not (answer or "").strip()
+    return {name: -UNIT * count for name, count in counts.items()}

@@ -21,8 +21,10 @@ LEAST_SPREAD = 0.05
 
 def moments(values: Sequence[float]) -> Float[Tensor, " 3"]:
     """Return count, sum and sum of squares, which add up over processes."""
-    own = torch.tensor(values, dtype=torch.float64)
-    return torch.stack([torch.tensor(float(len(own)), dtype=own.dtype), own.sum(), own.pow(2).sum()])
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return torch.stack(
+        [torch.tensor(float(len(tensor)), dtype=tensor.dtype), tensor.sum(), tensor.pow(2).sum()]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def task(right: bool) -> float:
     return float(right)
 
 
-def own_parts(
+def episode_parts(
     observations: Sequence[Observation], *, plan: Sequence[Call], answer: str | None, evidence: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the parts that an episode earns whatever the state of training is, before their weights, and the

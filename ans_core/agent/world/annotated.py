@@ -141,34 +141,36 @@ def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
     for sample in samples:
         if sample.task == "referring" and len(sample.frames) == 1 and sample.text:
             of_picture[sample.image_id].append(sample)
-    classes = {_name(s.text) for own in of_picture.values() for s in own if s.meta.get("category") and s.text}
-    found = []
-    for picture_id, own in of_picture.items():
+    classes = {
+        _name(s.text) for group in of_picture.values() for s in group if s.meta.get("category") and s.text
+    }
+    grouped = []
+    for picture_id, group in of_picture.items():
         things: dict[str, list[AnnotatedThing]] = {}
-        for sample in own:
+        for sample in group:
             same_name = things.setdefault(_name(sample.text or ""), [])
             for (mask,) in sample.masks:
                 if mask is not None and mask not in [thing.mask for thing in same_name]:
                     same_name.append(_thing(sample, mask))
-        annotated = any(s.meta.get("category") for s in own)
-        found.append(
+        annotated = any(s.meta.get("category") for s in group)
+        grouped.append(
             AnnotatedPicture(
                 picture_id=picture_id,
-                frame=own[0].frames[0],
-                width=own[0].width,
-                height=own[0].height,
+                frame=group[0].frames[0],
+                width=group[0].width,
+                height=group[0].height,
                 things={name: tuple(some) for name, some in things.items() if some},
-                crowds={_name(s.text or "") for s in own if s.meta.get("joined")},
+                crowds={_name(s.text or "") for s in group if s.meta.get("joined")},
                 absent={name for name, some in things.items() if not some}
                 | ((classes - things.keys()) if annotated else set()),
                 annotated=annotated,
             )
         )
-    return found
+    return grouped
 
 
 def questions(
-    found: Sequence[AnnotatedPicture],
+    annotated_pictures: Sequence[AnnotatedPicture],
     *,
     families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS,
     seed: int,
@@ -176,7 +178,7 @@ def questions(
     """Return every question that these families can ask about the pictures, in the order of pictures and
     families. `seed`: decides the order in which things are named and which absent thing is asked about."""
     made = []
-    for picture in found:
+    for picture in annotated_pictures:
         encoded = media.reference(transforms.open_image(picture.frame))
         assert isinstance(encoded, bytes)
         for family in families:
@@ -352,12 +354,12 @@ def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iter
     if not picture.annotated:
         return
     for name, things in picture.things.items():
-        whole = (
+        complete = (
             len(things) == 2
             and name not in picture.crowds
             and all(thing.clear and not thing.cut for thing in things)
         )
-        if not whole or name in PLURAL_ALREADY:
+        if not complete or name in PLURAL_ALREADY:
             continue
         small, large = sorted(things, key=lambda thing: thing.area)
         apart = small.box[2] <= large.box[0] or large.box[2] <= small.box[0]
@@ -385,10 +387,10 @@ def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | N
     inner = ndimage.binary_erosion(mask, iterations=2)
     if not inner.any():
         return None
-    known = shapes.lab(np.array(list(shapes.NAMES.values()), np.uint8))
-    own = shapes.lab(pixels[inner])  # (P, 3)
-    nearest = np.linalg.norm(own[:, None] - known, axis=2).argmin(1)
-    share = np.bincount(nearest, minlength=len(known)) / len(nearest)
+    palette = shapes.lab(np.array(list(shapes.NAMES.values()), np.uint8))
+    colours = shapes.lab(pixels[inner])  # (P, 3)
+    nearest = np.linalg.norm(colours[:, None] - palette, axis=2).argmin(1)
+    share = np.bincount(nearest, minlength=len(palette)) / len(nearest)
     name = list(shapes.NAMES)[int(share.argmax())]
     return name if share.max() >= UNIFORM and name != "grey" else None
 
@@ -425,9 +427,13 @@ def _question(
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
     # A self-correction says of what it looked at first that it is not what was asked about, so that must be
     # neither in the question nor of a name in it.
-    asked = {thing.name for thing in things}
+    target_names = {thing.name for thing in things}
     candidates = [
-        thing for name, own in picture.things.items() if name not in asked for thing in own if thing.clear
+        thing
+        for name, same_name in picture.things.items()
+        if name not in target_names
+        for thing in same_name
+        if thing.clear
     ]
     others = [other for other in candidates if all(_distinct(other, thing) for thing in things)]
     distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()

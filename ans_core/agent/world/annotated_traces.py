@@ -64,10 +64,10 @@ def write_annotated_traces(
             dropped[f"{question.family}/{made}"] += 1
             continue
         record, pictures = made
-        (own,) = record.frames
+        (frame,) = record.frames
         picture_id = question.question_id.partition("/")[2].rpartition("/")[0]
         shared = f"pictures/{quote(picture_id, safe='')}.png"  # an id may be a path: `images/1.png`
-        pictures = {(shared if name == own else name): encoded for name, encoded in pictures.items()}
+        pictures = {(shared if name == frame else name): encoded for name, encoded in pictures.items()}
         first = record.turns[0].model_copy(update={"pictures": (shared,)})
         records.append(record.model_copy(update={"frames": (shared,), "turns": (first, *record.turns[1:])}))
         write_pictures(folder, pictures)

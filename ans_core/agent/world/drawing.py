@@ -43,7 +43,7 @@ PATTERNS = ("horizontal", "vertical", "diagonal", "checked")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class Scene:
     """N things that don't touch, each meant by its words alone where `query` is not None."""
 
     things: tuple[Thing, ...]
@@ -54,9 +54,9 @@ class Drawn:
         return Target(phrase=phrase(query), masks=(rle.encode(self.masks[index]),))
 
 
-def draw(rng: np.random.Generator, side: int, things: tuple[Thing, ...]) -> Drawn:
+def draw(rng: np.random.Generator, side: int, things: tuple[Thing, ...]) -> Scene:
     image, masks, _ = render(things, background(rng, side))
-    return Drawn(things=things, image=image, masks=masks)
+    return Scene(things=things, image=image, masks=masks)
 
 
 def random_things(rng: np.random.Generator, count: int, *, least_meant: int = 1) -> tuple[Thing, ...]:
@@ -103,8 +103,8 @@ def named(things: Sequence[Thing], index: int) -> Query | None:
 
 def meant(rng: np.random.Generator, things: Sequence[Thing], count: int) -> list[tuple[int, Query]]:
     """`count` of the things that colour and shape mean alone (there must be as many), in random order."""
-    known = [(i, query) for i in range(len(things)) if (query := named(things, i)) is not None]
-    return [known[i] for i in rng.permutation(len(known))[:count]]
+    candidates = [(i, query) for i in range(len(things)) if (query := named(things, i)) is not None]
+    return [candidates[i] for i in rng.permutation(len(candidates))[:count]]
 
 
 def paint_pattern(image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], pattern: str) -> None:

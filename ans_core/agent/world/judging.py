@@ -86,36 +86,36 @@ def verdicts(
     """Score every trace. `log` gets the judge's counts. Raises RuntimeError where the endpoint answers
     nothing; what it did answer before is in the judge's cache."""
     again = repeated([trace.trace_id for trace in traces], seed=seed)
-    found: list[Verdict] = []
+    judged: list[Verdict] = []
     # even chunks: a last one of one trace could stop the stage by one failure
     size = ceil(len(traces) / max(1, ceil(len(traces) / CHUNK)))
     with tqdm(total=len(traces), desc="judged traces", mininterval=bar_interval_s()) as bar:
         for start in range(0, len(traces), max(1, size)):
             chunk = traces[start : start + size]
-            asked = [  # (trace, sample)
+            requests = [  # (trace, sample)
                 (i, n)
                 for i, trace in enumerate(chunk)
                 for n in range(TIMES if trace.trace_id in again else 1)
             ]
-            scores = judge.ask([grading(chunk[i], sample=n) for i, n in asked], read_score).result()
+            scores = judge.ask([grading(chunk[i], sample=n) for i, n in requests], read_score).result()
             stats = judge.stats()
-            log({f"judge/{name}": value for name, value in stats.items()}, len(found) + len(chunk))
+            log({f"judge/{name}": value for name, value in stats.items()}, len(judged) + len(chunk))
             if stats["failed"] and not stats["parse_failed"] and not any(scores):
                 raise RuntimeError(
-                    f"the judge's endpoint answered none of {len(asked)} requests; the log file says why. "
+                    f"the judge's endpoint answered none of {len(requests)} requests; the log file says why. "
                     "Run again to go on from here"
                 )
-            own: dict[int, list[int | None]] = {i: [] for i in range(len(chunk))}
-            for (i, _), score in zip(asked, scores, strict=True):
-                own[i].append(score)
-            found += [verdict(given, on_failure=on_failure) for given in own.values()]
+            by_trace: dict[int, list[int | None]] = {i: [] for i in range(len(chunk))}
+            for (i, _), score in zip(requests, scores, strict=True):
+                by_trace[i].append(score)
+            judged += [verdict(replies, on_failure=on_failure) for replies in by_trace.values()]
             bar.update(len(chunk))
-    if unjudged := sum(not one.scores for one in found):
+    if unjudged := sum(not one.scores for one in judged):
         what = "stay as the rules kept them" if on_failure == "meteor" else "are dropped"
         logging.warning(
-            "%d of %d traces have no judgement and %s (judge.on_failure)", unjudged, len(found), what
+            "%d of %d traces have no judgement and %s (judge.on_failure)", unjudged, len(judged), what
         )
-    return found
+    return judged
 
 
 def repeated(names: Sequence[str], *, seed: int) -> set[str]:
@@ -126,10 +126,10 @@ def repeated(names: Sequence[str], *, seed: int) -> set[str]:
     return chosen or set(sorted(names, key=places.__getitem__)[:1])
 
 
-def verdict(given: Sequence[int | None], *, on_failure: OnFailure) -> Verdict:
+def verdict(replies: Sequence[int | None], *, on_failure: OnFailure) -> Verdict:
     """Judge a trace by its scores; None: a reply that is missing or unreadable. Of what is scored several
     times the mean counts, and one missing score leaves the others."""
-    scores = tuple(score for score in given if score is not None)
+    scores = tuple(score for score in replies if score is not None)
     if not scores:
         return Verdict(rejected="unjudged" if on_failure == "drop" else None)
     if len(scores) > 1 and stdev(scores) > MOST_DEVIATION:
@@ -137,23 +137,23 @@ def verdict(given: Sequence[int | None], *, on_failure: OnFailure) -> Verdict:
     return Verdict(scores=scores, rejected=None if fmean(scores) >= KEPT else "low_score")
 
 
-def numbers(found: Sequence[Verdict]) -> dict[str, float]:
+def numbers(judged: Sequence[Verdict]) -> dict[str, float]:
     """Return what the judge gave and how consistent it was. deviation: mean of the standard deviations of
     traces scored several times; agreement: the share of these with all scores on one side of KEPT."""
-    first = [one.scores[0] for one in found if one.scores]
-    several = [one.scores for one in found if len(one.scores) > 1]
-    counts = Counter(one.rejected for one in found)
-    told = {
+    first = [one.scores[0] for one in judged if one.scores]
+    several = [one.scores for one in judged if len(one.scores) > 1]
+    counts = Counter(one.rejected for one in judged)
+    figures = {
         "judged": float(len(first)),
-        "unjudged": float(len(found) - len(first)),
+        "unjudged": float(len(judged) - len(first)),
         "repeated": float(len(several)),
         "unreliable": float(counts["unreliable"]),
     }
-    told |= {"mean_score": fmean(first)} if first else {}
+    figures |= {"mean_score": fmean(first)} if first else {}
     if several:
-        told["deviation"] = fmean(stdev(scores) for scores in several)
-        told["agreement"] = fmean(len({score >= KEPT for score in scores}) == 1 for scores in several)
-    return told
+        figures["deviation"] = fmean(stdev(scores) for scores in several)
+        figures["agreement"] = fmean(len({score >= KEPT for score in scores}) == 1 for scores in several)
+    return figures
 
 
 def grading(trace: Trace, *, sample: int) -> Request:
@@ -163,7 +163,7 @@ def grading(trace: Trace, *, sample: int) -> Request:
         {"model" if turn.role == "assistant" else "came back": turn.text.replace(protocol.IMAGE, "[picture]")}
         for turn in trace.turns[1:]
     ]
-    told = [
+    sections = [
         f"Kind: {trace.kind}. {WANTED[trace.kind]}",
         f"Question: {json.dumps(trace.question, ensure_ascii=False)}",
         f"True answer: {json.dumps(trace.answer, ensure_ascii=False)}",
@@ -172,7 +172,7 @@ def grading(trace: Trace, *, sample: int) -> Request:
     ]
     return Request(
         system=SYSTEM.format(operations=operations),
-        user="\n".join(told),
+        user="\n".join(sections),
         schema=SCHEMA,
         max_tokens=TOKENS,
         sample=sample,
@@ -182,6 +182,6 @@ def grading(trace: Trace, *, sample: int) -> Request:
 def read_score(reply: str) -> int | None:
     """Read {"score": 4}; a whole number alone, or as text, is understood too. None for all else."""
     value = json_value(reply)
-    found = value.get("score") if isinstance(value, dict) else reply
-    text = str(found).strip().removesuffix(".0") if not isinstance(found, bool) else ""
+    number = value.get("score") if isinstance(value, dict) else reply
+    text = str(number).strip().removesuffix(".0") if not isinstance(number, bool) else ""
     return int(text) if text in {str(score) for score in range(LOWEST, HIGHEST + 1)} else None

@@ -81,14 +81,14 @@ class Family:
     needs_operation: bool = True
 
 
-def same_answer(said: str, answer: str) -> bool:
+def same_answer(prediction: str, answer: str) -> bool:
     """Compare two answers apart from case, spaces around them and a full stop."""
-    left, right = (text.strip().removesuffix(".").strip().lower() for text in (said, answer))
+    left, right = (text.strip().removesuffix(".").strip().lower() for text in (prediction, answer))
     return left == right
 
 
-def is_right(said: str, question: Question) -> bool:
-    return same_answer(said, question.answer)
+def is_right(prediction: str, question: Question) -> bool:
+    return same_answer(prediction, question.answer)
 
 
 def evidence(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> bool:
@@ -121,23 +121,23 @@ def faithful_calls(question: Question, workspace: Workspace, observations: Seque
 
 def _names_of(observation: Observation) -> set[str]:
     """Return the handles that a call made and was given."""
-    given = observation.call.arguments if observation.call is not None else {}
+    arguments = observation.call.arguments if observation.call is not None else {}
     single = [
-        source.get(kind) for source in (given, observation.values) for kind in ("image", "mask", "track")
+        source.get(kind) for source in (arguments, observation.values) for kind in ("image", "mask", "track")
     ]
     return {
         name
-        for name in (*single, *(given.get("masks") or ()), *observation.pictures)
+        for name in (*single, *(arguments.get("masks") or ()), *observation.pictures)
         if isinstance(name, str)
     }
 
 
 def _looked_at(target: Target, workspace: Workspace, *, masks: Collection[str | None], crops: bool) -> bool:
     """Tell whether one of these masks is the target's, or a crop shows it."""
-    known = [*workspace.names("image"), *workspace.names("mask")]
+    handles = [*workspace.names("image"), *workspace.names("mask")]
     return any(
         _shows(target, workspace, name)
-        for name in known
+        for name in handles
         if (name in masks if name in workspace.names("mask") else crops)
     )
 

@@ -82,7 +82,7 @@ class Trace(Record):
     difficulty: Difficulty = "simple"
 
     @property
-    def said(self) -> str:
+    def final_answer(self) -> str:
         """The final answer."""
         return self.turns[-1].text
 
@@ -152,8 +152,8 @@ def read_traces(folder: Path) -> list[Trace]:
                 trace = Trace.model_validate(values)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                told = f"{'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}"
-                raise checks.DataError(f"{where}: {told}; correct it") from None
+                message = f"{'.'.join(map(str, first['loc'])) or 'the record'}: {first['msg']}"
+                raise checks.DataError(f"{where}: {message}; correct it") from None
             where = f"{where} ({trace.trace_id})"
             if trace.trace_id in traces:
                 raise checks.DataError(
@@ -185,7 +185,7 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
     if len(sizes) != 1:
         raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
     ((height, width),) = sizes
-    first, known = ImageHandle(frame=0, box=(0, 0, width, height)), {FIRST}
+    first, handles = ImageHandle(frame=0, box=(0, 0, width, height)), {FIRST}
     for number, turn in enumerate(trace.turns):
         here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
         if turn.role != role:
@@ -195,9 +195,9 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
             raise checks.DataError(
                 f"{here} is the user's and trainable; only what the model says is a target"
             )
-        if number == 0 and (asked := turn.text.replace(IMAGE, "").strip()) != trace.question.strip():
+        if number == 0 and (question := turn.text.replace(IMAGE, "").strip()) != trace.question.strip():
             raise checks.DataError(
-                f"{here} asks {asked!r}, the trace's question is {trace.question!r}; write the same"
+                f"{here} asks {question!r}, the trace's question is {trace.question!r}; write the same"
             )
         if number == 0 and turn.pictures != trace.frames[:1]:
             raise checks.DataError(
@@ -207,9 +207,11 @@ def _check(trace: Trace, folder: Path, where: str) -> None:
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
             last, frames = number == len(trace.turns) - 1, len(trace.frames)
-            _check_said(turn, last=last, failed=failed, first=first, frames=frames, known=known, where=here)
+            _check_assistant_turn(
+                turn, last=last, failed=failed, first=first, frames=frames, handles=handles, where=here
+            )
         else:
-            known |= set(HANDLE.findall(turn.text))
+            handles |= set(HANDLE.findall(turn.text))
     if len(trace.turns) % 2:
         raise checks.DataError(f"{where}: the last turn is the user's; a trace ends with the answer")
     _check_targets(trace, where)
@@ -232,16 +234,16 @@ def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
         checks.shown_size(checks.inside(folder, name, where=where), where=where)
 
 
-def _check_said(
-    turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, known: Set[str], where: str
+def _check_assistant_turn(
+    turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, handles: Set[str], where: str
 ) -> None:
-    """A call in every turn but the last; where it is a target, a well-formed one that worked. known: the
+    """A call in every turn but the last; where it is a target, a well-formed one that worked. handles: the
     handles told of so far."""
     try:
         _, call = protocol.parse(turn.text)
         if call is not None:
             protocol.checked(call, OPERATIONS)
-            _check_possible(call, first, frames, known)
+            _check_possible(call, first, frames, handles)
     except Refused as refused:
         if turn.trainable or not failed:
             raise checks.DataError(
@@ -256,44 +258,47 @@ def _check_said(
         raise checks.DataError(f"{where}: a call that failed is trainable; a model would learn to make it")
 
 
-def _check_possible(call: Call, first: ImageHandle, frames: int, known: Set[str]) -> None:
+def _check_possible(call: Call, first: ImageHandle, frames: int, handles: Set[str]) -> None:
     """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a
     clip's operation on a picture, a box, a point or a frame outside. How large other images than the first
     are is not known here."""
-    given = call.arguments
-    for name in (given.get("image"), given.get("mask"), *(given.get("masks") or ())):
-        if name is not None and name not in known:
+    arguments = call.arguments
+    for name in (arguments.get("image"), arguments.get("mask"), *(arguments.get("masks") or ())):
+        if name is not None and name not in handles:
             raise Refused(
                 "unknown_handle",
-                f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(known))}",
+                f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(handles))}",
             )
     if OPERATIONS[call.name].for_clips and frames == 1:
         raise Refused("not_a_clip", f"{call.name} needs a clip; the trace has a single frame")
-    if box := given.get("bbox_2d"):
-        image = given.get("image") or FIRST
+    if box := arguments.get("bbox_2d"):
+        image = arguments.get("image") or FIRST
         part_of(first, image, box, smallest=SMALLEST if image == FIRST else 1)
-    if (point := given.get("point_2d")) and not all(0 <= value <= THOUSAND for value in point):
+    if (point := arguments.get("point_2d")) and not all(0 <= value <= THOUSAND for value in point):
         raise Refused("bad_box", f"point_2d {point} is outside; x and y go from 0 to {THOUSAND}")
-    if (chosen := given.get("frames")) and not all(0 <= frame < frames for frame in chosen):
+    if (chosen := arguments.get("frames")) and not all(0 <= frame < frames for frame in chosen):
         raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {frames - 1}")
 
 
 def _check_targets(trace: Trace, where: str) -> None:
-    said = [turn for turn in trace.turns if turn.role == "assistant"]
-    right = same_answer(trace.said, trace.answer)
-    if trace.kind == "trap" and (right or any(turn.trainable for turn in said)):
+    assistant_turns = [turn for turn in trace.turns if turn.role == "assistant"]
+    right = same_answer(trace.final_answer, trace.answer)
+    if trace.kind == "trap" and (right or any(turn.trainable for turn in assistant_turns)):
         raise checks.DataError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
     if trace.kind != "trap" and not right:
         raise checks.DataError(
-            f"{where}: ends in {trace.said!r}, the answer is {trace.answer!r}; only a trap may end wrong"
+            f"{where}: ends in {trace.final_answer!r}, the answer is {trace.answer!r}; only a trap may end "
+            "wrong"
         )
-    if trace.kind != "trap" and not any(turn.trainable for turn in said):
+    if trace.kind != "trap" and not any(turn.trainable for turn in assistant_turns):
         numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
         raise checks.DataError(
             f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or "
             "leave it out"
         )
-    if trace.kind == "self_correction" and (len(said) < 3 or any(turn.trainable for turn in said[:-2])):
+    if trace.kind == "self_correction" and (
+        len(assistant_turns) < 3 or any(turn.trainable for turn in assistant_turns[:-2])
+    ):
         raise checks.DataError(
             f"{where}: of a self-correction (two calls at least) only the last call and the answer are "
             "trainable"
@@ -309,9 +314,12 @@ def mix(traces: Iterable[Trace]) -> dict[str, float]:
 def check_mix(traces: Iterable[Trace]) -> None:
     """Raises ValueError where a kind's share is more than TOLERANCE off: the filter may have dropped too many
     of one."""
-    found = mix(traces)
-    if any(abs(found[kind] - share) > TOLERANCE for kind, share in SHARES.items()):
-        told = ", ".join(f"{kind} {found[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items())
+    shares = mix(traces)
+    if any(abs(shares[kind] - share) > TOLERANCE for kind, share in SHARES.items()):
+        differences = ", ".join(
+            f"{kind} {shares[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items()
+        )
         raise ValueError(
-            f"the mix of traces is off: {told}; draw more questions, or look at what the filter dropped"
+            f"the mix of traces is off: {differences}; draw more questions, or look at what the filter "
+            "dropped"
         )

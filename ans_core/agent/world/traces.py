@@ -58,7 +58,7 @@ class Written:
     verdicts: Sequence[Verdict] = ()
 
 
-def write_drawn_traces(
+def write_synthetic_traces(
     folder: Path,
     numbers: Mapping[str, int],
     *,
@@ -75,27 +75,27 @@ def write_drawn_traces(
 
     Raises ValueError where the mix is off after the filter, or nothing is left."""
     check_new(folder)
-    asked = [(family, index) for family, number in numbers.items() for index in range(number)]
-    kinds = kinds_of([family for family, _ in asked])
+    names = [(family, index) for family, number in numbers.items() for index in range(number)]
+    kinds = kinds_of([family for family, _ in names])
 
     def made(some: Sequence[tuple[tuple[str, int], Kind]]) -> Iterator[Trace | Dropped]:
         for (family, index), kind in some:
             question = draw_question(family, seed=seed, split=split, index=index, tile=toolbox.tile)
-            found = trace(question, kind, toolbox, seed=seed, provenance=provenance)
-            if isinstance(found, str):
-                yield found
+            outcome = trace(question, kind, toolbox, seed=seed, provenance=provenance)
+            if isinstance(outcome, str):
+                yield outcome
             else:
                 # at once: pictures of all questions would not fit into memory
-                write_pictures(folder, found[1])
-                yield found[0]
+                write_pictures(folder, outcome[1])
+                yield outcome[0]
 
-    made_of_all = dist.by_turns(list(zip(asked, kinds, strict=True)), 1, made, desc=f"traces of {split}")
+    made_of_all = dist.by_turns(list(zip(names, kinds, strict=True)), 1, made, desc=f"traces of {split}")
     dropped = Counter(
-        f"{family}/{found}"
-        for (family, _), found in zip(asked, made_of_all, strict=True)
-        if isinstance(found, str)
+        f"{family}/{outcome}"
+        for (family, _), outcome in zip(names, made_of_all, strict=True)
+        if isinstance(outcome, str)
     )
-    records = [found for found in made_of_all if not isinstance(found, str)]
+    records = [outcome for outcome in made_of_all if not isinstance(outcome, str)]
     verdicts = _verdicts(judge, records) if judge is not None else ()
     if verdicts:
         dropped.update(
@@ -103,7 +103,7 @@ def write_drawn_traces(
             for trace, one in zip(records, verdicts, strict=True)
             if one.rejected
         )
-        records = _kept(folder, records, verdicts)
+        records = _accepted(folder, records, verdicts)
     if not records:
         raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
     check_mix(records)  # before the file has its name
@@ -114,21 +114,23 @@ def write_drawn_traces(
 
 def _verdicts(judge: TraceJudge, traces: Sequence[Trace]) -> list[Verdict]:
     """Let the first process ask, and tell the others."""
-    found = dist.union(dict(enumerate(judge(traces))) if dist.rank() == 0 else {})
-    return [found[number] for number in range(len(traces))]
+    by_number = dist.union(dict(enumerate(judge(traces))) if dist.rank() == 0 else {})
+    return [by_number[number] for number in range(len(traces))]
 
 
-def _kept(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) -> list[Trace]:
+def _accepted(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) -> list[Trace]:
     """Return what the judge keeps, with its scores in the provenance; remove the pictures of the others."""
-    kept = []
-    for found, said in zip(traces, verdicts, strict=True):
-        if said.rejected is None:
-            kept.append(
-                found.model_copy(update={"provenance": {**found.provenance, "scores": list(said.scores)}})
+    accepted = []
+    for record, verdict in zip(traces, verdicts, strict=True):
+        if verdict.rejected is None:
+            accepted.append(
+                record.model_copy(
+                    update={"provenance": {**record.provenance, "scores": list(verdict.scores)}}
+                )
             )
         elif dist.rank() == 0:
-            remove_pictures(folder, found)
-    return kept
+            remove_pictures(folder, record)
+    return accepted
 
 
 def kinds_of(families: Sequence[str]) -> list[Kind]:
@@ -173,20 +175,20 @@ def trace(
             else ""
         )
         corrected = CORRECTION.format(phrase=question.targets[0].phrase) if distraction and first else ""
-        said = " ".join(part for part in (corrected, thought, call_text(call)) if part)
-        observation = episode.turn(said)
+        text = " ".join(part for part in (corrected, thought, call_text(call)) if part)
+        observation = episode.turn(text)
         assert observation is not None
         if not observation.ok:
             return "call_failed"
         target = kind == "golden" or (kind == "self_correction" and number == len(calls) - 1)
         pictures = tuple(f"pictures/{question.question_id}/{name}.png" for name in observation.pictures)
         turns += [
-            Turn(role="assistant", text=said, trainable=target),
+            Turn(role="assistant", text=text, trainable=target),
             Turn(role="user", text=observation.turn(), pictures=pictures),
         ]
     # of a photograph's questions, whoever looks reads the answer, as in `pattern`
-    own = FAMILIES.get(question.family)
-    concluded = own.conclude(question, episode.observations) if own is not None else question.answer
+    family = FAMILIES.get(question.family)
+    concluded = family.conclude(question, episode.observations) if family is not None else question.answer
     if concluded is None or not is_right(concluded, question):
         return "wrong_conclusion"
     if not evidence(question, episode.workspace, episode.observations):
@@ -233,8 +235,8 @@ def _after(call: Call, distraction: dict[str, Any]) -> Call:
     """A planned call after one more handle was made: `image_2` is then `image_3`, or `mask_1` `mask_2`."""
     (kind,) = distraction.keys() & {"image", "mask"}
 
-    def next_one(found: re.Match[str]) -> str:
-        return f'"{kind}_{int(found[1]) + 1}"'
+    def next_one(match: re.Match[str]) -> str:
+        return f'"{kind}_{int(match[1]) + 1}"'
 
     return Call(
         name=call.name, arguments=json.loads(re.sub(rf'"{kind}_(\d+)"', next_one, json.dumps(call.arguments)))

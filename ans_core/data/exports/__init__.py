@@ -111,7 +111,7 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
         else 'the export has no "val": one picture in five by a hash of its name'
     )
     return [
-        *_told(export),
+        *_summary(export),
         *doubtful,
         f"pictures by split: {counts} ({how})",
         f"wrote {out / 'annotations.json'}",
@@ -134,35 +134,35 @@ def _unpacked(archive: Path, into: Path) -> Path:
 def _layout(place: Path, form: str | None) -> tuple[str, list[Path]]:
     """Return the layout, `form` if it is given, and its files with labels. Raises DataError for none that is
     known, and for several."""
-    found = layouts.recognise(place)
+    recognised = layouts.recognise(place)
     if form is not None:
-        files = [place] if place.is_file() else found.get(form, [])
+        files = [place] if place.is_file() else recognised.get(form, [])
         if not files:
             raise checks.DataError(
-                f"{place} holds no labels of the layout {form}, but {_names(place, found)}"
+                f"{place} holds no labels of the layout {form}, but {_names(place, recognised)}"
             )
         return form, files
-    known = {layout: files for layout, files in found.items() if layout in EXPORTS}
-    if len(known) == 1:
-        return next(iter(known.items()))
-    if "annotations" in found and not known:
+    importable = {layout: files for layout, files in recognised.items() if layout in EXPORTS}
+    if len(importable) == 1:
+        return next(iter(importable.items()))
+    if "annotations" in recognised and not importable:
         raise checks.DataError(
             f"{place} is in our own format already: `ans data check {place}` and `ans finetune {place}` "
             "read it as it is"
         )
-    if "sam" in found and not known:
-        raise checks.DataError(layouts.WORDLESS.format(file=found["sam"][0]))
-    if known:
+    if "sam" in recognised and not importable:
+        raise checks.DataError(layouts.WORDLESS.format(file=recognised["sam"][0]))
+    if importable:
         raise checks.DataError(
-            f"{place} holds labels of {len(known)} layouts: {_names(place, known)}; name one with --format, "
-            "or give the path of one file"
+            f"{place} holds labels of {len(importable)} layouts: {_names(place, importable)}; name one with "
+            "--format, or give the path of one file"
         )
     raise checks.DataError(f"{place} holds no labels of {sorted(EXPORTS)}. {layouts.HOW}")
 
 
-def _names(place: Path, found: dict[str, list[Path]]) -> str:
+def _names(place: Path, recognised: dict[str, list[Path]]) -> str:
     return (
-        ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in found.items())
+        ", ".join(f"{layout} ({files[0].relative_to(place)})" for layout, files in recognised.items())
         or "none that is known"
     )
 
@@ -171,11 +171,11 @@ def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
     """Return the records with one of each picture and text: the same picture may stand in an export twice (in
     two tasks, under two ids). Referring means the objects of all; of captions with the same masks one is
     left. Raises DataError if they are in two splits."""
-    found: dict[tuple[Any, ...], Labelled] = {}
+    by_key: dict[tuple[Any, ...], Labelled] = {}
     for one in labelled:
         counts = [mask["counts"] for mask in one.masks]
         key = (one.picture, one.task, checks.text_key(one.text), *(() if one.task == "referring" else counts))
-        if (before := found.setdefault(key, one)) is one:
+        if (before := by_key.setdefault(key, one)) is one:
             continue
         if before.split != one.split:
             raise checks.DataError(
@@ -183,10 +183,10 @@ def merged(labelled: Iterable[Labelled]) -> list[Labelled]:
                 "in one"
             )
         there = {mask["counts"] for mask in before.masks}
-        found[key] = replace(
+        by_key[key] = replace(
             before, masks=[*before.masks, *(mask for mask in one.masks if mask["counts"] not in there)]
         )
-    return list(found.values())
+    return list(by_key.values())
 
 
 def _write(export: Export, out: Path) -> list[str]:
@@ -206,7 +206,7 @@ def _write(export: Export, out: Path) -> list[str]:
             taken.add(name)
             shutil.copyfile(labelled.picture, out / "images" / name)
         masks = [
-            _of_stored(mask, labelled.picture) if export.drawn_upright else mask for mask in labelled.masks
+            _of_stored(mask, labelled.picture) if export.masks_upright else mask for mask in labelled.masks
         ]
         record = {"image": f"images/{names[labelled.picture]}", "text": labelled.text, "masks": masks}
         more = {"task": labelled.task} if labelled.task != "referring" else {}
@@ -214,7 +214,7 @@ def _write(export: Export, out: Path) -> list[str]:
     (out / "annotations.json").write_text(
         json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
-    return _doubtful(names) if export.drawn_upright else []
+    return _doubtful(names) if export.masks_upright else []
 
 
 def _of_stored(mask: RLE, picture: Path) -> RLE:
@@ -244,7 +244,7 @@ def _doubtful(pictures: Iterable[Path]) -> list[str]:
     ]
 
 
-def _told(export: Export) -> list[str]:
+def _summary(export: Export) -> list[str]:
     tasks = Counter(labelled.task for labelled in export.labelled)
     pictures = len({labelled.picture for labelled in export.labelled})
     objects = sum(rle.area(mask) > 0 for labelled in export.labelled for mask in labelled.masks)

@@ -59,11 +59,11 @@ def read(place: Path, file: Path) -> Export:
 
 def _picture(image: ElementTree.Element, export: Export, file: Path, faults: checks.Faults) -> None:
     where = f"{file}: image {rle.short(image.get('id', '?'))} ({image.get('name', '')[:60]})"
-    drawn = [shape for shape in image if shape.tag in SHAPES]
+    elements = [shape for shape in image if shape.tag in SHAPES]
     for other in image:
         if other.tag not in SHAPES:
             export.left_out[f"of type {other.tag}, which has no pixels"] += 1
-    if not drawn:
+    if not elements:
         export.left_out["pictures without a shape"] += 1
         return
     name = _attribute(image, "name", where=where)
@@ -72,7 +72,7 @@ def _picture(image: ElementTree.Element, export: Export, file: Path, faults: che
     stated = (int(_number(image, "height", where=where)), int(_number(image, "width", where=where)))
     height, width = checks.image_size(picture, where=where, stated=stated)
     groups: dict[str, list[tuple[ElementTree.Element, RLE]]] = {}
-    for number, shape in enumerate(drawn):
+    for number, shape in enumerate(elements):
         with faults:
             try:
                 mask = _mask(shape, height=height, width=width, where=f"{where}, {shape.tag} {number}")
@@ -147,16 +147,16 @@ def _runs(shape: ElementTree.Element, *, height: int, width: int, where: str) ->
 
 
 def _attribute(element: ElementTree.Element, key: str, *, where: str) -> str:
-    if (found := element.get(key)) is None:
+    if (value := element.get(key)) is None:
         raise checks.DataError(f"{where}: {element.tag} has no {key!r}, only {sorted(element.keys())}")
-    return found
+    return value
 
 
 def _number(element: ElementTree.Element, key: str, *, where: str) -> float:
     """Return a finite number."""
     try:
-        if math.isfinite(found := float(_attribute(element, key, where=where))):
-            return found
+        if math.isfinite(value := float(_attribute(element, key, where=where))):
+            return value
     except ValueError as error:
         if isinstance(error, checks.DataError):  # it has no such attribute
             raise

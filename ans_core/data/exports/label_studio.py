@@ -84,12 +84,12 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
 
 def _objects(holder: dict[str, Any], key: str, *, where: str) -> list[dict[str, Any]]:
     """Return a list of JSON objects; a missing one is empty."""
-    found = holder.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    objects = holder.get(key, [])
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
         raise checks.DataError(
-            f"{where}: {key} is {rle.short(found)}, not a list of objects; export it again"
+            f"{where}: {key} is {rle.short(objects)}, not a list of objects; export it again"
         )
-    return found
+    return objects
 
 
 def _texts(value: Any, *, where: str) -> list[str]:
@@ -108,10 +108,10 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
         for value in values.values()
         if Path(urlparse(value).path + urlparse(value).query).suffix.lower() in SUFFIXES
     ]
-    told = values.get("image") or (pictures[0] if len(pictures) == 1 else None)
-    if not told:
+    name = values.get("image") or (pictures[0] if len(pictures) == 1 else None)
+    if not name:
         raise checks.DataError(f"{where}: which of its data {sorted(data)} is the picture? Name it `image`")
-    address = urlparse(told)
+    address = urlparse(name)
     local = parse_qs(address.query).get("d")  # /data/local-files/?d=path
     return unquote(local[0] if local else address.path)
 
@@ -149,15 +149,15 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
         if part.get("type") == "textarea"
         for text in _texts(part.get("value", {}).get("text", []), where=where)
     )
-    known = tuple((name, text) for name, text in texts if name in TEXTS)
-    if len(labels) > 1 or not (labels or known):
+    recognised = tuple((name, text) for name, text in texts if name in TEXTS)
+    if len(labels) > 1 or not (labels or recognised):
         fields = sorted({name for name, _ in texts})
         raise checks.DataError(
             f"{where}: labels {labels} and texts of {fields}; an object needs one label, or a text area of "
             f"{sorted(TEXTS)}"
         )
     return Shape(
-        mask=mask, label=checks.text(labels[0], where=f"{where}, label") if labels else "", texts=known
+        mask=mask, label=checks.text(labels[0], where=f"{where}, label") if labels else "", texts=recognised
     )
 
 
@@ -232,8 +232,8 @@ def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:
         if isinstance(error, checks.DataError):
             raise
         raise checks.DataError(f"{where}: its rle is cut or garbled ({error}); export it again") from None
-    found: np.ndarray = values.reshape(height, width, 4)[:, :, 3] > 0
-    return found
+    mask: np.ndarray = values.reshape(height, width, 4)[:, :, 3] > 0
+    return mask
 
 
 class _Bits:
@@ -246,6 +246,6 @@ class _Bits:
         first, last = self.place // 8, (self.place + count + 7) // 8
         if last > len(self.content):
             raise EOFError("it ends too early")
-        whole = int.from_bytes(self.content[first:last], "big")
+        bits = int.from_bytes(self.content[first:last], "big")
         self.place += count
-        return (whole >> (last * 8 - self.place)) & ((1 << count) - 1)
+        return (bits >> (last * 8 - self.place)) & ((1 << count) - 1)

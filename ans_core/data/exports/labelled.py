@@ -56,7 +56,7 @@ class Export:
     labelled: list[Labelled] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """By reason."""
-    drawn_upright: bool = True
+    masks_upright: bool = True
     """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they
     are of the stored pixels."""
 

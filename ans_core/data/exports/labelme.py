@@ -76,8 +76,8 @@ def read(place: Path, files: list[Path]) -> Export:
 def _picture(file: Path, name: str, place: Path) -> Path:
     """The path is relative to the file, often written on Windows and on another machine."""
     folder, _, leaf = name.replace("\\", "/").rpartition("/")
-    told = Path(os.path.normpath(file.parent / folder))
-    folders = [told] if told.is_relative_to(place) else []
+    stated = Path(os.path.normpath(file.parent / folder))
+    folders = [stated] if stated.is_relative_to(place) else []
     return find([*folders, file.parent, file.parent / "../images", place], leaf, where=str(file))
 
 
@@ -91,8 +91,8 @@ def _object(label: str, pieces: list[tuple[LabelmeShape, RLE]]) -> Shape:
 def _mask(shape: LabelmeShape, size: tuple[int, int], export: Export, *, where: str) -> RLE | None:
     height, width = size
     if shape.shape_type == "mask":
-        drawn = rle.encode(_box_mask(shape, size, where=where))
-        return export.mask(drawn, height=height, width=width, where=where)
+        mask = rle.encode(_box_mask(shape, size, where=where))
+        return export.mask(mask, height=height, width=width, where=where)
     points, kind = shape.points, shape.shape_type
     if kind == "rectangle" and len(points) == 2:
         (x0, y0), (x1, y1) = points

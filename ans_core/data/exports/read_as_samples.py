@@ -44,7 +44,7 @@ def finetune_file(place: Path, file: Path) -> Export:
     samples = [
         sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)
     ]
-    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], drawn_upright=False)
+    return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], masks_upright=False)
 
 
 def _labelled(sample: Sample, split: str | None) -> Labelled:

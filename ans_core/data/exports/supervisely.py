@@ -62,20 +62,20 @@ def read(place: Path, files: list[Path]) -> Export:
         for number, value in enumerate(labels.objects):
             with faults:
                 where = f"{file}: object {number}"
-                drawn = checks.record(Object, value, where=where)
-                form = _form(drawn, height=height, width=width, where=where)
+                record = checks.record(Object, value, where=where)
+                form = _form(record, height=height, width=width, where=where)
                 if form is None:
-                    export.left_out[f"of type {drawn.geometryType}, which has no pixels"] += 1
+                    export.left_out[f"of type {record.geometryType}, which has no pixels"] += 1
                 elif mask := export.mask(form, height=height, width=width, where=where):
                     texts = tuple(
                         (name.lower(), str(text))
-                        for name, text in _tags(drawn.tags)
+                        for name, text in _tags(record.tags)
                         if name.lower() in TEXTS and text
                     )
                     shapes.append(
                         Shape(
                             mask=mask,
-                            label=checks.text(drawn.classTitle, where=f"{where}, classTitle"),
+                            label=checks.text(record.classTitle, where=f"{where}, classTitle"),
                             texts=texts,
                         )
                     )
@@ -93,22 +93,22 @@ def _tags(tags: list[Any]) -> list[tuple[str, Any]]:
     return [(str(tag.get("name", "")), tag.get("value")) for tag in tags if isinstance(tag, dict)]
 
 
-def _form(drawn: Object, *, height: int, width: int, where: str) -> object:
+def _form(record: Object, *, height: int, width: int, where: str) -> object:
     """Return the object as polygons or RLE; None if it has no pixels."""
-    if drawn.geometryType == "bitmap":
-        return rle.encode(_bitmap(drawn.bitmap or {}, height=height, width=width, where=where))
-    if drawn.geometryType not in ("polygon", "rectangle"):
+    if record.geometryType == "bitmap":
+        return rle.encode(_bitmap(record.bitmap or {}, height=height, width=width, where=where))
+    if record.geometryType not in ("polygon", "rectangle"):
         return None
     try:
-        outline = [(float(x), float(y)) for x, y in drawn.points["exterior"]]
+        outline = [(float(x), float(y)) for x, y in record.points["exterior"]]
         holes = [
-            [float(part) for point in hole for part in point] for hole in drawn.points.get("interior", [])
+            [float(part) for point in hole for part in point] for hole in record.points.get("interior", [])
         ]
     except (KeyError, TypeError, ValueError):
         raise checks.DataError(
-            f"{where}: points are {rle.short(drawn.points)}, not exterior and interior"
+            f"{where}: points are {rle.short(record.points)}, not exterior and interior"
         ) from None
-    if drawn.geometryType == "rectangle" and len(outline) == 2:
+    if record.geometryType == "rectangle" and len(outline) == 2:
         (x0, y0), (x1, y1) = outline
         outline = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
     polygon = [part for point in outline for part in point]
@@ -125,7 +125,7 @@ def _bitmap(bitmap: dict[str, Any], *, height: int, width: int, where: str) -> B
     try:
         left, top = bitmap["origin"]
         part = Image.open(io.BytesIO(zlib.decompress(base64.b64decode(bitmap["data"]))))
-        drawn = np.asarray(part.getchannel("A") if "A" in part.getbands() else part.convert("1")) > 0
+        mask = np.asarray(part.getchannel("A") if "A" in part.getbands() else part.convert("1")) > 0
     except (KeyError, TypeError, ValueError, binascii.Error, zlib.error, UnidentifiedImageError) as error:
         raise checks.DataError(f"{where}: its bitmap can't be decoded ({error!r}); export it again") from None
-    return placed(drawn, left=left, top=top, height=height, width=width, where=where)
+    return placed(mask, left=left, top=top, height=height, width=width, where=where)

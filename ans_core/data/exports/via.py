@@ -51,13 +51,13 @@ def read(place: Path, file: Path) -> Export:
 
 
 def _shape(region: Any, export: Export, *, height: int, width: int, where: str) -> Shape | None:
-    if not isinstance(region, dict) or not isinstance(drawn := region.get("shape_attributes"), dict):
+    if not isinstance(region, dict) or not isinstance(geometry := region.get("shape_attributes"), dict):
         raise checks.DataError(f"{where} is {rle.short(region)}, without shape_attributes")
-    kind = str(drawn.get("name"))
+    kind = str(geometry.get("name"))
     if kind not in CORNERS:
         export.left_out[f"of type {kind}, which has no pixels"] += 1
         return None
-    values = [drawn.get(key) for key in CORNERS[kind]]
+    values = [geometry.get(key) for key in CORNERS[kind]]
     try:
         polygon = _polygon(kind, values)
     except (TypeError, ValueError):

@@ -36,26 +36,26 @@ def read(place: Path, files: list[Path]) -> Export:
             root = ElementTree.fromstring(file.read_bytes())
         except (ElementTree.ParseError, LookupError) as error:
             raise checks.DataError(f"{file}: no XML ({error}); export it again") from None
-        beside = file.parent.parent
+        base = file.parent.parent
         image = _picture(
-            [beside / "JPEGImages", beside / "images", file.parent, beside],
+            [base / "JPEGImages", base / "images", file.parent, base],
             file,
             root.findtext("filename") or "",
         )
-        sides = (_whole(root.findtext(f"size/{side}")) for side in ("height", "width"))
+        sides = (_integer(root.findtext(f"size/{side}")) for side in ("height", "width"))
         height, width = checks.image_size(image, where=str(file), stated=(next(sides), next(sides)))
         objects = root.findall("object")
-        instances = _instances(beside / "SegmentationObject" / f"{file.stem}.png", height, width)
+        instances = _instances(base / "SegmentationObject" / f"{file.stem}.png", height, width)
         shapes = []
         for number, element in enumerate(objects):
             with faults:
                 where = f"{file}: object {number}"
-                drawn: object = (
+                segmentation: object = (
                     rle.encode(instances == number + 1)
                     if instances is not None
                     else [_polygon(element, where=where)]
                 )
-                if mask := export.mask(drawn, height=height, width=width, where=where):
+                if mask := export.mask(segmentation, height=height, width=width, where=where):
                     shapes.append(
                         Shape(mask=mask, label=checks.text(element.findtext("name"), where=f"{where}, name"))
                     )
@@ -72,7 +72,7 @@ def _picture(folders: list[Path], file: Path, name: str) -> Path:
     return of_stem(folders, file.stem) or find(folders, name, where=str(file))
 
 
-def _whole(text: str | None) -> int | None:
+def _integer(text: str | None) -> int | None:
     """Some tools write a size of 0 for an unknown one."""
     return int(text) or None if text and text.isdecimal() else None
 

@@ -195,20 +195,20 @@ def infer(path: Path) -> str:
         for file in fits(marker)
         if path.is_dir() or file == path
     )
-    found, file = next(matches, (None, path))
-    if found is None or (found in LISTS and file.suffix == ".json" and checks.starts_with(file, b"{")):
-        return _by_content(path, found)
-    if found == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:
+    layout, file = next(matches, (None, path))
+    if layout is None or (layout in LISTS and file.suffix == ".json" and checks.starts_with(file, b"{")):
+        return _by_content(path, layout)
+    if layout == "regions" and b'"video_id"' in (path / "manifest.jsonl").read_bytes().split(b"\n", 1)[0]:
         return "videos"
-    return found
+    return layout
 
 
 def training_format(path: Path) -> str:
     """Infer the format. Raises DataError for a layout that training does not read, and says how to import
     it."""
-    if (found := infer(path)) not in FORMATS:
-        raise checks.DataError(IMPORT.format(path=path, layout=found))
-    return found
+    if (layout := infer(path)) not in FORMATS:
+        raise checks.DataError(IMPORT.format(path=path, layout=layout))
+    return layout
 
 
 def _by_content(path: Path, otherwise: str | None) -> str:

@@ -28,12 +28,12 @@ def embedded(folder: Path, column: str) -> Iterator[FilePart | None]:
     for data_file in state["_data_files"]:
         file = folder / data_file["filename"]
         with pyarrow.memory_map(str(file)) as mapped:
-            whole = mapped.read_buffer()
-            for batch in pyarrow.ipc.open_stream(whole):
-                yield from _parts(file.resolve(), whole, batch.column(column))
+            buffer = mapped.read_buffer()
+            for batch in pyarrow.ipc.open_stream(buffer):
+                yield from _parts(file.resolve(), buffer, batch.column(column))
 
 
-def _parts(file: Path, whole: pyarrow.Buffer, values: pyarrow.Array) -> Iterator[FilePart | None]:
+def _parts(file: Path, buffer: pyarrow.Buffer, values: pyarrow.Array) -> Iterator[FilePart | None]:
     content = values
     if pyarrow.types.is_struct(values.type):  # the feature Image: bytes and path
         content = values.flatten()[values.type.get_field_index("bytes")]
@@ -44,13 +44,13 @@ def _parts(file: Path, whole: pyarrow.Buffer, values: pyarrow.Array) -> Iterator
     if data is None:  # no row of this batch has bytes
         yield from [None] * len(values)
         return
-    if not whole.address <= data.address <= data.address + data.size <= whole.address + whole.size:
+    if not buffer.address <= data.address <= data.address + data.size <= buffer.address + buffer.size:
         raise DataError(
             f"{file}: its pictures are compressed once more by Arrow; write the set again with "
             "save_to_disk, which does not"
         )
     width = np.int64 if content.type in (pyarrow.large_binary(), pyarrow.large_string()) else np.int32
     bounds = np.frombuffer(ends, dtype=width)[content.offset : content.offset + len(content) + 1].tolist()
-    first = data.address - whole.address
+    first = data.address - buffer.address
     for start, end, valid in zip(bounds[:-1], bounds[1:], content.is_valid().to_pylist(), strict=True):
         yield FilePart(file=file, start=first + start, length=end - start) if valid and end > start else None

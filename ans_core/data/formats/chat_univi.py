@@ -22,20 +22,20 @@ class Record(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / FILE
-    checks.known_split(split, splits(path), path=file)
+    checks.check_split(split, splits(path), path=file)
     faults, skipped = checks.Faults(file), Skipped(file)
-    known: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
+    videos: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
     for number, value in enumerate(checks.load_list(file)):
         with faults, skipped:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
-            if record.video not in known:
+            if record.video not in videos:
                 # those named .mkv may lie there as .mp4
                 names = (record.video, record.video.replace(".mkv", ".mp4"))
                 video = clip_files.find_video((path / folder for folder in FOLDERS), names, where=where)
                 frames = clip_files.video_frames(video, where=where)
-                known[record.video] = frames, clip_files.size_of(frames, where=where)
-            frames, (height, width) = known[record.video]
+                videos[record.video] = frames, clip_files.size_of(frames, where=where)
+            frames, (height, width) = videos[record.video]
             turns = [
                 turn.model_copy(update={"value": turn.value.replace("<video>", "")})
                 for turn in record.conversations

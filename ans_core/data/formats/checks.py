@@ -81,11 +81,11 @@ class Faults:
     ) -> bool:
         if not isinstance(error, DataError):
             return False
-        told = str(error)
-        if told not in self.first:
+        message = str(error)
+        if message not in self.first:
             self.count += 1
             if len(self.first) < TOLD:
-                self.first[told] = None
+                self.first[message] = None
         return True
 
     def tell(self) -> None:
@@ -101,7 +101,7 @@ class Faults:
             )
 
 
-def whole(value: object) -> object:
+def as_integer(value: object) -> object:
     """Make 1.0 the number 1: tools that keep their tables in floating point (pandas) write whole numbers so.
     Anything else stays."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -109,7 +109,7 @@ def whole(value: object) -> object:
 
 def as_id(value: object) -> object:
     """7, 7.0 and "7" are one id; "007" is another."""
-    value = whole(value)
+    value = as_integer(value)
     if isinstance(value, str):
         return int(value) if NUMBER.fullmatch(value) else value
     if type(value) is int and value.bit_length() < 64:
@@ -118,7 +118,7 @@ def as_id(value: object) -> object:
 
 
 Id = Annotated[Any, AfterValidator(as_id)]
-Whole = Annotated[int, BeforeValidator(whole)]
+Integer = Annotated[int, BeforeValidator(as_integer)]
 
 
 class Record(BaseModel):
@@ -141,10 +141,10 @@ def record(form: type[R], value: object, *, where: str) -> R:
 
 
 def _explain(fault: Any, form: type[Record], value: object) -> str:
-    kind, found, key = fault["type"], rle.short(fault["input"]), ".".join(str(part) for part in fault["loc"])
+    kind, shown, key = fault["type"], rle.short(fault["input"]), ".".join(str(part) for part in fault["loc"])
     if kind in ("model_type", "model_attributes_type"):
         return (
-            f"{f'{key} is' if key else 'expected an object, found'} {found}; its keys are "
+            f"{f'{key} is' if key else 'expected an object, found'} {shown}; its keys are "
             f"{_keys(form) if not key else 'missing'}"
         )
     if kind == "missing":
@@ -160,8 +160,8 @@ def _explain(fault: Any, form: type[Record], value: object) -> str:
             f"{_keys(form)}"
         )
     if kind == "literal_error":
-        return f"{key} {found} is not one of {fault['ctx']['expected']}"
-    return f"{key} is {found}: {fault['msg'].removeprefix('Value error, ')}"
+        return f"{key} {shown} is not one of {fault['ctx']['expected']}"
+    return f"{key} is {shown}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def _keys(form: type[Record]) -> list[str]:
@@ -299,7 +299,7 @@ def visible(text: str) -> bool:
 
 def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
     """Index objects by id; refuse a repeated id. `where` names the list."""
-    found: dict[Any, Any] = {}
+    indexed: dict[Any, Any] = {}
     for number, value in enumerate(values):
         try:
             name = as_id(value[key])
@@ -309,10 +309,10 @@ def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
             ) from None
         except ValueError as error:
             raise DataError(f"{where} {number}: {key} is {rle.short(value[key])}: {error}") from None
-        if name in found:
+        if name in indexed:
             raise DataError(f"{where} {number}: {key} {rle.short(name)} comes twice; ids must be unique")
-        found[name] = value
-    return found
+        indexed[name] = value
+    return indexed
 
 
 def once(ids: Iterable[tuple[str, Any]]) -> None:
@@ -359,10 +359,10 @@ def starts_with(path: Path, mark: bytes) -> bool:
 
 def load_list(path: Path) -> list[Any]:
     """Load a list of at least one record."""
-    found = load_json(path)
-    if not isinstance(found, list) or not found:
-        raise DataError(f"{path}: expected a list with at least one record, found {rle.short(found)}")
-    return found
+    records = load_json(path)
+    if not isinstance(records, list) or not records:
+        raise DataError(f"{path}: expected a list with at least one record, found {rle.short(records)}")
+    return records
 
 
 def load_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -421,7 +421,7 @@ def _utf8(start: bytes, path: Path) -> bytes:
     return start.removeprefix(b"\xef\xbb\xbf")
 
 
-def known_split(split: str, splits: Iterable[str], *, path: Path) -> None:
+def check_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
         raise NoSplit(f"{path} has no split {split!r}; it has {names}")

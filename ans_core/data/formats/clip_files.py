@@ -25,8 +25,8 @@ VIDEO = ".mp4"
 
 def listed(folder: Path, *, where: str) -> list[str]:
     """Return the names of a folder's pictures without their suffix, in order of time."""
-    found = (p.stem for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else ()
-    names = sorted(found, key=place_in_time)
+    stems = (p.stem for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else ()
+    names = sorted(stems, key=place_in_time)
     if not names:
         raise checks.DataError(f"{where}: {folder} holds no frames ({', '.join(SUFFIXES)})")
     if len(set(names)) != len(names):
@@ -59,8 +59,8 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
 def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> Path:
     """Return the first file of these names in these folders. Raises DataError where there is none."""
     tried = [checks.inside(folder, name, where=where) for folder in folders for name in dict.fromkeys(names)]
-    if found := next((file for file in tried if file.is_file()), None):
-        return found
+    if video := next((file for file in tried if file.is_file()), None):
+        return video
     raise checks.DataError(
         f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or "
         "link) it there" + nearest_file.hint(*tried)
@@ -143,8 +143,8 @@ def palette_masklets(
     files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
         read = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
-    found = [None if frame is None else frame[0] for frame in read]
-    numbers = {number for frame in found if frame is not None for number in frame}
+    per_frame = [None if frame is None else frame[0] for frame in read]
+    numbers = {number for frame in per_frame if frame is not None for number in frame}
     if reason := object_numbers.fault(
         numbers, {number for frame in read if frame is not None for number in frame[1]}
     ):
@@ -157,7 +157,7 @@ def palette_masklets(
     )
     absent = rle.empty(height, width)
     return {
-        n: tuple(None if frame is None else frame.get(pixel, absent) for frame in found)
+        n: tuple(None if frame is None else frame.get(pixel, absent) for frame in per_frame)
         for n, pixel in objects.items()
     }
 

@@ -35,8 +35,8 @@ YEAR = slice(len("instances_"), None)
 class Picture(checks.Record):
     id: checks.Id
     file_name: str
-    height: checks.Whole | None = None
-    width: checks.Whole | None = None
+    height: checks.Integer | None = None
+    width: checks.Integer | None = None
 
 
 class Annotation(checks.Record):
@@ -44,7 +44,7 @@ class Annotation(checks.Record):
     category_id: checks.Id
     segmentation: Any
     bbox: Any = None
-    iscrowd: checks.Whole = 0
+    iscrowd: checks.Integer = 0
 
 
 class Category(checks.Record):
@@ -72,11 +72,11 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and
     pictures without an object."""
     file = split_file(path, FILES, split=split)
-    own = file.stem[YEAR]
+    split_name = file.stem[YEAR]
     folders = [
         file.parent / up / part
         for up in (".", "..")
-        for part in (own, f"images/{own}", "images", own.rstrip("0123456789"))
+        for part in (split_name, f"images/{split_name}", "images", split_name.rstrip("0123456789"))
     ]
     return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
 
@@ -115,8 +115,8 @@ def instances(
                 objects.setdefault(first_of[annotation.category_id], []).append(
                     (mask, bool(annotation.iscrowd))
                 )
-        for category_id, found in objects.items():
-            crowds = [place for place, (_, crowd) in enumerate(found) if crowd]
+        for category_id, shapes in objects.items():
+            crowds = [place for place, (_, crowd) in enumerate(shapes) if crowd]
             yield Sample(
                 sample_id=f"{picture.id}_{category_id}",
                 dataset=name,
@@ -126,7 +126,7 @@ def instances(
                 width=picture.width,
                 task="referring",
                 text=text(names[category_id]),
-                masks=tuple((mask,) for mask, _ in found),
+                masks=tuple((mask,) for mask, _ in shapes),
                 meta={"category": names[category_id], "kind": "crowd" if crowds else "instances"}
                 | ({"joined": crowds} if crowds else {}),
             )
@@ -144,16 +144,16 @@ def _pictures(
 ) -> dict[Path, AnnotatedPicture]:
     """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
     time, masks take no memory."""
-    known = checks.by_id(content.images, "id", where=f"{file}: image")
+    images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
     places: dict[Any, list[int]] = defaultdict(list)
     for number, value in enumerate(content.annotations):
         try:
             places[checks.as_id(value["image_id"])].append(number)
         except (TypeError, LookupError, ValueError):
             places[None].append(number)  # all that will be refused
-    found: dict[Path, AnnotatedPicture] = {}
+    pictures: dict[Path, AnnotatedPicture] = {}
     for image_id, numbers in places.items():
-        if image_id not in known:
+        if image_id not in images_by_id:
             for number in numbers:
                 with faults:
                     where = f"{file}: annotation {number}"
@@ -164,15 +164,15 @@ def _pictures(
             continue
         with faults:
             where = f"{file}: image {rle.short(image_id)}"
-            picture = checks.record(Picture, known[image_id], where=where)
+            picture = checks.record(Picture, images_by_id[image_id], where=where)
             image, height, width = images.find(
                 located(picture.file_name), where=where, stated=(picture.height, picture.width)
             )
-            if image in found:
+            if image in pictures:
                 faults.notes["images have the file of another and are one with it"] += 1
             record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
-            found.setdefault(image, record).annotations.extend(numbers)
-    return found
+            pictures.setdefault(image, record).annotations.extend(numbers)
+    return pictures
 
 
 def splits(path: Path) -> list[str]:
@@ -198,10 +198,10 @@ def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, 
     """Return the first category of the same text for each category: files that were joined name one thing
     twice."""
     first: dict[str, Any] = {}
-    found = {number: first.setdefault(checks.text_key(text), number) for number, text in texts.items()}
-    if same := len(found) - len(first):
+    firsts = {number: first.setdefault(checks.text_key(text), number) for number, text in texts.items()}
+    if same := len(firsts) - len(first):
         faults.notes["categories have the name of another and are one with it"] += same
-    return found
+    return firsts
 
 
 def _names(categories: list[Any], file: Path) -> dict[Any, str]:

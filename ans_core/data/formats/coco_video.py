@@ -27,7 +27,7 @@ from ans_core.pictures import rle
 from ans_core.types import RLE, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
-Side = checks.Whole | None
+Side = checks.Integer | None
 
 
 class Source(checks.Record):
@@ -54,9 +54,9 @@ class Picture(checks.Record):
     id: checks.Id
     file_name: str
     video_id: checks.Id
-    frame_id: checks.Whole | None = None
-    order_in_video: checks.Whole | None = None
-    frame_index: checks.Whole | None = None
+    frame_id: checks.Integer | None = None
+    order_in_video: checks.Integer | None = None
+    frame_index: checks.Integer | None = None
     is_det_keyframe: bool = False
     height: Side = None
     width: Side = None
@@ -83,8 +83,8 @@ class FrameAnnotation(Annotation):
 
     @property
     def identity(self) -> tuple[str, Any]:
-        given = self.track_id if self.instance_id is None else self.instance_id
-        return ("category", self.category_id) if given is None else ("instance", given)
+        number = self.track_id if self.instance_id is None else self.instance_id
+        return ("category", self.category_id) if number is None else ("instance", number)
 
 
 class MaskletAnnotation(Annotation):
@@ -116,13 +116,13 @@ class Clip:
         absent = rle.empty(self.height, self.width)
         masks = self.masks[identity]
         return tuple(
-            masks.get(place, absent) if known else None for place, known in enumerate(self.annotated)
+            masks.get(place, absent) if annotated else None for place, annotated in enumerate(self.annotated)
         )
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     files = _files(path)
-    checks.known_split(split, files, path=path)
+    checks.check_split(split, files, path=path)
     file = files[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
@@ -186,36 +186,36 @@ def _files(path: Path) -> dict[str, Path]:
     """Return the file of every split: `<split>/instances.json`, or files named by their split
     (`youtube_vis_train.json`) there or in `annotations/`. A file whose name tells none is a split of that
     name, if no other does."""
-    found: dict[str, Path] = {file.parent.name: file for file in sorted(path.glob("*/instances.json"))}
+    files: dict[str, Path] = {file.parent.name: file for file in sorted(path.glob("*/instances.json"))}
     others = sorted([*path.glob("*.json"), *path.glob("annotations/*.json")])
-    named = [(told[-1] if (told := SPLIT.findall(file.stem.lower())) else None, file) for file in others]
-    if not found and all(split is None for split, _ in named):
+    named = [(names[-1] if (names := SPLIT.findall(file.stem.lower())) else None, file) for file in others]
+    if not files and all(split is None for split, _ in named):
         named = [(file.stem, file) for file in others]
     for split, file in named:
-        if split in found:
-            raise checks.DataError(f"{path}: {found[split]} and {file} are both of split {split!r}; keep one")
+        if split in files:
+            raise checks.DataError(f"{path}: {files[split]} and {file} are both of split {split!r}; keep one")
         if split is not None:
-            found[split] = file
-    if not found:
+            files[split] = file
+    if not files:
         raise checks.DataError(f"{path} holds no *.json, annotations/*.json or <split>/instances.json")
-    return found
+    return files
 
 
 def _categories(source: Source, file: Path) -> dict[Any, str]:
     """Return the names by id, as words."""
-    found = checks.by_id(source.categories, "id", where=f"{file}: category")
-    where = {n: f"{file}: category {rle.short(n)}" for n in found}
+    categories = checks.by_id(source.categories, "id", where=f"{file}: category")
+    where = {n: f"{file}: category {rle.short(n)}" for n in categories}
     return {
         n: checks.text(checks.record(Category, c, where=where[n]).name.replace("_", " "), where=where[n])
-        for n, c in found.items()
+        for n, c in categories.items()
     }
 
 
-Found = tuple[Video, list[Picture], str]
+ClipRecord = tuple[Video, list[Picture], str]
 """Record, pictures in order and place in the file of a video."""
 
 
-def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Found]:
+def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[ClipRecord]:
     for key, value in checks.by_id(source.videos, "id", where=f"{file}: video").items():
         with faults:
             where = f"{file}: video {rle.short(key)}"
@@ -230,20 +230,20 @@ def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Fo
             yield video, pictures, where
 
 
-def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Found]:
-    known = checks.by_id(source.videos, "id", where=f"{file}: video")
+def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[ClipRecord]:
+    listed_videos = checks.by_id(source.videos, "id", where=f"{file}: video")
     videos: dict[Any, list[Picture]] = defaultdict(list)
     for number, value in checks.by_id(source.images, "id", where=f"{file}: image").items():
         with faults:
             where = f"{file}: image {rle.short(number)}"
             picture = checks.record(Picture, value, where=where)
-            if known and picture.video_id not in known:
+            if listed_videos and picture.video_id not in listed_videos:
                 raise checks.DataError(f"{where}: video_id {rle.short(picture.video_id)} is not in videos")
             videos[picture.video_id].append(picture)
     for key, pictures in videos.items():
         with faults:
             where = f"{file}: video {rle.short(key)}"
-            video = checks.record(Video, known.get(key, {"id": key}), where=where)
+            video = checks.record(Video, listed_videos.get(key, {"id": key}), where=where)
             orders = [_order(picture) for picture in pictures]
             if None in orders or len(set(orders)) != len(orders):
                 raise checks.DataError(
@@ -340,12 +340,12 @@ def _add_mask(
         )
     shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
     mask = _mask(shape, clip, where=where, faults=faults)
-    if (known := clip.masks[identity].get(place)) is not None:
+    if (earlier := clip.masks[identity].get(place)) is not None:
         if kind == "instance":
             raise checks.DataError(
                 f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}"
             )
-        mask = rle.union([known, mask])
+        mask = rle.union([earlier, mask])
     clip.annotated[place] = True
     clip.masks[identity][place] = mask
 

@@ -26,12 +26,12 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes
     background, unless masks are 0 and 255 alone (DAVIS 2016). A frame without PNG is not annotated, as all
     but the first of held-out splits."""
-    found = _splits(path)
-    checks.known_split(split, found, path=path)
+    clips = _splits(path)
+    checks.check_split(split, clips, path=path)
     root = path / split if (path / split / PARTS[0]).is_dir() else path
     pictures, annotations = (quality_folder(root / part) for part in PARTS)
     faults = checks.Faults(path)
-    for clip in found[split]:
+    for clip in clips[split]:
         where = f"{path}: clip {clip}"
         with faults:
             frames_folder = checks.inside(pictures, clip, where=where)
@@ -67,10 +67,10 @@ def _splits(path: Path) -> dict[str, list[str]]:
         (files for part in LISTS if (files := sorted((path / "ImageSets" / part).glob("*.txt")))), []
     ):
         return {file.stem: listed_clips(file) for file in lists}
-    found: dict[str, list[str]] = {}
+    clips: dict[str, list[str]] = {}
     for clip in clips_in(quality_folder(path / PARTS[1])):
-        found.setdefault(split_by_image(clip), []).append(clip)
-    return found
+        clips.setdefault(split_by_image(clip), []).append(clip)
+    return clips
 
 
 def quality_folder(folder: Path) -> Path:

@@ -94,7 +94,7 @@ def _words(query: Query, *, where: str) -> tuple[str, str]:
         raise Unusable("no query")
     if not 0 <= query.clip_start_sec < query.clip_end_sec:
         raise Unusable("a stretch without length")
-    asked = checks.text(query.query, where=where)
+    question = checks.text(query.query, where=where)
     return ASKED.format(
-        query=asked if asked.endswith("?") else f"{asked}?"
+        query=question if question.endswith("?") else f"{question}?"
     ), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"

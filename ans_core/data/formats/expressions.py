@@ -31,7 +31,7 @@ class Videos(checks.Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ExpressionRef:
     """Which expression of which video is asked about, and its place in the file for errors."""
 
     video: str
@@ -88,8 +88,8 @@ def read_expressions(
     form: type[E],
     *,
     folder: Callable[[str, str], Path],
-    masklets: Callable[[E, Asked], tuple[Masklet, ...]],
-    kind: Callable[[E, Asked], str | None] = lambda expression, asked: expression.kind,
+    masklets: Callable[[E, ExpressionRef], tuple[Masklet, ...]],
+    kind: Callable[[E, ExpressionRef], str | None] = lambda expression, ref: expression.kind,
     name: str,
 ) -> Iterator[Sample]:
     """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's
@@ -105,7 +105,7 @@ def read_expressions(
                 with faults:
                     here = f"{where}, expression {rle.short(number)}"
                     expression = checks.record(form, content, where=here)
-                    asked = Asked(
+                    ref = ExpressionRef(
                         video=video,
                         number=number,
                         frames=tuple(record.frames),
@@ -113,7 +113,7 @@ def read_expressions(
                         width=width,
                         where=here,
                     )
-                    told = kind(expression, asked)
+                    kind_name = kind(expression, ref)
                     yield Sample(
                         sample_id=f"{video}_{number}",
                         dataset=name,
@@ -123,8 +123,8 @@ def read_expressions(
                         width=width,
                         task="referring",
                         text=checks.text(expression.exp, where=here),
-                        masks=masklets(expression, asked),
-                        meta={"kind": told} if told is not None else {},
+                        masks=masklets(expression, ref),
+                        meta={"kind": kind_name} if kind_name is not None else {},
                     )
     faults.tell()
 

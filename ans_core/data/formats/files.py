@@ -26,38 +26,38 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
             path,
             *(file for file in alike if (_named(file)[1] or "train") != (_named(path)[1] or "train")),
         ]
-    found: dict[str, Path] = {}
+    by_split: dict[str, Path] = {}
     for file in files:
         split = (
             _named(file)[1]
             or (_named(file.parent)[1] if path.is_dir() and file.parent != path else None)
             or "train"
         )
-        if split in found:
+        if split in by_split:
             raise checks.DataError(
-                f"{path}: {found[split].name} and {file.name} are both of split {split!r}; keep one in the "
-                "folder, or give the path of one"
+                f"{path}: {by_split[split].name} and {file.name} are both of split {split!r}; keep one in "
+                "the folder, or give the path of one"
             )
-        found[split] = file
-    if not found:
+        by_split[split] = file
+    if not by_split:
         raise checks.DataError(
             f"{path} holds no {', '.join(patterns)}; see docs/your-data.md for the files that each format has"
         )
-    return found
+    return by_split
 
 
 def split_file(path: Path, patterns: Iterable[str], *, split: str) -> Path:
     """Return the annotation file of one split; DataError names those that there are."""
     files = split_files(path, patterns)
-    checks.known_split(split, files, path=path)
+    checks.check_split(split, files, path=path)
     return files[split]
 
 
 def _named(file: Path) -> tuple[str, str | None]:
     """Return a data set's name and its split, as a file's name tells them."""
-    told = SPLIT_OF.fullmatch(file.stem)
-    split = told["split"].lower() if told else None
-    return told["name"] if told else file.stem, "val" if split in ("valid", "validation") else split
+    match = SPLIT_OF.fullmatch(file.stem)
+    split = match["split"].lower() if match else None
+    return match["name"] if match else file.stem, "val" if split in ("valid", "validation") else split
 
 
 class ImageFolders:
@@ -67,7 +67,7 @@ class ImageFolders:
     def __init__(self, candidates: Iterable[Path], *, where: str) -> None:
         tried = list(dict.fromkeys(candidates))
         self.folders = [folder for folder in tried if folder.is_dir()]
-        self._known: dict[tuple[str, tuple[int | None, int | None]], tuple[Path, int, int]] = {}
+        self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[Path, int, int]] = {}
         if not self.folders:
             raise checks.DataError(
                 f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
@@ -78,10 +78,10 @@ class ImageFolders:
         self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)
     ) -> tuple[Path, int, int]:
         """Return file, height and width. `stated` is the [height, width] that the annotations give."""
-        if (name, stated) not in self._known:
+        if (name, stated) not in self._cache:
             image = self._path(name, where=where)
-            self._known[name, stated] = (image, *checks.image_size(image, where=where, stated=stated))
-        return self._known[name, stated]
+            self._cache[name, stated] = (image, *checks.image_size(image, where=where, stated=stated))
+        return self._cache[name, stated]
 
     def _path(self, name: str, *, where: str) -> Path:
         """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may

@@ -34,7 +34,7 @@ ASKED = "Read the text in this image."
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is a folder of the release or one file of it."""
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     ids = []
     faults, skipped = checks.Faults(path), Skipped(path)
     for file in _files(path):
@@ -75,12 +75,12 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _files(path: Path) -> list[Path]:
-    found = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not found:
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not files:
         raise checks.DataError(
             f"{path} holds no *.parquet; give a folder of FineWeb's release, as sample/10BT"
         )
-    return found
+    return files
 
 
 def _sample(row: dict[str, Any], *, name: str, where: str) -> Sample:

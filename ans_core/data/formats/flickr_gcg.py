@@ -54,8 +54,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     images = ImageFolders(grounded.image_folders(file), where=str(path))
     faults, skipped = checks.Faults(file), Skipped(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    known = checks.by_id(content.images, "id", where=f"{file}: image")
-    phrases = _by_image(content.annotations, known, file, faults)
+    images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
+    phrases = _by_image(content.annotations, images_by_id, file, faults)
     for number, value in enumerate(content.images):
         with faults, skipped:
             where = f"{file}: image {number}"
@@ -64,8 +64,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 raise Unusable(f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels")
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
-            found = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
-            yield grounded.sample(picture.caption, found, image=image, name=name, sample_id=str(picture.id))
+            caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
+            yield grounded.sample(
+                picture.caption, caption_phrases, image=image, name=name, sample_id=str(picture.id)
+            )
     faults.tell()
     skipped.tell()
 
@@ -75,22 +77,22 @@ def splits(path: Path) -> list[str]:
 
 
 def _by_image(
-    values: list[Any], known: Container[Any], file: Path, faults: checks.Faults
+    values: list[Any], image_ids: Container[Any], file: Path, faults: checks.Faults
 ) -> dict[Any, list[tuple[str, Annotation]]]:
     """Return (place, annotation) by picture."""
-    found: dict[Any, list[tuple[str, Annotation]]] = defaultdict(list)
+    by_image: dict[Any, list[tuple[str, Annotation]]] = defaultdict(list)
     with faults:
         checks.by_id(values, "id", where=f"{file}: annotation")
     for number, value in enumerate(values):
         with faults:
             where = f"{file}: annotation {number}"
             annotation = checks.record(Annotation, value, where=where)
-            if annotation.image_id not in known:
+            if annotation.image_id not in image_ids:
                 raise checks.DataError(
                     f"{where}: image_id {rle.short(annotation.image_id)} is not among the images"
                 )
-            found[annotation.image_id].append((where, annotation))
-    return found
+            by_image[annotation.image_id].append((where, annotation))
+    return by_image
 
 
 def _phrases(

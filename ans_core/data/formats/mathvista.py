@@ -30,7 +30,7 @@ class Problem(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = _file(path)
-    checks.known_split(split, [SPLIT], path=path)
+    checks.check_split(split, [SPLIT], path=path)
     problems = checks.load_json(file)
     if not isinstance(problems, dict) or not problems:
         raise checks.DataError(f"{file}: expected an object with a problem for each pid")
@@ -61,9 +61,9 @@ def splits(path: Path) -> list[str]:
 
 
 def _file(path: Path) -> Path:
-    found = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
-    if found is None:
+    file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
+    if file is None:
         raise checks.DataError(
             f"{path} holds none of {', '.join(FILES)}; the test split's answers are not public"
         )
-    return found
+    return file

@@ -22,7 +22,7 @@ class Expression(expressions.Expression):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     files = sorted((path / split).glob(FILES))
     if len(files) != 1:
         raise checks.DataError(
@@ -33,36 +33,36 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     videos = expressions.load_videos(files[0])
     second = _second(videos)
 
-    def kind(expression: Expression, asked: expressions.Asked) -> str | None:
+    def kind(expression: Expression, ref: expressions.ExpressionRef) -> str | None:
         return expression.kind or (("target" if expression.anno_id else "no_target") if second else None)
 
     yield from expressions.read_expressions(
         files[0], videos, Expression, folder=lambda video,
         where: checks.inside(path / split / "JPEGImages", video, where=where),
-        masklets=lambda expression, asked: objects(expression, asked, masks), kind=kind, name=name,
+        masklets=lambda expression, ref: objects(expression, ref, masks), kind=kind, name=name,
     )  # fmt: skip
 
 
 def _second(videos: Mapping[str, Any]) -> bool:
     """Tell whether it is version 2: one expression without a target is enough."""
-    asked = [value.get("expressions") for value in videos.values() if isinstance(value, dict)]
-    each = (expression for some in asked if isinstance(some, dict) for expression in some.values())
+    groups = [value.get("expressions") for value in videos.values() if isinstance(value, dict)]
+    each = (expression for some in groups if isinstance(some, dict) for expression in some.values())
     return any(isinstance(expression, dict) and expression.get("anno_id") == [] for expression in each)
 
 
 def objects(
-    expression: Expression, asked: expressions.Asked, masks: expressions.MaskDict
+    expression: Expression, ref: expressions.ExpressionRef, masks: expressions.MaskDict
 ) -> tuple[Masklet, ...]:
     """Return the masklets of an expression's annotations."""
     if expression.anno_id is None:
-        raise expressions.no_truth(asked.where, "anno_id")
+        raise expressions.no_truth(ref.where, "anno_id")
     return tuple(
-        masks.masklet(str(anno), len(asked.frames), asked.height, asked.width) for anno in expression.anno_id
+        masks.masklet(str(anno), len(ref.frames), ref.height, ref.width) for anno in expression.anno_id
     )
 
 
 def splits(path: Path) -> list[str]:
-    found = sorted({p.parent.name for p in path.glob(f"*/{FILES}")})
-    if not found:
+    names = sorted({p.parent.name for p in path.glob(f"*/{FILES}")})
+    if not names:
         raise checks.DataError(f"{path}: no <split>/{FILES}")
-    return found
+    return names

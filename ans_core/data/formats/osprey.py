@@ -99,7 +99,7 @@ def splits(path: Path) -> list[str]:
 def _conversation(
     turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str
 ) -> Sample:
-    said = [
+    pairs = [
         (_words(question, len(masks)) + end, _words(answer, len(masks)))
         for question, answer in exchanges(turns)
     ]
@@ -112,9 +112,9 @@ def _conversation(
         height=height,
         width=width,
         task="conversation",
-        text=said[-1][1],
-        question=said[-1][0],
-        past=tuple(said[:-1]),
+        text=pairs[-1][1],
+        question=pairs[-1][0],
+        past=tuple(pairs[:-1]),
         masks=tuple((mask,) for mask in masks),
     )
 
@@ -140,8 +140,8 @@ def _captions(
     file, height, width = image
     samples = []
     for number, description in enumerate(descriptions):
-        told = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
-        if told is None:
+        match = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
+        if match is None:
             raise Unusable("a description that does not begin with `<region1>: `")
         samples.append(
             Sample(
@@ -152,8 +152,8 @@ def _captions(
                 height=height,
                 width=width,
                 task="region_caption",
-                text=checks.text(told[2], where=f"{where}, description {number}"),
-                masks=((masks[int(told[1]) - 1],),),
+                text=checks.text(match[2], where=f"{where}, description {number}"),
+                masks=((masks[int(match[1]) - 1],),),
                 detail=True,
             )
         )

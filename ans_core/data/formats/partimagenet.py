@@ -34,7 +34,7 @@ WHOLES = (
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: parts without a pixel."""
     files = _files(path)
-    checks.known_split(split, list(files), path=path)
+    checks.check_split(split, list(files), path=path)
     images = ImageFolders([path / "images" / split, path / split, path / "images"], where=str(path))
 
     def located(file_name: str) -> str:
@@ -53,16 +53,16 @@ def _files(path: Path) -> dict[str, Path]:
     places = (
         (split, folder / f"{split}.json") for split in SPLITS for folder in (path / "annotations", path)
     )
-    found = {split: file for split, file in reversed(list(places)) if file.is_file()}
-    if not found:
+    files = {split: file for split, file in reversed(list(places)) if file.is_file()}
+    if not files:
         raise checks.DataError(
             f"{path} holds neither annotations/train.json nor train.json; give the folder of PartImageNet's "
             "release"
         )
-    return {split: found[split] for split in SPLITS if split in found}
+    return {split: files[split] for split in SPLITS if split in files}
 
 
 def expression(category: str) -> str:
     """`Quadruped Head` -> `the head of the quadruped`; a name of another form stays."""
-    whole, _, part = category.lower().partition(" ")
-    return f"the {part} of the {whole}" if part and whole in WHOLES else category
+    holder, _, part = category.lower().partition(" ")
+    return f"the {part} of the {holder}" if part and holder in WHOLES else category

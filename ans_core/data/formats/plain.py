@@ -113,16 +113,16 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 masks=masks,
                 question=texts[0] if isinstance(record, Conversation) else None,
             )
-    checks.known_split(split, parts or {split}, path=file)
+    checks.check_split(split, parts or {split}, path=file)
     faults.tell()
 
 
 def splits(path: Path) -> list[str]:
     file = _file(path)
     faults = checks.Faults(file)
-    found = {record.part for _, _, record in _records(file, faults)}
+    parts = {record.part for _, _, record in _records(file, faults)}
     faults.tell()
-    return sorted(found)
+    return sorted(parts)
 
 
 def split_by_image(image: str) -> str:
@@ -135,13 +135,13 @@ def _file(path: Path) -> Path:
     """Return the file of a folder, or the file itself. Raises DataError for a folder with both."""
     if not path.is_dir():
         return path
-    found = [path / name for name in FILES if (path / name).is_file()]
-    if len(found) > 1:
+    files = [path / name for name in FILES if (path / name).is_file()]
+    if len(files) > 1:
         raise checks.DataError(
             f"{path} has {FILES[0]} and {FILES[1]}, and one would not be read: put all records into one of "
             "them"
         )
-    return found[0] if found else path / FILES[0]
+    return files[0] if files else path / FILES[0]
 
 
 def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Record]]:
@@ -153,8 +153,8 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
             if finetune.is_upstreams(value):
                 texts = finetune.records(value, folder=file.parent, where=where)
                 yield from [
-                    (at, f"{number}_{n}", checks.record(Expression, own, where=at))
-                    for n, (at, own) in enumerate(texts)
+                    (at, f"{number}_{n}", checks.record(Expression, entry, where=at))
+                    for n, (at, entry) in enumerate(texts)
                 ]
                 continue
             asks = isinstance(value, dict) and not {"question", "answer"}.isdisjoint(value)
@@ -169,34 +169,34 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
 
 
 def _list(file: Path) -> list[Any]:
-    found = checks.load_json(file)
-    if isinstance(found, dict) and {"images", "annotations"} <= set(found):
+    content = checks.load_json(file)
+    if isinstance(content, dict) and {"images", "annotations"} <= set(content):
         raise checks.DataError(
             f"{file} is a COCO file (images, annotations). To learn its categories as texts, give the "
             "file's own path with the format coco."
             " For other texts, write one record for each, with the segmentations of the objects that it "
             "means as masks"
         )
-    if not isinstance(found, list) or not found:
+    if not isinstance(content, list) or not content:
         raise checks.DataError(
             f"{file}: expected a list with at least one record {{image, masks, text}}, found "
-            f"{rle.short(found)}"
+            f"{rle.short(content)}"
         )
-    return found
+    return content
 
 
 def _texts(record: Record, *, where: str) -> tuple[str, ...]:
     """Return the text, or question and answer."""
     if not isinstance(record, Conversation):
         return (checks.text(record.text, where=where),)
-    asked = checks.text(record.question, where=f"{where}, question")
-    for number in REGION.findall(asked):
+    question = checks.text(record.question, where=f"{where}, question")
+    for number in REGION.findall(question):
         if not 1 <= int(number) <= len(record.regions):
             raise checks.DataError(
                 f"{where}: the question asks about region{number}, and regions has {len(record.regions)}; "
                 "they count from 1"
             )
-    return asked, checks.text(record.answer, where=f"{where}, answer")
+    return question, checks.text(record.answer, where=f"{where}, answer")
 
 
 def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
@@ -219,10 +219,12 @@ def _masks(
 ) -> tuple[Masklet, ...]:
     if isinstance(record, Phrase):
         return ()
-    noun, found = ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
-    if not found and record.task == "region_caption":
+    noun, segmentations = (
+        ("mask", record.masks) if isinstance(record, Expression) else ("region", record.regions)
+    )
+    if not segmentations and record.task == "region_caption":
         raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
     return tuple(
         (checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}", faults=faults),)
-        for i, m in enumerate(found)
+        for i, m in enumerate(segmentations)
     )

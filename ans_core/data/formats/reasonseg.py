@@ -38,7 +38,7 @@ class Query(checks.Record):
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words
     after it."""
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     faults = checks.Faults(path / split)
     for file in sorted((path / split).glob("*.json")):
         with faults:
@@ -64,29 +64,29 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    found = sorted({file.parent.name for file in path.glob("*/*.json") if file.with_suffix(".jpg").is_file()})
-    if not found:
+    names = sorted({file.parent.name for file in path.glob("*/*.json") if file.with_suffix(".jpg").is_file()})
+    if not names:
         raise checks.DataError(f"{path}: no <split>/<picture>.jpg with a <picture>.json beside it")
-    return found
+    return names
 
 
 def _mask(shapes: list[Shape], *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
     """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one
     under it does not."""
-    drawn = []
+    labelled = []
     for number, shape in enumerate(shapes):
         if len(shape.points) < 3:
             faults.notes["shapes of fewer than 3 points are left out"] += 1
         elif shape.label.lower() != OLD:
             polygon = [value for point in shape.points for value in point]
-            drawn.append(
+            labelled.append(
                 (
                     checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"),
                     shape.label.lower(),
                 )
             )
     target: Bool[np.ndarray, "H W"] = np.zeros((height, width), bool)
-    for mask, label in sorted(drawn, key=lambda shape: -rle.area(shape[0])):
+    for mask, label in sorted(labelled, key=lambda shape: -rle.area(shape[0])):
         target[rle.decode(mask)] = "ignore" not in label
     if not target.any():
         raise checks.DataError(f"{where}: no pixel is labelled as target; draw it or leave the picture out")

@@ -40,21 +40,21 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             path,
             name=name,
             split=split,
-            kind=lambda expression, asked: _kind_of(asked.number, where=asked.where),
+            kind=lambda expression, ref: _kind_of(ref.number, where=ref.where),
         )
         return
     lists = _lists(path)
-    checks.known_split(split, lists, path=path)
+    checks.check_split(split, lists, path=path)
     root = _root(path)
     faults = checks.Faults(path)
-    said: dict[str, Texts] = {}
+    by_kind: dict[str, Texts] = {}
     for kind, (file, encoding) in TEXTS.items():
         with faults:
-            said[kind] = _lines(_texts(path) / file, encoding, faults)  # type: ignore[operator]
+            by_kind[kind] = _lines(_texts(path) / file, encoding, faults)  # type: ignore[operator]
     faults.tell()
     for clip in davis.listed_clips(lists[split]):
         with faults:
-            yield from _samples(root, clip, said, name=name)
+            yield from _samples(root, clip, by_kind, name=name)
     faults.tell()
 
 
@@ -76,10 +76,10 @@ def _root(path: Path) -> Path:
 
 def _lists(path: Path) -> dict[str, Path]:
     folder = _root(path) / "ImageSets/2017"
-    found = {file.stem: file for file in sorted(folder.glob("*.txt"))}
-    if not found:
+    files = {file.stem: file for file in sorted(folder.glob("*.txt"))}
+    if not files:
         raise checks.DataError(f"{folder} holds no <split>.txt; put DAVIS 2017 there, its lists of clips too")
-    return found
+    return files
 
 
 def _kind_of(number: str, *, where: str) -> str:
@@ -89,24 +89,24 @@ def _kind_of(number: str, *, where: str) -> str:
 
 
 def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
-    found: Texts = {}
+    texts: Texts = {}
     for number, line in enumerate(checks.load_text(file, encoding=encoding).splitlines(), start=1):
         if line.strip():
             with faults:
                 where = f"{file}: line {number}"
-                told = LINE.fullmatch(line.strip())
-                if told is None:
+                match = LINE.fullmatch(line.strip())
+                if match is None:
                     raise checks.DataError(
                         f'{where} is {rle.short(line)}, not <clip> <object> "<expression>"'
                     )
-                objects = found.setdefault(MEANT.get(told[1], told[1]), {})
-                if int(told[2]) in objects:
-                    raise checks.DataError(f"{where}: object {told[2]} of {rle.short(told[1])} comes twice")
-                objects[int(told[2])] = checks.text(told[3], where=where), where
-    return found
+                objects = texts.setdefault(MEANT.get(match[1], match[1]), {})
+                if int(match[2]) in objects:
+                    raise checks.DataError(f"{where}: object {match[2]} of {rle.short(match[1])} comes twice")
+                objects[int(match[2])] = checks.text(match[3], where=where), where
+    return texts
 
 
-def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> list[Sample]:
+def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts], *, name: str) -> list[Sample]:
     where = f"{root}: clip {clip}"
     pictures = davis.quality_folder(root / "JPEGImages")
     folder = checks.inside(pictures, clip, where=where)
@@ -117,7 +117,7 @@ def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> 
         next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1])
     )
     masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
-    described = {kind: sorted(texts.get(clip, {})) for kind, texts in said.items()}
+    described = {kind: sorted(texts.get(clip, {})) for kind, texts in by_kind.items()}
     objects = next(iter(described.values()))
     if not objects or any(others != objects for others in described.values()):
         raise checks.DataError(
@@ -126,8 +126,8 @@ def _samples(root: Path, clip: str, said: Mapping[str, Texts], *, name: str) -> 
         )
     samples = []
     for k, number in enumerate(objects):
-        for a, kind in enumerate(said):
-            text, line = said[kind][clip][number]
+        for a, kind in enumerate(by_kind):
+            text, line = by_kind[kind][clip][number]
             if number not in masklets:
                 raise checks.DataError(
                     f"{line}: object {number} of {clip} is unknown: the PNGs of {annotations / clip} show "

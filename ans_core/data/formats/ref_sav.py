@@ -34,7 +34,7 @@ class Texts(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / FILE
-    checks.known_split(split, splits(path), path=file)
+    checks.check_split(split, splits(path), path=file)
     videos = checks.load_json(file)
     if not isinstance(videos, dict) or not videos:
         raise checks.DataError(f"{file}: expected an object of videos, found {rle.short(videos)}")
@@ -89,8 +89,8 @@ def _find(path: Path, name: str, *, where: str) -> Path:
     `sav_train/sav_000/...`."""
     names = dict.fromkeys((name, name[max(name.find("sav_train/"), 0) :]))
     tried = [checks.inside(path / folder, n, where=where) for folder in FOLDERS for n in names]
-    if found := next((file for file in tried if file.is_file()), None):
-        return found
+    if existing := next((file for file in tried if file.is_file()), None):
+        return existing
     raise checks.DataError(
         f"{where}: the file {rle.short(name)} is at none of {', '.join(map(str, tried))}; put (or link) "
         "SA-V there" + nearest_file.hint(*tried)

@@ -24,13 +24,13 @@ class Expression(expressions.Expression):
     """The object's number in the PNGs."""
 
 
-Kind = Callable[[Expression, expressions.Asked], str | None]
+Kind = Callable[[Expression, expressions.ExpressionRef], str | None]
 
 
 def read(
-    path: Path, *, name: str, split: str, kind: Kind = lambda expression, asked: expression.kind
+    path: Path, *, name: str, split: str, kind: Kind = lambda expression, ref: expression.kind
 ) -> Iterator[Sample]:
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split
     videos = expressions.load_videos(file)
@@ -47,13 +47,13 @@ def read(
 
 
 def splits(path: Path) -> list[str]:
-    found = sorted(p.parent.name for p in path.glob("meta_expressions/*/meta_expressions.json"))
-    if not found:
+    names = sorted(p.parent.name for p in path.glob("meta_expressions/*/meta_expressions.json"))
+    if not names:
         raise checks.DataError(f"{path}: no meta_expressions/<split>/meta_expressions.json")
-    return found
+    return names
 
 
-Masklets = Callable[[Expression, expressions.Asked], tuple[Masklet, ...]]
+Masklets = Callable[[Expression, expressions.ExpressionRef], tuple[Masklet, ...]]
 
 
 def _of_palettes(annotations: Path) -> Masklets:
@@ -64,17 +64,17 @@ def _of_palettes(annotations: Path) -> Masklets:
             checks.inside(annotations, video, where=where), frames, height=height, width=width, where=where
         )
 
-    def masklets(expression: Expression, asked: expressions.Asked) -> tuple[Masklet, ...]:
+    def masklets(expression: Expression, ref: expressions.ExpressionRef) -> tuple[Masklet, ...]:
         if expression.obj_id is None:
-            raise expressions.no_truth(asked.where, "obj_id")
-        found = of_video(asked.video, asked.frames, asked.height, asked.width)
-        number = next((n for n in found if str(n) == str(expression.obj_id)), None)
+            raise expressions.no_truth(ref.where, "obj_id")
+        by_number = of_video(ref.video, ref.frames, ref.height, ref.width)
+        number = next((n for n in by_number if str(n) == str(expression.obj_id)), None)
         if number is None:
-            shown = f"{annotations / asked.video} show {list(found)}"
+            shown = f"{annotations / ref.video} show {list(by_number)}"
             raise checks.DataError(
-                f"{asked.where}: obj_id {rle.short(expression.obj_id)} is unknown: the PNGs of {shown}"
+                f"{ref.where}: obj_id {rle.short(expression.obj_id)} is unknown: the PNGs of {shown}"
             )
-        return (found[number],)
+        return (by_number[number],)
 
     return masklets
 
@@ -103,11 +103,7 @@ def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
             for n, number in enumerate(sorted(listed if isinstance(listed, dict) else ()))
         }
 
-    def masklets(expression: Expression, asked: expressions.Asked) -> tuple[Masklet, ...]:
-        return (
-            masks.masklet(
-                str(order[asked.video, asked.number]), len(asked.frames), asked.height, asked.width
-            ),
-        )
+    def masklets(expression: Expression, ref: expressions.ExpressionRef) -> tuple[Masklet, ...]:
+        return (masks.masklet(str(order[ref.video, ref.number]), len(ref.frames), ref.height, ref.width),)
 
     return masklets

@@ -46,8 +46,8 @@ class Ref(checks.Record):
 
 class Picture(checks.Record):
     file_name: str
-    width: checks.Whole | None = None
-    height: checks.Whole | None = None
+    width: checks.Integer | None = None
+    height: checks.Integer | None = None
 
 
 class Annotation(checks.Record):
@@ -74,10 +74,10 @@ class Pictures:
 
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
-        found = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
+        instances = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
         self.folder = checks.image_folder([path / f for f in IMAGE_FOLDERS], where=str(path)).resolve()
-        self.images = checks.by_id(found.images, "id", where=f"{self.file}: image")
-        self.annotations = checks.by_id(found.annotations, "id", where=f"{self.file}: annotation")
+        self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
+        self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
         self._opened: dict[Any, tuple[Path, int, int]] = {}
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
@@ -124,7 +124,7 @@ class Pictures:
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file, refs, faults = _refs(path)
-    checks.known_split(split, {ref.split for _, ref in refs} if refs else {split}, path=file)
+    checks.check_split(split, {ref.split for _, ref in refs} if refs else {split}, path=file)
     with faults:
         checks.once((where, ref.ref_id) for where, ref in refs)
     pictures = Pictures(path)

@@ -53,7 +53,7 @@ ARROW_ERRORS = (
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are
     relative to that folder."""
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     folder = path / split if (path / split).is_dir() else path
     images = _Images(folder)
     faults = checks.Faults(folder)
@@ -63,7 +63,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             row = checks.record(Row, value, where=where)
             image, (height, width) = images.find(row.image, part, where=where)
             masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
-            for place, said in enumerate(_said(row.conversations, masks, where=where)):
+            for place, fields in enumerate(_sample_fields(row.conversations, masks, where=where)):
                 yield Sample(
                     sample_id=str(number) if place == 0 else f"{number}_{place}",
                     dataset=name,
@@ -74,7 +74,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     meta={
                         key: extra for key, extra in value.items() if key not in COLUMNS and _is_meta(extra)
                     },
-                    **said,
+                    **fields,
                 )
     faults.tell()
 
@@ -90,13 +90,13 @@ def _is_meta(value: Any) -> bool:
 def splits(path: Path) -> list[str]:
     if (path / "dataset_info.json").is_file():
         return ["train"]
-    found = sorted(p.parent.name for p in path.glob("*/dataset_info.json"))
-    if not found:
+    names = sorted(p.parent.name for p in path.glob("*/dataset_info.json"))
+    if not names:
         raise checks.DataError(
             f"{path}: no Hugging Face dataset folder (dataset_info.json) here or one level below; write it "
             "with save_to_disk"
         )
-    return found
+    return names
 
 
 def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
@@ -155,7 +155,7 @@ def _from_base64(text: str, *, where: str) -> bytes:
         raise checks.DataError(f"{where}: the image is not base64 ({error}); write the row again") from None
 
 
-def _said(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
+def _sample_fields(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
     """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several
     masks or questions; one caption for each mask, if there is an answer for each; otherwise the first answer
     as the caption of all masks together."""
@@ -197,7 +197,9 @@ def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[st
             "from 0 on"
         )
     regions = {number: f"region{place}" for place, number in enumerate(named, start=1)}
-    said = [tuple(PROMPT.sub(lambda found: regions[int(found[1])], text) for text in pair) for pair in pairs]
-    *past, (question, answer) = said
+    worded = [
+        tuple(PROMPT.sub(lambda match: regions[int(match[1])], text) for text in pair) for pair in pairs
+    ]
+    *past, (question, answer) = worded
     shown = tuple((masks[number],) for number in named)
     return {"task": "conversation", "question": question, "text": answer, "past": tuple(past), "masks": shown}

@@ -28,18 +28,18 @@ class Region(checks.Record):
     category: str | None = None
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)] | None = None
     """[x, y, width, height]"""
-    width: checks.Whole | None = None
-    height: checks.Whole | None = None
+    width: checks.Integer | None = None
+    height: checks.Integer | None = None
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split; lines of other splits are only checked for their form."""
     file = path / "manifest.jsonl"
-    checks.known_split(split, ("train", "val"), path=file)
+    checks.check_split(split, ("train", "val"), path=file)
     sizes: dict[str, tuple[int, int]] = {}
     text_of: dict[str, str] = {}
     """Spellings of one text -> the first."""
-    said: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
+    by_text: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
     lines, faults = _lines(file)
     for where, region in lines:
         if split_by_image(region.image) != split:
@@ -58,7 +58,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             height, width = sizes[region.image]
             mask = checks.mask(region.segmentation, height=height, width=width, where=where, faults=faults)
             text = _text(region, height=height, width=width, where=where)
-            said.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
+            by_text.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
                 (str(region.id), mask)
             )
             meta = {"category": region.category} if region.category else {}
@@ -74,7 +74,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 meta,
             )
     faults.tell()
-    for (named, text), regions in said.items():
+    for (named, text), regions in by_text.items():
         masks = [m for _, m in regions]
         yield _sample(
             path, name, named, sizes[named], f"{regions[0][0]}_referring", "referring", text, masks, {}
@@ -91,14 +91,14 @@ def _lines(file: Path) -> tuple[list[tuple[str, Region]], checks.Faults]:
     """Return (place, region) of the well-formed lines, and the faults of the others."""
     faults = checks.Faults(file)
     lines: list[tuple[str, Region]] = []
-    known: set[str] = set()
+    ids: set[str] = set()
     for number, value in checks.load_json_lines(file):
         with faults:
             region = checks.record(Region, value, where=f"{file}: line {number}")
             where = f"{file}: line {number} (id {str(region.id)[:60]})"
-            if str(region.id) in known:
+            if str(region.id) in ids:
                 raise checks.DataError(f"{where}: id {rle.short(region.id)} comes twice; ids must be unique")
-            known.add(str(region.id))
+            ids.add(str(region.id))
             lines.append((where, region))
     return lines, faults
 

@@ -23,12 +23,12 @@ class Expression(mevis.Expression):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     files = _files(path)
-    checks.known_split(split, files, path=path)
+    checks.check_split(split, files, path=path)
     masks = expressions.MaskDict(path / "mask_dict.json")
     return expressions.read_expressions(
         files[split], expressions.load_videos(files[split]), Expression, folder=lambda video,
         where: _folder(path, video, where=where),
-        masklets=lambda expression, asked: mevis.objects(expression, asked, masks), kind=_kind, name=name,
+        masklets=lambda expression, ref: mevis.objects(expression, ref, masks), kind=_kind, name=name,
     )  # fmt: skip
 
 
@@ -37,13 +37,13 @@ def splits(path: Path) -> list[str]:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    found = {
+    files = {
         file.stem.removeprefix("meta_expressions_").strip("_"): file
         for file in sorted(path.glob("meta_expressions_*.json"))
     }
-    if not found:
+    if not files:
         raise checks.DataError(f"{path}: no meta_expressions_<split>_.json")
-    return found
+    return files
 
 
 def _folder(path: Path, video: str, *, where: str) -> Path:
@@ -56,16 +56,16 @@ def _folder(path: Path, video: str, *, where: str) -> Path:
     )
 
 
-def _kind(expression: Expression, asked: expressions.Asked) -> str:
+def _kind(expression: Expression, ref: expressions.ExpressionRef) -> str:
     if not 0 <= expression.type_id < len(KINDS):
         raise checks.DataError(
-            f"{asked.where}: type_id {rle.short(expression.type_id)} is none of 0 (referring), 1 "
+            f"{ref.where}: type_id {rle.short(expression.type_id)} is none of 0 (referring), 1 "
             "(reasoning), 2 (no object)"
         )
     kind = KINDS[expression.type_id]
     if expression.anno_id is not None and (kind == "no_object") == bool(expression.anno_id):
         raise checks.DataError(
-            f"{asked.where}: type_id {expression.type_id} ({kind}), and anno_id is "
+            f"{ref.where}: type_id {expression.type_id} ({kind}), and anno_id is "
             f"{rle.short(expression.anno_id)}"
         )
     return kind

@@ -41,7 +41,7 @@ class Content(checks.Record):
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks
     without a pixel."""
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     faults, skipped = checks.Faults(path), Skipped(path)
     ids = []
     for file in sorted(path.rglob(PATTERN)):

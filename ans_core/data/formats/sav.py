@@ -35,7 +35,7 @@ class Clip(checks.Record):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    checks.known_split(split, splits(path), path=path)
+    checks.check_split(split, splits(path), path=path)
     faults = checks.Faults(path)
     clips: list[tuple[str, str]] = []
     if split in SUFFIX:
@@ -54,13 +54,13 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    found = [split for split, suffix in SUFFIX.items() if next(path.rglob(f"*{suffix}"), None)]
-    if not (found := sorted([*found, *_held_out(path)])):
+    names = [split for split, suffix in SUFFIX.items() if next(path.rglob(f"*{suffix}"), None)]
+    if not (names := sorted([*names, *_held_out(path)])):
         raise checks.DataError(
             f"{path} holds neither videos with {' or '.join(SUFFIX.values())} nor folders "
             f"{' and '.join(PARTS)}"
         )
-    return found
+    return names
 
 
 def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], dict[Any, Masklet]]:
@@ -125,13 +125,13 @@ def _of_folders(root: Path, clip: str, *, name: str) -> Sample:
     masklets: dict[Any, Masklet] = {}
     for one in clips_in(root / PARTS[1] / clip):
         here = f"{where}, object {one}"
-        found = clip_files.palette_masklets(
+        objects = clip_files.palette_masklets(
             root / PARTS[1] / clip / one, names, height=height, width=width, where=here
         )
-        if len(found) != 1:
+        if len(objects) != 1:
             raise checks.DataError(
-                f"{here}: its PNGs show {len(found)} objects ({list(found)[:5]}); there is a folder for "
+                f"{here}: its PNGs show {len(objects)} objects ({list(objects)[:5]}); there is a folder for "
                 "each, with one"
             )
-        (masklets[one],) = found.values()
+        (masklets[one],) = objects.values()
     return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)

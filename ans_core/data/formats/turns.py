@@ -27,14 +27,14 @@ def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
     for pixels.
     """
     pairs: list[tuple[str, str]] = []
-    asked: list[str] = []
+    questions: list[str] = []
     for turn in turns:
         words = checks.CONTROL.sub("", prompts.plain_question(turn.value))
         if turn.speaker == "human":
-            asked.append(words)
-        elif asked:
-            pairs.append(("\n".join(asked), words))
-            asked = []
+            questions.append(words)
+        elif questions:
+            pairs.append(("\n".join(questions), words))
+            questions = []
         elif pairs:
             raise Unusable("two answers in a row")
     if not pairs:

@@ -43,18 +43,18 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that
     the object is absent."""
     file = path / "manifest.jsonl"
-    checks.known_split(split, splits(path), path=file)
+    checks.check_split(split, splits(path), path=file)
     faults = checks.Faults(file)
-    known: set[str] = set()
+    ids: set[str] = set()
     for line, value in checks.load_json_lines(file):
         where = f"{file}: line {line}"
         with faults:
             clip = checks.record(Clip, value, where=where)
-            if clip.video_id in known:
+            if clip.video_id in ids:
                 raise checks.DataError(
                     f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique"
                 )
-            known.add(clip.video_id)
+            ids.add(clip.video_id)
             yield from _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
     faults.tell()
 

@@ -17,20 +17,20 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     while True:
         things = drawing.random_things(rng, int(rng.integers(2, 5)))
         queries = [(i, Query(size=thing.size, shape=thing.shape)) for i, thing in enumerate(things)]
-        known = [(i, query) for i, query in queries if resolve(query, things) == (i,)]
-        if known:
+        candidates = [(i, query) for i, query in queries if resolve(query, things) == (i,)]
+        if candidates:
             break
-    index, query = known[int(rng.integers(len(known)))]
-    drawn = drawing.draw(rng, side, things)
+    index, query = candidates[int(rng.integers(len(candidates)))]
+    scene = drawing.draw(rng, side, things)
     return Question(
         question_id=question_id,
         family="easy",
-        frames=(drawing.png(drawn.image),),
+        frames=(drawing.png(scene.image),),
         text=f"Which colour is {phrase(query)}?",
         answer=things[index].colour,
         choices=tuple(COLOURS),
         prior=None,
-        targets=(drawn.target(index, query),),
+        targets=(scene.target(index, query),),
         plan=(),
     )
 

@@ -31,18 +31,18 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
         placed = drawing.place(rng, things)
         if placed is not None:
             break
-    drawn = drawing.draw(rng, side, placed)
-    asked = []
-    for known in (query, other_query):
-        (index,) = resolve(known, placed) or ()
-        asked.append(drawn.target(index, known))
-    first, second = (asked[i] for i in rng.permutation(2))
+    scene = drawing.draw(rng, side, placed)
+    targets = []
+    for wanted in (query, other_query):
+        (index,) = resolve(wanted, placed) or ()
+        targets.append(scene.target(index, wanted))
+    first, second = (targets[i] for i in rng.permutation(2))
     segments = [drawing.segment(target.masks[0]) for target in (first, second)]
     compare = Call(name="get_properties", arguments={"masks": ["mask_1", "mask_2"], "properties": ["rank"]})
     return Question(
         question_id=question_id,
         family="larger",
-        frames=(drawing.png(drawn.image),),
+        frames=(drawing.png(scene.image),),
         text=f"Which is larger, {first.phrase} or {second.phrase}?",
         answer=phrase(query),
         choices=(first.phrase, second.phrase),

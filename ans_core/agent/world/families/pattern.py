@@ -19,25 +19,25 @@ all."""
 
 def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     things = drawing.random_things(rng, int(rng.integers(2, 5)), least_meant=2)
-    drawn = drawing.draw(rng, side, things)
+    scene = drawing.draw(rng, side, things)
     patterns = []
-    for thing, mask in zip(things, drawn.masks, strict=True):
+    for thing, mask in zip(things, scene.masks, strict=True):
         liked = PATTERNS[drawing.favourite(thing.colour, len(PATTERNS))]
         patterns.append(liked if rng.random() < PRIOR else str(rng.choice(PATTERNS)))
-        drawing.paint_pattern(drawn.image, mask, patterns[-1])
+        drawing.paint_pattern(scene.image, mask, patterns[-1])
     (index, query), (other, other_query) = drawing.meant(rng, things, 2)
-    target = drawn.target(index, query)
+    target = scene.target(index, query)
     return Question(
         question_id=question_id,
         family="pattern",
-        frames=(drawing.png(drawn.image),),
+        frames=(drawing.png(scene.image),),
         text=f"Which pattern is on {target.phrase}?",
         answer=patterns[index],
         choices=PATTERNS,
         prior=PATTERNS[drawing.favourite(things[index].colour, len(PATTERNS))],
         targets=(target,),
         plan=(drawing.zoom(target.masks[0]),),
-        distraction=(drawing.zoom(drawn.target(other, other_query).masks[0]),),
+        distraction=(drawing.zoom(scene.target(other, other_query).masks[0]),),
     )
 
 

@@ -19,24 +19,24 @@ PRIOR = 0.4
 
 def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     things = drawing.random_things(rng, int(rng.integers(2, 5)), least_meant=2)
-    drawn = drawing.draw(rng, side, things)
+    scene = drawing.draw(rng, side, things)
     texts = []
-    for thing, mask in zip(things, drawn.masks, strict=True):
+    for thing, mask in zip(things, scene.masks, strict=True):
         texts.append(_liked(thing.colour) if rng.random() < PRIOR else str(rng.choice(NUMBERS)))
-        drawing.write(drawn.image, mask, texts[-1], thing.rgb)
+        drawing.write(scene.image, mask, texts[-1], thing.rgb)
     (index, query), (other, other_query) = drawing.meant(rng, things, 2)
-    target = drawn.target(index, query)
+    target = scene.target(index, query)
     return Question(
         question_id=question_id,
         family="text",
-        frames=(drawing.png(drawn.image),),
+        frames=(drawing.png(scene.image),),
         text=f"What is written on {target.phrase}?",
         answer=texts[index],
         choices=(),
         prior=_liked(things[index].colour),
         targets=(target,),
         plan=(drawing.zoom(target.masks[0]), Call(name="read_text", arguments={"image": "image_2"})),
-        distraction=(drawing.zoom(drawn.target(other, other_query).masks[0]),),
+        distraction=(drawing.zoom(scene.target(other, other_query).masks[0]),),
     )
 
 

@@ -15,7 +15,7 @@ from ans_core import dist
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class EpochWeights:
     """A folder of files `epoch-N.safetensors` and their scores in `scores.json`; only the first process
     writes."""
 
@@ -49,13 +49,13 @@ class Kept:
         if dist.rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(epoch, tensors)
-            scores = {earlier: found for earlier, found in self.scores().items() if earlier < epoch} | {
+            scores = {earlier: value for earlier, value in self.scores().items() if earlier < epoch} | {
                 epoch: score
             }
             partial = self.folder / "scores.json.partial"
             partial.write_text(json.dumps(scores))
             partial.replace(self.folder / "scores.json")
-            stay = {self.file(kept).name for kept in self.present()}
+            stay = {self.file(number).name for number in self.present()}
             for file in self.folder.glob("epoch-*.safetensors"):
                 if file.name not in stay:
                     file.unlink()
