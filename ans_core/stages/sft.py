@@ -100,8 +100,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     operations = Operations(model)
 
     def counts(batch: Batch) -> dict[str, float]:
-        found = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
-        return found if peak is None else found | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+        numbers = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
+        return (
+            numbers if peak is None else numbers | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+        )
 
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
@@ -127,8 +129,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             "seed": cfg.seed,
             "seg_object_score": model.config.seg_object_score,
         }
-        beside = memory.beside(of_memory, trained)
-        checkpoint.save_delta(beside, out, base_hash=checkpoint.weights_hash(base), config=config)
+        delta = memory.beside(of_memory, trained)
+        checkpoint.save_delta(delta, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
