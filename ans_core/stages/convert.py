@@ -95,7 +95,7 @@ def outputs(
     """Return every greedy answer's token ids, and the mask logits of its `[SEG]` tokens."""
     if not requests:
         return [], []
-    with model.own_precision():
+    with model.inference_autocast():
         prompted = prompt(model, requests)
         ids = generate(model, prompted, max_tokens=max_tokens)
         pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)

@@ -134,7 +134,7 @@ def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch:
     settings = cfg.evaluate
 
     def follow(items: Sequence[Item]) -> list[Prediction]:
-        with model.own_precision():
+        with model.inference_autocast():
             return answering.answerer(model.sam2)(items)
 
     for one in settings.public:

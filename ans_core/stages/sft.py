@@ -129,7 +129,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             "seed": cfg.seed,
             "seg_object_score": model.config.seg_object_score,
         }
-        delta = memory.beside(of_memory, trained)
+        delta = memory.joined(of_memory, trained)
         checkpoint.save_delta(delta, out, base_hash=checkpoint.weights_hash(base), config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
@@ -148,7 +148,7 @@ def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
         base_hash = checkpoint.weights_hash(base)
         of_memory, _ = checkpoint.load_delta(inputs["memory"], base_hash=base_hash)
         config = {"stage": "sft", "lora": None}
-        checkpoint.save_delta(memory.beside(of_memory, {}), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(memory.joined(of_memory, {}), out, base_hash=base_hash, config=config)
     return {"trained": 0.0}
 
 
