@@ -18,7 +18,7 @@ from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 from ans_core.model.backbones import BACKBONES
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 WEIGHTS = "adapter_model.safetensors"
 """PEFT's name of the file."""
@@ -82,7 +82,7 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True
     size = sum(t.numel() * t.element_size() for t in merged.values())
-    with written_whole(target, size=size) as unfinished:
+    with atomic_folder(target, size=size) as unfinished:
         save_file(
             {PREFIX + name: tensor.contiguous() for name, tensor in merged.items()},
             unfinished / WEIGHTS,

@@ -30,7 +30,7 @@ from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import HALF, Network
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.precision import inference_dtype, warn_if_emulated
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 Model = TypeVar("Model", bound=Network)
 
@@ -66,7 +66,7 @@ def save(model: Network, path: Path, *, max_shard: str = "5GB", metadata: dict[s
             "the model's weights are quantized, which is for inference: save the model that was loaded "
             "without `quantize`"
         )
-    with written_whole(path, size=_bytes(state.values())) as partial:
+    with atomic_folder(path, size=_bytes(state.values())) as partial:
         (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
         model.tokenizer.save_pretrained(partial)
         save_torch_state_dict(state, partial, max_shard_size=max_shard)
@@ -447,7 +447,7 @@ def _bytes(state: Iterable[Tensor]) -> int:
 def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
     """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can
     rebuild the model."""
-    with written_whole(path, size=_bytes(tensors.values())) as partial:
+    with atomic_folder(path, size=_bytes(tensors.values())) as partial:
         save_file(
             {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS
         )

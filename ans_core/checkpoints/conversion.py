@@ -29,7 +29,7 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints.memory import DECODER, ORIGINAL
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.network import Network
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside
@@ -196,7 +196,7 @@ def convert(
     shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
-    with written_whole(target, size=total) as unfinished:
+    with atomic_folder(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             # views of the source's files: held for a shard, they take no memory

@@ -25,7 +25,7 @@ from transformers import Sam2VideoConfig
 from ans_core.checkpoints import bases, checkpoint, layouts
 from ans_core.checkpoints import folder as folders
 from ans_core.model.grounding import Grounding, GroundingConfig
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 OUR_TYPE = "ans_sam2"
 WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
@@ -158,7 +158,7 @@ def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
     one trained for `[SEG]`."""
     state = stock_state(sam2)
     config = replace(sam2.config, original_decoder=False)
-    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with atomic_folder(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         torch.save({"model": state}, partial / WEIGHTS)
         (partial / STOCK).write_text(yaml.safe_dump({"model": stock_config(config)}, sort_keys=False))
         (partial / "config.json").write_text(
@@ -443,7 +443,7 @@ def save_transformers(sam2: Grounding, path: Path) -> None:
             f"have {width}"
         )
     state = {name: tensor.contiguous() for name, tensor in to_transformers(stock_state(sam2)).items()}
-    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with atomic_folder(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(transformers_config(sam2.config), indent=1) + "\n")
         folders.write_manifest(partial, {})
