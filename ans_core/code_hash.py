@@ -40,11 +40,11 @@ class CodeHashes:
 
     def hash_of(self, modules: Iterable[str]) -> str:
         """Hash all that importing these modules reads of the package, but for the classes of settings."""
-        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         for file in sorted({file for module in modules for file in self.files(module)}):
-            whole.update(f"{file.as_posix()} {self._facts(file)['hash']}\n".encode())
+            digest.update(f"{file.as_posix()} {self._facts(file)['hash']}\n".encode())
         self._save()
-        return whole.hexdigest()[:16]
+        return digest.hexdigest()[:16]
 
     def files(self, module: str) -> list[Path]:
         """Return the files of the package that importing `module` reads, relative to the checkout, sorted;
@@ -70,23 +70,23 @@ class CodeHashes:
         """Return the file of a dotted name, or None if the name is no module (a function, say)."""
         if parts not in self._modules:
             path = Path(*parts)
-            found = (path / "__init__.py", path.with_suffix(".py"))
-            self._modules[parts] = next((file for file in found if (self._root / file).is_file()), None)
+            candidates = (path / "__init__.py", path.with_suffix(".py"))
+            self._modules[parts] = next((file for file in candidates if (self._root / file).is_file()), None)
         return self._modules[parts]
 
     def _facts(self, file: Path) -> dict[str, Any]:
         """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package
         data, `data`, that it names."""
         path, stat = self._root / file, (self._root / file).stat()
-        known = self._cache.get(file.as_posix(), {})
+        entry = self._cache.get(file.as_posix(), {})
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
         if file.suffix == ".py":  # a file that comes or goes beside a module may be one that it names
             stamp += sorted(package_data(path.parent))
-        if known.get("stamp") != stamp:
-            known = {"stamp": stamp, **facts(path, package=file.parent.parts)}
-            self._cache[file.as_posix()] = known
+        if entry.get("stamp") != stamp:
+            entry = {"stamp": stamp, **facts(path, package=file.parent.parts)}
+            self._cache[file.as_posix()] = entry
             self._changed = True
-        return known
+        return entry
 
     def _save(self) -> None:
         path = self._root / CACHE
@@ -100,8 +100,8 @@ class CodeHashes:
 
 def read_cache(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found["files"]) if found["made_by"] == MADE_BY else {}
+        cache = json.loads(path.read_text(encoding="utf-8"))
+        return dict(cache["files"]) if cache["made_by"] == MADE_BY else {}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
@@ -120,7 +120,7 @@ def facts(path: Path, *, package: tuple[str, ...]) -> dict[str, Any]:
 def tokens(text: str) -> list[str]:
     """Return the tokens of a module without comments, line breaks inside statements, and statements that are
     a string alone (docstrings)."""
-    kept: list[tokenize.TokenInfo] = []
+    code_tokens: list[tokenize.TokenInfo] = []
     statement: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in LAYOUT:
@@ -128,10 +128,10 @@ def tokens(text: str) -> list[str]:
         statement.append(token)
         if token.type in STATEMENT_ENDS:
             if token.type != tokenize.NEWLINE or any(part.type != tokenize.STRING for part in statement[:-1]):
-                kept += statement
+                code_tokens += statement
             statement = []
     # The text of an indent is layout, its place is not.
-    return [tokenize.tok_name[t.type] if t.type in STATEMENT_ENDS else t.string for t in kept]
+    return [tokenize.tok_name[t.type] if t.type in STATEMENT_ENDS else t.string for t in code_tokens]
 
 
 def imported_names(text: str, package: tuple[str, ...]) -> set[str]:
@@ -152,8 +152,8 @@ def imported_names(text: str, package: tuple[str, ...]) -> set[str]:
 def package_data(folder: Path) -> frozenset[str]:
     """Return a package's files that are not Python (word lists, templates), also in sub-folders without
     modules, relative to it."""
-    found = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
+    paths = {path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}}
     for child in folder.iterdir():
         if child.is_dir() and child.name != "__pycache__" and not any(child.rglob("*.py")):
-            found |= {path for path in child.rglob("*") if path.is_file()}
-    return frozenset(path.relative_to(folder).as_posix() for path in found)
+            paths |= {path for path in child.rglob("*") if path.is_file()}
+    return frozenset(path.relative_to(folder).as_posix() for path in paths)

@@ -68,9 +68,9 @@ def largest(value: int, device: torch.device) -> int:
     """Return the largest value of any process. All processes must call it."""
     if world_size() == 1:
         return value
-    found = torch.tensor([value], device=device)
-    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
-    return int(found)
+    maximum = torch.tensor([value], device=device)
+    torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX)
+    return int(maximum)
 
 
 def shared_mean(value: float, device: torch.device) -> float:
@@ -82,12 +82,12 @@ def shared_means(values: Sequence[Mapping[str, float | Tensor]]) -> dict[str, fl
     """Average every name over those mappings of all processes that have it; each process gets the same
     result. Tensors of one value are read from their device together. All processes must call it."""
     values = read_together(values)
-    found = [values] * world_size()
+    per_rank = [values] * world_size()
     if world_size() > 1:
-        torch.distributed.all_gather_object(found, values)
+        torch.distributed.all_gather_object(per_rank, values)
     every: dict[str, list[float]] = defaultdict(list)
-    for own in found:
-        for mapping in own:
+    for rank_values in per_rank:
+        for mapping in rank_values:
             for name, value in mapping.items():
                 every[name].append(value)
     return {name: sum(some) / len(some) for name, some in every.items()}
@@ -117,10 +117,10 @@ def own_share(items: Sequence[S], *, micro: int, micros: int) -> Sequence[S]:
 
 def union(values: Mapping[int, T]) -> dict[int, T]:
     """Return what all processes have, by key; each gets the same. All processes must call it."""
-    found = [values] * world_size()
+    per_rank = [values] * world_size()
     if world_size() > 1:
-        torch.distributed.all_gather_object(found, values)
-    return {key: value for own in found for key, value in own.items()}
+        torch.distributed.all_gather_object(per_rank, values)
+    return {key: value for rank_values in per_rank for key, value in rank_values.items()}
 
 
 def by_turns(
@@ -130,13 +130,13 @@ def by_turns(
     process calls it on every n-th batch and gets the rest from the others. Which items share a batch does not
     depend on the number of processes. All processes must call it with the same items; each gets the same
     results, which must pickle. desc: of the first process's progress bar; None shows none."""
-    own: dict[int, T] = {}
+    local: dict[int, T] = {}
     turns = range(rank() * batch, len(items), world_size() * batch)
     for start in tqdm(turns, desc=desc, disable=desc is None or rank() > 0, mininterval=bar_interval_s()):
         some = items[start : start + batch]
-        own.update(zip(range(start, start + len(some)), make(some), strict=True))
-    found = union(own)
-    return [found[number] for number in range(len(items))]
+        local.update(zip(range(start, start + len(some)), make(some), strict=True))
+    merged = union(local)
+    return [merged[number] for number in range(len(items))]
 
 
 @contextmanager

@@ -23,15 +23,15 @@ def fingerprint(path: Path, *, leave_out: Path | None = None) -> str:
     """
     if not path.exists():
         return ""  # the stage reports the error
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(p for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()):
         if leave_out is not None and file.is_relative_to(leave_out):
             continue
-        known, by_time = file.stat(), file.suffix.lower() in BY_TIME
-        whole.update(
-            f"{file.relative_to(path)} {known.st_size} {known.st_mtime_ns if by_time else ''}\n".encode()
+        stat, by_time = file.stat(), file.suffix.lower() in BY_TIME
+        digest.update(
+            f"{file.relative_to(path)} {stat.st_size} {stat.st_mtime_ns if by_time else ''}\n".encode()
         )
         if not by_time:
             with file.open("rb") as opened:
-                whole.update(hashlib.file_digest(opened, "sha256").digest())
-    return whole.hexdigest()[:16]
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:16]

@@ -56,8 +56,8 @@ def uncertain_points(
     uncertainty = -point_sample(logits.float(), candidates).abs()
     chosen = int(importance * points)
     best = uncertainty.topk(chosen, dim=1).indices
-    kept = candidates.gather(1, best[:, :, None].expand(-1, -1, 2))
-    return torch.cat([kept, uniform(points - chosen)], dim=1)
+    selected = candidates.gather(1, best[:, :, None].expand(-1, -1, 2))
+    return torch.cat([selected, uniform(points - chosen)], dim=1)
 
 
 def mask_losses(
@@ -132,8 +132,8 @@ def promptable_loss(
     ).view(count, masks)
     present = targets.flatten(1).any(1)
     with torch.no_grad():
-        drawn, true = flat > 0, target[:, None] > 0.5
-        actual = (drawn & true).sum(2) / (drawn | true).sum(2).clamp(min=1)
+        predicted, true = flat > 0, target[:, None] > 0.5
+        actual = (predicted & true).sum(2) / (predicted | true).sum(2).clamp(min=1)
     iou_error = (ious - actual).abs().mean(1) * (target > 0.5).any(1)
     shape_loss = ((cost.min(1).values + iou_error) * present).sum() / present.sum().clamp(min=1)
     return shape_loss + F.binary_cross_entropy_with_logits(object_score, present.float())
@@ -142,5 +142,5 @@ def promptable_loss(
 @torch.no_grad()
 def mean_iou(logits: Float[Tensor, "N h w"], target: Bool[Tensor, "N S T"]) -> Float[Tensor, ""]:
     """Return the mean over objects at the target's size; both empty counts 1. 0 without any."""
-    drawn = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
-    return mask_iou(drawn, target).mean() if len(target) else logits.new_zeros(())
+    predicted = F.interpolate(logits[:, None].float(), size=target.shape[-2:], mode="bilinear")[:, 0] > 0
+    return mask_iou(predicted, target).mean() if len(target) else logits.new_zeros(())

@@ -33,10 +33,10 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
 def hint(*paths: Path) -> str:
     """Return the end of an error about files that don't exist: `; <file> is there, ...`, or "" where no name
     is like any of theirs."""
-    found = [alike for path in paths for alike in _like(path)]
-    if not found:
+    similar = [alike for path in paths for alike in _like(path)]
+    if not similar:
         return ""
-    file, differences = min(found, key=lambda alike: len(alike[1]))
+    file, differences = min(similar, key=lambda alike: len(alike[1]))
     return f"; {file} is there, whose name differs in {', '.join(differences)}: correct one of them"
 
 
@@ -72,10 +72,10 @@ def _alike(folder: Path, parts: list[str]) -> Iterator[str]:
 def _listing(folder: Path, _changed: int) -> dict[str, list[str]]:
     """Return the names in a folder by the key of their stem. Thousands of pictures may be missing, so a
     folder is read once."""
-    found: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
-        found[_key(path.stem)].append(path.name)
-    return found
+        names[_key(path.stem)].append(path.name)
+    return names
 
 
 def _key(name: str) -> str:
@@ -85,21 +85,21 @@ def _key(name: str) -> str:
 
 
 def _differences(name: str, there: str) -> list[str]:
-    found = []
+    differences = []
     if "\\" in name:
         name = name.replace("\\", "/")
-        found.append("backslashes, which Windows writes (write / between folders)")
+        differences.append("backslashes, which Windows writes (write / between folders)")
     short = "/".join(name.split("/")[-len(there.split("/")) :])
     if short != name:
-        found.append("its folder")
+        differences.append("its folder")
     one, other = Path(short), Path(there)
     if one.suffix.casefold() != other.suffix.casefold():
-        found.append(f"its suffix ({one.suffix or 'none'} and {other.suffix or 'none'})")
+        differences.append(f"its suffix ({one.suffix or 'none'} and {other.suffix or 'none'})")
         one, other = one.with_suffix(""), other.with_suffix("")
     for kind in SPELLINGS:
         left, right = str(one), str(other)
         for spelling in (function for of, function in SPELLINGS.items() if of != kind):
             left, right = spelling(left), spelling(right)
         if left != right:  # what is left when all other kinds are removed
-            found.append(kind)
-    return found
+            differences.append(kind)
+    return differences

@@ -103,13 +103,13 @@ def cpu_times() -> dict[str, float]:
         "fp32": fp32,
         "bf16": ratio * fp32 if ratio > EMULATED else _milliseconds(torch.bfloat16, *LARGE),
     }
-    own = file.with_suffix(f".{os.getpid()}")
+    temporary = file.with_suffix(f".{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own.write_text(json.dumps(times), encoding="utf-8")
+        temporary.write_text(json.dumps(times), encoding="utf-8")
         with suppress(FileExistsError):
-            os.link(own, file)
-        own.unlink()
+            os.link(temporary, file)
+        temporary.unlink()
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         logging.info(
@@ -133,12 +133,12 @@ def _milliseconds(dtype: torch.dtype, rows: int, side: int) -> float:
 
 
 def _best_of_five(work: Callable[[], Any]) -> float:
-    found = []
+    times = []
     for _ in range(6):  # the first one makes oneDNN's kernels
         start = time.perf_counter()
         work()
-        found.append(1000 * (time.perf_counter() - start))
-    return min(found[1:])
+        times.append(1000 * (time.perf_counter() - start))
+    return min(times[1:])
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

@@ -21,9 +21,11 @@ def thread_variables(threads: int, *, processes: int, environment: Mapping[str, 
 
     Idle threads spin for some microseconds, because small operations follow one another, and then sleep: the
     default's longer spinning slows down any second program, and is slowed down by it (LOG)."""
-    found = {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys() else {"GOMP_SPINCOUNT": SPINS}
+    variables = (
+        {} if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & environment.keys() else {"GOMP_SPINCOUNT": SPINS}
+    )
     if threads:
-        return found | {"OMP_NUM_THREADS": str(threads)}
+        return variables | {"OMP_NUM_THREADS": str(threads)}
     if processes > 1 and "OMP_NUM_THREADS" not in environment:
-        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    return found
+        variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    return variables

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def written_whole(path: Path, *, size: int = 0) -> Iterator[Path]:
+def atomic_folder(path: Path, *, size: int = 0) -> Iterator[Path]:
     """Yield the folder `.<name>.partial` beside `path` to write into. On exit its files are synced and it
     replaces `path`, whatever that holds. After an error `path` is as before, and nothing else is left.
 
@@ -40,7 +40,7 @@ def written_whole(path: Path, *, size: int = 0) -> Iterator[Path]:
     partial.rename(path)
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Write a file that is there whole or not at all, also after a power cut."""
     partial = file.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from ans_core import stop
 from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
 from ans_core.processes import thread_variables
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
@@ -66,11 +66,11 @@ def result_folder(checkpoint: Path, content: str, here: Path, config: Config) ->
     """Return where the evaluation of a checkpoint with this content hash is kept, or will be."""
     stage = stage_named(STAGE)
     data = inputs_md5(stage, config, here, leave_out="model")
-    asked = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
+    request = json.dumps([content, config.profile, settings_of(stage, config), data], sort_keys=True)
     return (
         here
         / ".ans/eval"
-        / f"{checkpoint.name}-{hashlib.sha256(f'{asked} {Code(here).version_of(stage)}'.encode()).hexdigest()[:12]}"
+        / f"{checkpoint.name}-{hashlib.sha256(f'{request} {Code(here).version_of(stage)}'.encode()).hexdigest()[:12]}"
     )
 
 
@@ -111,10 +111,10 @@ def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> di
     if os.environ.get("RANK", "0") != "0":  # it only answers its share
         return metrics(out)
     with held(here / ".ans/stage.lock", "ans eval"):
-        with written_whole(out) as partial:
-            found = metrics(partial)
+        with atomic_folder(out) as partial:
+            figures = metrics(partial)
         shutil.rmtree(scratch)
-    return found
+    return figures
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
@@ -150,8 +150,8 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
             extra_environment={**variables, "ANS_NOTE": str(note)},
         )
         if status:
-            told = read_note(note).get("message", "its message is above")
-            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {told}")
+            message = read_note(note).get("message", "its message is above")
+            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {message}")
 
 
 def registered(version: Version, here: Path) -> Path:

@@ -71,12 +71,12 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 def statuses(group: int) -> set[str]:
     """Return psutil's statuses of the group's processes. A stopped one (SIGSTOP, a debugger) holds GPU and
     workspace until somebody notices."""
-    found = set()
+    states = set()
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getpgid(process.pid) == group:
-                found.add(process.status())
-    return found
+                states.add(process.status())
+    return states
 
 
 class BarThinner:
@@ -208,18 +208,18 @@ def repro(
                 say(f"{name} waits: another dvc command is at work in {root}\n")
             time.sleep(BUSY_RETRY_S)
             waited_s += BUSY_RETRY_S
-        told = read_note(note)
+        noted = read_note(note)
     if status == 0:
-        return told.get("metrics", {}) if "log" in told else None
-    error = SettingsError if told.get("status") == USER_ERROR else StageFailedError
-    raise error(failure(name, status, told))
+        return noted.get("metrics", {}) if "log" in noted else None
+    error = SettingsError if noted.get("status") == USER_ERROR else StageFailedError
+    raise error(failure(name, status, noted))
 
 
-def failure(name: str, status: int, told: dict[str, Any]) -> str:
+def failure(name: str, status: int, noted: dict[str, Any]) -> str:
     """Return the stage's own message and the end of its log; for a killed stage, the end of its log alone."""
     how = f"signal {-status}" if status < 0 else f"status {status}"
-    lines = [f"stage {name} failed ({how}): {told.get('message', 'it ended without a word (killed?)')}"]
-    if log := told.get("log"):
+    lines = [f"stage {name} failed ({how}): {noted.get('message', 'it ended without a word (killed?)')}"]
+    if log := noted.get("log"):
         tail = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
         lines += [f"the end of {log}:", *tail] if tail else [f"log: {log}"]
     return "\n".join(lines)

@@ -29,13 +29,13 @@ def add_commands(command: Command) -> None:
         "--format", help="format of --add-data where the folder does not tell (see `ans data --help`)"
     )
     others = it.add_mutually_exclusive_group()
-    told = "cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)"
+    help_text = "cota, agent_sft, rft, agent_evaluate and agent_report (docs/agent.md)"
     others.add_argument(
-        "--agent", dest="group", action="store_const", const="agent", default="main", help=told
+        "--agent", dest="group", action="store_const", const="agent", default="main", help=help_text
     )
-    told = "the stage online: what the agent after rft learns from a simulated stream"
+    help_text = "the stage online: what the agent after rft learns from a simulated stream"
     others.add_argument(
-        "--online", dest="group", action="store_const", const="online", default="main", help=told
+        "--online", dest="group", action="store_const", const="online", default="main", help=help_text
     )
     it = command("stage", commands.stage)
     it.add_argument(

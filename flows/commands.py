@@ -176,7 +176,11 @@ def up(arguments: argparse.Namespace) -> int:
     from flows import services
 
     here = root()
-    print("\n".join(services.told(services.up(here, port=arguments.port, ui_port=arguments.ui_port), here)))
+    print(
+        "\n".join(
+            services.address_lines(services.up(here, port=arguments.port, ui_port=arguments.ui_port), here)
+        )
+    )
     return 0
 
 

@@ -78,10 +78,14 @@ def write_page(runs: Sequence[Run], out: Path, root: Path) -> Path:
 def settings_lines(runs: Sequence[Run]) -> list[str]:
     from ans_core.report.runs import differing
 
-    found = differing(runs)
+    differences = differing(runs)
     return (
-        ["", "settings that differ:", *(f"  {key}: {' | '.join(values)}" for key, values in found.items())]
-        if found
+        [
+            "",
+            "settings that differ:",
+            *(f"  {key}: {' | '.join(values)}" for key, values in differences.items()),
+        ]
+        if differences
         else []
     )
 
@@ -136,7 +140,9 @@ def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
     """Return both results under the same names: with one spelling (MLflow's J_F is J&F). For different
     splits, or a headline and a summary, drop the split from the names and keep only what both have."""
     spelt = {metric_name(name): name for name in (*left, *right) if metric_name(name) != name}
-    left, right = ({spelt.get(name, name): value for name, value in found.items()} for found in (left, right))
+    left, right = (
+        {spelt.get(name, name): value for name, value in metrics.items()} for metrics in (left, right)
+    )
     if left.keys() & right.keys():
         return left, right
     left, right = without_splits(left), without_splits(right)
@@ -146,9 +152,9 @@ def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
     )
 
 
-def without_splits(found: Metrics) -> Metrics:
+def without_splits(figures: Metrics) -> Metrics:
     by_row: dict[str, dict[str, float]] = defaultdict(dict)
-    for name, value in found.items():
+    for name, value in figures.items():
         row, _, rest = name.partition("/")
         by_row[row][rest] = value
     return {

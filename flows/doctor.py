@@ -33,19 +33,19 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def versions() -> list[Finding]:
-    found = []
+    findings = []
     for package, broken, consequence in BREAKS:
         version = metadata.version(package)
         ok = release(version) < broken
         bound = ".".join(map(str, broken))
-        found.append(
+        findings.append(
             Finding(
                 ok=ok,
                 what=f"{package} {version}" + ("" if ok else f": {consequence}"),
                 remedy=f'pip install "{package}<{bound}"',
             )
         )
-    return found
+    return findings
 
 
 def locked(root: Path) -> Finding:
@@ -142,15 +142,15 @@ def repository(root: Path) -> Finding:
 def locks(root: Path) -> list[Finding]:
     """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody
     holds is harmless."""
-    found = []
+    findings = []
     for path in sorted((root / ".ans").glob("*.lock")):
         with path.open() as file:  # to read alone: it may be another user's
             holder = file.read().strip()
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(at_work(path.name, holder))
-    return found or [Finding(ok=True, what="nothing is running in this workspace")]
+                findings.append(at_work(path.name, holder))
+    return findings or [Finding(ok=True, what="nothing is running in this workspace")]
 
 
 def at_work(lock: str, holder: str) -> Finding:
@@ -172,7 +172,7 @@ def cache(root: Path) -> list[Finding]:
     one as it is."""
     from flows.dvc_state import damaged_objects
 
-    found = [
+    findings = [
         Finding(
             ok=False,
             what=f"DVC's cache: {path} is damaged ({', '.join(names[:3]) or 'no output of dvc.lock'})",
@@ -180,7 +180,7 @@ def cache(root: Path) -> list[Finding]:
         )
         for path, names in damaged_objects(root)
     ]
-    return found or [Finding(ok=True, what="every object of DVC's cache is as its hash says")]
+    return findings or [Finding(ok=True, what="every object of DVC's cache is as its hash says")]
 
 
 def stuck_runs(root: Path, *, repair: bool) -> Finding:
@@ -234,7 +234,7 @@ def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
     """Return a check's findings. An error in it becomes one too, so that the others are still made;
     ANS_TRACEBACK=1 shows where it was."""
     try:
-        found = check()
+        findings = check()
     except Exception as error:  # whatever is wrong with the machine: to find it is what this command is for
         if os.environ.get("ANS_TRACEBACK"):
             raise
@@ -251,7 +251,7 @@ def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
                 remedy=remedy or "`ANS_TRACEBACK=1 ans doctor` shows where",
             )
         ]
-    return found if isinstance(found, list) else [found]
+    return findings if isinstance(findings, list) else [findings]
 
 
 def report(root: Path, *, repair: bool, deep: bool) -> int:

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from ans_core.written import write_whole
+from ans_core.written import write_atomically
 from tasks import code, lock_file
 from tasks.process import leave_note
 from tasks.stages import GROUPS, dvc_file
@@ -109,7 +109,7 @@ def accept_code(target: str, root: Path) -> str:
     from dvc.repo import Repo
 
     quiet_dvc()
-    write_files_whole()
+    write_files_atomically()
     path, _, name = target.rpartition(":")
     hash_code(root)
     with Repo(str(root)) as repo:
@@ -198,7 +198,7 @@ def damaged_objects(root: Path) -> list[tuple[Path, list[str]]]:
 
 def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
     """Return the files (or folders) that the recorded outputs have of this object."""
-    md5, found = wanted.parent.name + wanted.name, []
+    md5, paths = wanted.parent.name + wanted.name, []
     locks = [path for path in lock_files(root) if path.exists()]
     stages = [
         stage
@@ -208,16 +208,16 @@ def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
     for out in (out for stage in stages for out in stage.get("outs", [])):
         listing = cache / out["md5"][:2] / out["md5"][2:]
         if out["md5"] == md5:
-            found.append(out["path"])
+            paths.append(out["path"])
         elif md5 in (
             text := listing.read_text(encoding="utf-8")
             if listing.suffix == ".dir" and listing.exists()
             else ""
         ):
-            found += [
+            paths += [
                 f"{out['path']}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5
             ]
-    return found
+    return paths
 
 
 def lock_files(root: Path) -> list[Path]:
@@ -233,13 +233,13 @@ def file_in_cache(md5: str, name: str, root: Path) -> Path | None:
     with Repo(str(root)) as repo:
         listing = Path(repo.cache.local.oid_to_path(md5))
         listed = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
-        found = [
+        paths = [
             Path(repo.cache.local.oid_to_path(entry["md5"])) for entry in listed if entry["relpath"] == name
         ]
-    return next((path for path in found if path.exists()), None)
+    return next((path for path in paths if path.exists()), None)
 
 
-def write_files_whole() -> None:
+def write_files_atomically() -> None:
     """Let DVC write a file beside the old one and rename it: it cuts the old one first, so that Ctrl-C has
     left a dvc.lock of no bytes."""
     from dvc.utils.serialize import _common, _yaml
@@ -247,7 +247,7 @@ def write_files_whole() -> None:
     def dump(path: str, data: Any, dumper: Callable[[Any, TextIO], Any], fs: object = None) -> None:
         text = StringIO()
         dumper(data, text)
-        write_whole(Path(path), text.getvalue())
+        write_atomically(Path(path), text.getvalue())
 
     _common._dump_data = _yaml._dump_data = dump
 
@@ -297,7 +297,7 @@ def main(target: str, force: bool = False) -> None:
     os.environ["ANS_PARENT_PID"] = str(os.getpid())
     signal.signal(signal.SIGTERM, end_all)
     quiet_dvc()
-    write_files_whole()
+    write_files_atomically()
     try:
         for name in dict.fromkeys((code.NAME, target)):
             with Repo(".") as repo:

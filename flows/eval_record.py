@@ -36,13 +36,13 @@ def log_to_mlflow(session: Session, metrics: dict[str, float], notes: Sequence[s
         run_id = mlflow.create_run(
             experiment_id(mlflow, root()), tags=tags, run_name=f"eval {session.title}"
         ).info.run_id
-        found = [
+        logged = [
             Metric(metric_name(f"eval/{session.title}/{key}"), float(value), now_ms, 0)
             for key, value in metrics.items()
         ]
         mlflow.log_batch(
             run_id,
-            metrics=found,
+            metrics=logged,
             params=[Param(key, str(value)[:500]) for key, value in session.settings.items()],
         )
         mlflow.set_terminated(run_id)

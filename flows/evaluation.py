@@ -33,11 +33,11 @@ def evaluate(
     end_with_worker()
     here = root()
     os.chdir(here)
-    asked = {"benchmarks": benchmarks, "split": split, "limit": limit}
+    overrides = {"benchmarks": benchmarks, "split": split, "limit": limit}
     with held(here / ".ans/flow.lock", "evaluate"):
-        folder, content = found(checkpoint, here)
+        folder, content = resolve_checkpoint(checkpoint, here)
         out = in_child(
-            folder, content, here, {name: value for name, value in asked.items() if value is not None}
+            folder, content, here, {name: value for name, value in overrides.items() if value is not None}
         )
     metrics = json.loads((out / METRICS).read_text(encoding="utf-8"))
     lines = [
@@ -52,7 +52,7 @@ def evaluate(
     return str(out)
 
 
-def found(checkpoint: str, here: Path) -> tuple[Path, str]:
+def resolve_checkpoint(checkpoint: str, here: Path) -> tuple[Path, str]:
     """Return (folder, content hash) of a checkpoint."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint).resolve(), content_of(Path(checkpoint))

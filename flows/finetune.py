@@ -170,16 +170,16 @@ def settings(
     number of steps that shows every picture about EPOCHS times."""
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
     file = root() / PROFILES / f"{profile}.yaml"
-    whole = Config.model_validate(resolve(file))
-    of_profile = whole.sft.optim
-    epochs, given, words_given = length(arguments.settings, section="sft", steps=arguments.steps)
-    batch = given.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
+    defaults = Config.model_validate(resolve(file))
+    of_profile = defaults.sft.optim
+    epochs, user_settings, user_words = length(arguments.settings, section="sft", steps=arguments.steps)
+    batch = user_settings.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
     steps = arguments.steps or (
         math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch))
     )
-    of_machine = launch_words(batch, given, command="finetune")
-    count = int(given.get("launch.processes", of_machine["launch.processes"]))
-    accumulate = accumulated(batch, count, of_profile, processes=whole.launch.processes)
+    of_machine = launch_words(batch, user_settings, command="finetune")
+    count = int(user_settings.get("launch.processes", of_machine["launch.processes"]))
+    accumulate = accumulated(batch, count, of_profile, processes=defaults.launch.processes)
     words = [
         f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
@@ -188,7 +188,7 @@ def settings(
         "memory.train=false", *(f"{key}={value}" for key, value in of_machine.items()),
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]",
         "evaluate.split=val",
-        *words_given,
+        *user_words,
     ]  # fmt: skip
     return Config.model_validate(resolve(file, tuple(words)))
 

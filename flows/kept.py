@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import PROFILES, ConfigError, load, resolve
-from ans_core.written import write_whole
+from ans_core.written import write_atomically
 from flows.child import run_once
 from flows.params import insert_fingerprints, insert_sources, render, watch_sources
 from tasks.process import held, holder_of
@@ -65,7 +65,7 @@ def settings_of_run(
         )
         partial.rename(here / RUN)
     try:
-        write_whole(path, render(values, words))
+        write_atomically(path, render(values, words))
         load(path)  # raises ConfigError for data sets that the settings can't have
         yield
     finally:
@@ -96,10 +96,10 @@ def give_back(here: Path) -> list[str]:
     wrote since stay."""
     if not (here / RUN).exists():
         return []
-    kept = json.loads((here / RUN).read_text(encoding="utf-8"))
-    is_of_run = settings_of(here / "params.yaml") == kept["run"]
+    record = json.loads((here / RUN).read_text(encoding="utf-8"))
+    is_of_run = settings_of(here / "params.yaml") == record["run"]
     if is_of_run:
-        write_whole(here / "params.yaml", kept["before"])
+        write_atomically(here / "params.yaml", record["before"])
     (here / RUN).unlink()
     return (
         ["a run with settings of its own was killed here: params.yaml is again as before it"]

@@ -215,7 +215,7 @@ def print_figures(
     for row in figures:
         table.add_column(row, justify="right")
     for name in names:
-        values = [own.get(name) for own in figures.values()]
+        values = [row_figures.get(name) for row_figures in figures.values()]
         table.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
     console.print(table)
 
@@ -227,7 +227,7 @@ def print_agent(rows: list[tuple[str, str, float]], here: Path, profile: str, to
     console = Console()
     print_stages(console, f"agent-pipeline, profile {profile}: {took_s:.0f} s", rows)
     figures = json.loads((here / AGENT_FIGURES).read_text(encoding="utf-8"))
-    names = dict.fromkeys(name for own in figures.values() for name in own)
+    names = dict.fromkeys(name for row_figures in figures.values() for name in row_figures)
     shown = [name for name in names if name.count("/") == 1 and name.endswith(("/accuracy", "/RaPR"))]
     shown += [name for name in names if name.count("/") == 2 and name.endswith("needed/accuracy")]
     print_figures(console, "held-out questions", figures, shown)
@@ -302,14 +302,14 @@ def close_open_runs(client: dict[str, str], pool: str) -> None:
     user, password = client["PREFECT_API_AUTH_STRING"].split(":", 1)
     with httpx.Client(base_url=client["PREFECT_API_URL"], auth=(user, password), timeout=60) as api:
         is_open = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
-        found = api.post(
+        response = api.post(
             "flow_runs/filter", json={"flow_runs": is_open, "work_pools": {"name": {"any_": [pool]}}}
         )
         crashed = {
             "state": {"type": "CRASHED", "name": "Crashed", "message": "its worker was killed"},
             "force": True,
         }
-        for run in found.raise_for_status().json():
+        for run in response.raise_for_status().json():
             api.post(f"flow_runs/{run['id']}/set_state", json=crashed).raise_for_status()
 
 

@@ -82,13 +82,18 @@ def nightly_evals() -> Night:
         champion = registry.version_of(here, profile, "champion")
         versions = {"challenger": challenger} | ({"champion": champion} if champion else {})
         results = {role: evaluation_task(role)(version, here) for role, version in versions.items()}
-        found = compared(results)
-        decision = decide(versions, found)
+        differences = compared(results)
+        decision = decide(versions, differences)
         if decision in {"first", "promoted"}:
             registry.promote(here, profile, challenger)
-        page = comparison_page(results, here) if found else None
+        page = comparison_page(results, here) if differences else None
         night = Night(
-            decision=decision, profile=profile, versions=versions, changes=found, results=results, page=page
+            decision=decision,
+            profile=profile,
+            versions=versions,
+            changes=differences,
+            results=results,
+            page=page,
         )
         record(night, here)
     return night
@@ -134,14 +139,14 @@ def compared(results: dict[str, Path]) -> list[Change]:
     return changes(summary, answers, "champion", "challenger")
 
 
-def decide(versions: dict[str, Version], found: list[Change]) -> Decision:
+def decide(versions: dict[str, Version], differences: list[Change]) -> Decision:
     """Promote the challenger if some benchmark is better and none worse beyond its 95 % interval (paired
     bootstrap)."""
     if "champion" not in versions:
         return "first"
     if versions["champion"].md5 == versions["challenger"].md5:
         return "same"
-    verdicts = {change.verdict for change in found}
+    verdicts = {change.verdict for change in differences}
     return "promoted" if "better" in verdicts and "worse" not in verdicts else "kept"
 
 
@@ -166,20 +171,20 @@ def comparison_page(results: dict[str, Path], here: Path) -> Path | None:
 def record(night: Night, here: Path) -> None:
     """Show the night in Prefect (a page, and an event that an automation can react to) and in MLflow (a run
     with both results)."""
-    decision, profile, found, versions = night.decision, night.profile, night.changes, night.versions
+    decision, profile, differences, versions = night.decision, night.profile, night.changes, night.versions
     named = {role: f"version {version.number}" for role, version in versions.items()}
     lines = [
         f"# nightly-evals, profile {profile}: {decision}",
         "",
         *(f"- {role}: {name}" for role, name in named.items()),
     ]
-    if found:
+    if differences:
         lines += [
             "",
             "| benchmark | metric | champion | challenger | difference | 95 % | |",
             "|-|-|-:|-:|-:|-|-|",
         ]
-        lines += [f"| {' | '.join(cells_of(change))} |" for change in found]
+        lines += [f"| {' | '.join(cells_of(change))} |" for change in differences]
     if night.page:
         lines += ["", f"Answers side by side: [{night.page}]({night.page.as_uri()})"]
     create_markdown_artifact("\n".join(lines), key="nightly-evals", description=f"{profile}: {decision}")
@@ -191,7 +196,7 @@ def record(night: Night, here: Path) -> None:
         },
         payload={
             "challenger": versions["challenger"].number,
-            "worse": [change.title for change in found if change.verdict == "worse"],
+            "worse": [change.title for change in differences if change.verdict == "worse"],
         },
     )
     mlflow = client(here)

@@ -55,12 +55,12 @@ def edited_keys(path: Path) -> list[str]:
 
 def marked(path: Path) -> str | None:
     """Return the digest, stored in params.yaml, of the settings as written."""
-    found = [
+    digests = [
         line.removeprefix(MARK)
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.startswith(MARK)
     ]
-    return found[0] if len(found) == 1 else None
+    return digests[0] if len(digests) == 1 else None
 
 
 def as_written(path: Path, values: dict[str, Any]) -> dict[str, Any] | None:
@@ -180,17 +180,17 @@ def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
         *values["evaluate"]["sources"],
         *values["evaluate"]["public"],
     ):
-        found = fingerprint(root / source["path"])
-        if source["files"] != found:
+        current = fingerprint(root / source["path"])
+        if source["files"] != current:
             lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
-            source["files"] = found
+            source["files"] = current
     for place, names, key in FOLDERS:
         section = reduce(getitem, place.split("."), values)
-        given = [section[name] for name in names if section[name]]
-        found = " ".join(filter(None, (fingerprint(root / path) for path in given)))  # a hub id has none
-        if section[key] != found:
-            lines += [f"params.yaml: the files of {' or '.join(given)} have changed"] if section[key] else []
-            section[key] = found
+        paths = [section[name] for name in names if section[name]]
+        current = " ".join(filter(None, (fingerprint(root / path) for path in paths)))  # a hub id has none
+        if section[key] != current:
+            lines += [f"params.yaml: the files of {' or '.join(paths)} have changed"] if section[key] else []
+            section[key] = current
     return lines
 
 

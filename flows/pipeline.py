@@ -75,9 +75,9 @@ class Clock:
         left = durations.left_s(self.profile, self.done_s, names)
         if self.durations_s.keys() >= set(names):
             left = sum(self.durations_s[name] for name in names)
-        known = [f"at most about {clock_text(left)} left"] if left else []
-        told = [f"{clock_text(time.monotonic() - self.start_s)} elapsed", *known]
-        return f"stage {index + 1} of {len(self.stages)}: {stage.name} ({', '.join(told)})"
+        remaining = [f"at most about {clock_text(left)} left"] if left else []
+        times = [f"{clock_text(time.monotonic() - self.start_s)} elapsed", *remaining]
+        return f"stage {index + 1} of {len(self.stages)}: {stage.name} ({', '.join(times)})"
 
 
 def clock_text(seconds: float) -> str:
@@ -340,20 +340,20 @@ def run_group(
     end_with_worker()
     here = root()
     os.chdir(here)
-    stages_named(force or (), known=TABLE)
+    stages_named(force or (), table=TABLE)
     with held(here / ".ans/flow.lock", f"{group}-pipeline"):
         print_lines(recover(here))
         with settings_of_run(here, profile=profile, overrides=overrides):
             needed = needed_for(group, load(here / "params.yaml"))
-            forced = {stage.name for stage in stages_named(force or (), known=needed)}
+            forced = {stage.name for stage in stages_named(force or (), table=needed)}
             return run_stages(needed, here, forced, page=page)
 
 
-def stages_named(names: Collection[str] | None, known: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:
+def stages_named(names: Collection[str] | None, table: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:
     """Return these stages in the pipeline's order; None: all. Raises ValueError for a name that is none of
-    the `known`."""
-    there = [stage.name for stage in known]
+    the `table`."""
+    there = [stage.name for stage in table]
     for name in names or ():
         if name not in there:
             raise ValueError(f"no stage {name!r}{nearest(name, there)}; there are {there}")
-    return tuple(stage for stage in known if names is None or stage.name in names)
+    return tuple(stage for stage in table if names is None or stage.name in names)

@@ -37,7 +37,7 @@ MIN_LIFE_S = 5.0
 """A server that lived shorter does not start at all; another one would not either."""
 
 
-class OwnAddressOnly:
+class LocalAddressOnly:
     """ASGI middleware: refuse a foreign Host (DNS rebinding) and a foreign Origin (a page of another site),
     also for WebSockets."""
 
@@ -48,8 +48,8 @@ class OwnAddressOnly:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
-        own = headers.get(b"host") in self.hosts and headers.get(b"origin") in {None, *self.origins}
-        if scope["type"] == "lifespan" or own:
+        local = headers.get(b"host") in self.hosts and headers.get(b"origin") in {None, *self.origins}
+        if scope["type"] == "lifespan" or local:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -93,15 +93,15 @@ def prefect_server(here: Path, *, port: int = 0, temporary: bool = False) -> Ite
         }
         environ = environment() | client | server
         Path(environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
-        kept = Kept(listening, here, environ)
+        supervisor = Supervisor(listening, here, environ)
         try:
-            wait_for(f"{address}/api/health", kept.process)
+            wait_for(f"{address}/api/health", supervisor.process)
             yield client
         finally:
-            kept.end()
+            supervisor.end()
 
 
-class Kept:
+class Supervisor:
     """A server's process on a bound socket, replaced if it ends: clients wait in the socket's queue
     meanwhile."""
 
@@ -186,7 +186,7 @@ def main(descriptor: int) -> None:
         import uvicorn
         from prefect.server.api.server import create_app
 
-        app = OwnAddressOnly(create_app(final=True), port=bound.getsockname()[1])
+        app = LocalAddressOnly(create_app(final=True), port=bound.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=3)).run(sockets=[bound])
 
 

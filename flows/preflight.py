@@ -91,10 +91,10 @@ def gpu_count(config: Config, gpus: list[str]) -> Finding:
     if config.base.source == "published" and config.launch.device == "auto":
         wanted = max(wanted, 1)
     counted = ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none"
-    asked = f"; {config.profile} asks for {wanted} on this machine" if wanted else ""
+    request = f"; {config.profile} asks for {wanted} on this machine" if wanted else ""
     return Finding(
         ok=len(gpus) >= wanted,
-        what=f"GPUs: {counted}{asked}",
+        what=f"GPUs: {counted}{request}",
         remedy=f"set launch.processes and launch.inference_processes to {len(gpus)}"
         if gpus
         else "run on a machine with GPUs whose driver `nvidia-smi` shows",

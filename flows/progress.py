@@ -23,8 +23,8 @@ State = tuple[float, str]
 
 def state_of(line: str) -> State | None:
     """Return the state that a line of output tells; None for a line that is no bar."""
-    found = BAR.fullmatch(line.strip())
-    return (float(found["percent"]), f"{found['what']} {found['rest']}".strip()) if found else None
+    match = BAR.fullmatch(line.strip())
+    return (float(match["percent"]), f"{match['what']} {match['rest']}".strip()) if match else None
 
 
 def key_of(name: str) -> str:

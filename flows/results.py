@@ -23,12 +23,12 @@ NOT_SETTINGS = ("launch", "profile")
 def results(names: Iterable[str], root: Path) -> list[Run]:
     """Return the results by name; equal short names get numbers. Raises FileNotFoundError for a name that is
     nothing."""
-    found: list[Run] = []
+    runs: list[Run] = []
     for name in names:
         run = result(name, root)
-        same = sum(other.name.partition(" #")[0] == run.name for other in found)
-        found.append(run if not same else replace(run, name=f"{run.name} #{same + 1}"))
-    return found
+        same = sum(other.name.partition(" #")[0] == run.name for other in runs)
+        runs.append(run if not same else replace(run, name=f"{run.name} #{same + 1}"))
+    return runs
 
 
 def result(name: str, root: Path) -> Run:
@@ -99,11 +99,11 @@ def settings_of(lock: str, profile: str) -> dict[str, str]:
     """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another
     profile."""
     stages = (lock_file.parse(lock) or {}).get("stages", {})
-    found: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     for stage in stages.values():
         if any(out["path"].startswith(f"runs/{profile}/") for out in stage.get("outs", [])):
-            found |= flat(stage.get("params", {}).get("params.yaml", {}))
-    return {key: value for key, value in found.items() if key.partition(".")[0] not in NOT_SETTINGS}
+            recorded |= flat(stage.get("params", {}).get("params.yaml", {}))
+    return {key: value for key, value in recorded.items() if key.partition(".")[0] not in NOT_SETTINGS}
 
 
 def revision_of(name: str, root: Path) -> str | None:
@@ -117,8 +117,8 @@ def revision_of(name: str, root: Path) -> str | None:
         ),
     ]
     for one in names:
-        if found := git(root, "rev-parse", "--quiet", "--verify", f"{one}^{{commit}}"):
-            return found
+        if commit := git(root, "rev-parse", "--quiet", "--verify", f"{one}^{{commit}}"):
+            return commit
     return None
 
 
@@ -174,7 +174,7 @@ def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
             f"{name!r} is no folder, no git revision, no DVC experiment and no MLflow run id"
         ) from None
     where = f"tags.`mlflow.parentRunId` = '{name}'"
-    own = mlflow.search_runs(
+    runs = mlflow.search_runs(
         [parent.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"]
     )
     cached = {
@@ -183,7 +183,7 @@ def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
         if key.startswith("cached.")
     }
     return parent, {stage: mlflow.get_run(run) for stage, run in cached.items()} | {
-        run.data.tags["ans.stage"]: run for run in own
+        run.data.tags["ans.stage"]: run for run in runs
     }
 
 
@@ -200,7 +200,7 @@ def of_mlflow_run(name: str, root: Path) -> Run:
             key: value for key, value in run.data.params.items() if key.partition(".")[0] not in NOT_SETTINGS
         }
         wanted = KEPT if stage.startswith("evaluate@") else ("curves.csv",)
-        for file in {found.path for found in mlflow.list_artifacts(run.info.run_id)} & set(wanted):
+        for file in {artifact.path for artifact in mlflow.list_artifacts(run.info.run_id)} & set(wanted):
             into = folder / stage.replace("@", "/")
             into.mkdir(parents=True, exist_ok=True)
             mlflow.download_artifacts(run.info.run_id, file, str(into))

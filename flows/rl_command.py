@@ -138,13 +138,13 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     fewer."""
     profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b-rl")
     file = root() / PROFILES / f"{profile}.yaml"
-    whole = Config.model_validate(resolve(file))
-    of_profile = whole.rl
+    defaults = Config.model_validate(resolve(file))
+    of_profile = defaults.rl
     train = [sample for one in sets for sample in one.train]
     loops, samples = loops_of(train, of_profile)
-    epochs, given, words = length(arguments.settings, section="rl", steps=arguments.steps)
-    batch = given.get("rl.optim.batch", min(of_profile.optim.batch, samples))
-    inner = given.get("rl.inner_steps", of_profile.inner_steps)
+    epochs, user_settings, words = length(arguments.settings, section="rl", steps=arguments.steps)
+    batch = user_settings.get("rl.optim.batch", min(of_profile.optim.batch, samples))
+    inner = user_settings.get("rl.inner_steps", of_profile.inner_steps)
     if not isinstance(inner, int) or inner < 1:
         raise ValueError(f"rl.inner_steps = {inner!r}: give a whole number above 0")
     # as `launch.lasting` counts them
@@ -161,9 +161,9 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
             "the held-out samples are none that a benchmark compares: give regions with captions, or "
             "expressions with masks"
         )
-    of_machine = launch_words(batch, given, command="rl")
-    count = int(given.get("launch.processes", of_machine["launch.processes"]))
-    accumulate = accumulated(batch, count, of_profile.optim, processes=whole.launch.processes)
+    of_machine = launch_words(batch, user_settings, command="rl")
+    count = int(user_settings.get("launch.processes", of_machine["launch.processes"]))
+    accumulate = accumulated(batch, count, of_profile.optim, processes=defaults.launch.processes)
     ours = [
         f"prepare.sources={json.dumps(sources)}",
         *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
@@ -174,7 +174,7 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
         f"rl.optim.accumulate={accumulate}",
         f"rl.optim.save_every={math.ceil(min(CHUNK, steps) / inner) * inner}",
         f"rl.rows={batch if of_profile.rows else 0}",
-        "rl.use_llm_judge=false", "rl.use_llm_judge_loop2=false", *judge_words(arguments.judge, given),
+        "rl.use_llm_judge=false", "rl.use_llm_judge_loop2=false", *judge_words(arguments.judge, user_settings),
         "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]",
         "evaluate.split=val",
         *(f"{key}={value}" for key, value in of_machine.items()),
@@ -198,18 +198,18 @@ def loops_of(samples: Sequence[Sample], settings: Rl) -> tuple[dict[str, float],
     return loops, max(counts.values())
 
 
-def judge_words(url: str | None, given: dict[str, object]) -> list[str]:
+def judge_words(url: str | None, user_settings: dict[str, object]) -> list[str]:
     """Return the settings of a judge at an OpenAI-compatible endpoint, whose only model is taken where none
     is named; none without a `url`. Raises ValueError for an endpoint that does not answer or has several."""
     if not url:
         return []
     words = ["rl.use_llm_judge=true", f"judge.base_url={json.dumps(url)}"]
-    if "judge.model" in given:
+    if "judge.model" in user_settings:
         return words
     from openai import OpenAI, OpenAIError
 
     try:
-        key = os.environ.get(str(given.get("judge.api_key_env", "OPENAI_API_KEY"))) or "none"
+        key = os.environ.get(str(user_settings.get("judge.api_key_env", "OPENAI_API_KEY"))) or "none"
         models = [
             model.id for model in OpenAI(base_url=url, api_key=key, timeout=30.0, max_retries=1).models.list()
         ]

@@ -45,10 +45,10 @@ class Service:
         services."""
         try:
             process = psutil.Process(self.pid)
-            its_own = (
+            same_process = (
                 abs(process.create_time() - self.created_s) < 1 and Path(process.cwd()) == here.resolve()
             )
-            return its_own and process.status() != psutil.STATUS_ZOMBIE
+            return same_process and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
 
@@ -57,7 +57,7 @@ def record_file(here: Path) -> Path:
     return here / ".ans/services.json"
 
 
-def known(here: Path) -> list[Service]:
+def recorded_services(here: Path) -> list[Service]:
     """Return the services that `ans up` started and nobody has taken down."""
     path = record_file(here)
     return (
@@ -69,7 +69,7 @@ def known(here: Path) -> list[Service]:
 
 def running(here: Path) -> list[Service]:
     """Return those that are at work."""
-    return [service for service in known(here) if service.lives(here)]
+    return [service for service in recorded_services(here) if service.lives(here)]
 
 
 def up(here: Path, *, port: int, ui_port: int) -> list[Service]:
@@ -103,12 +103,12 @@ def start_prefect(here: Path, port: int) -> Service:
     log = here / ".ans/logs/server.log"
     process = start([sys.executable, "-m", "flows.cli", "server", "--port", str(port)], here, log)
     deadline = time.monotonic() + UP_S
-    while not (said := re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text(encoding="utf-8"))):
+    while not (match := re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text(encoding="utf-8"))):
         if process.poll() is not None or time.monotonic() > deadline:
             end(process.pid)
             raise OSError(f"`ans server` did not come up; {log} says why")
         time.sleep(0.5)
-    return service("prefect", process, f"http://{HOST}:{port}", key=said[1])
+    return service("prefect", process, f"http://{HOST}:{port}", key=match[1])
 
 
 MLFLOW = {
@@ -198,20 +198,16 @@ def down(here: Path) -> list[str]:
 def runs_page(here: Path, url: str) -> str:
     """Return the address of the table of runs; at its bare address MLflow shows pages for prompts and traces,
     whatever the experiment's kind is."""
-    found = None
+    row = None
     with (
         suppress(sqlite3.Error),
         closing(sqlite3.connect(f"{(here / '.ans/mlflow.db').as_uri()}?mode=ro", uri=True)) as store,
     ):
-        found = store.execute(
-            "SELECT experiment_id FROM experiments WHERE name = ?", (EXPERIMENT,)
-        ).fetchone()
-    return (
-        f"{url}/#/{f'experiments/{found[0]}/runs' if found else 'experiments'}?workflowType=machine_learning"
-    )
+        row = store.execute("SELECT experiment_id FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
+    return f"{url}/#/{f'experiments/{row[0]}/runs' if row else 'experiments'}?workflowType=machine_learning"
 
 
-def told(services: list[Service], here: Path) -> list[str]:
+def address_lines(services: list[Service], here: Path) -> list[str]:
     """Return lines for a person: addresses, and how to start a deployment."""
     lines = []
     for service in services:
@@ -224,10 +220,10 @@ def told(services: list[Service], here: Path) -> list[str]:
 
 def status(here: Path) -> list[str]:
     """Return what is up, what is at work, and what waits to be resumed."""
-    lines = told(running(here), here)
+    lines = address_lines(running(here), here)
     lines += [
         f"{service.name:<8} is gone; `ans up` starts it again"
-        for service in known(here)
+        for service in recorded_services(here)
         if not service.lives(here)
     ]
     return [

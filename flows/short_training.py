@@ -31,7 +31,7 @@ from ans_core.config.names import DATA_KINDS
 from ans_core.config.training import DataOptim
 from ans_core.processes import shared_words, thread_variables
 from ans_core.types import Sample
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 from flows.child import LAUNCH
 from flows.paths import root
 from tasks import provenance
@@ -143,7 +143,7 @@ def begin(request: Request) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(request.identity, indent=1) + "\n", encoding="utf-8")
     if request.imported and not (out / IMPORTED).exists():
-        with written_whole(out / IMPORTED) as partial:
+        with atomic_folder(out / IMPORTED) as partial:
             for part in request.imported.iterdir():
                 shutil.move(part, partial)
     if model is not None:
@@ -182,27 +182,29 @@ def length(
 ) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
     """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a
     command that counts steps itself. Raises ValueError where --steps or the settings name steps too."""
-    key, given = f"{section}.optim.epochs", dict(setting(word) for word in settings)
+    key, user_settings = f"{section}.optim.epochs", dict(setting(word) for word in settings)
     for counted in (f"{section}.optim.batch", "launch.processes"):
-        if not isinstance(given.get(counted, 1), int) or given.get(counted, 1) < 1:
-            raise ValueError(f"{counted} = {given[counted]!r}: give a whole number above 0")
-    epochs = given.get(key)
+        if not isinstance(user_settings.get(counted, 1), int) or user_settings.get(counted, 1) < 1:
+            raise ValueError(f"{counted} = {user_settings[counted]!r}: give a whole number above 0")
+    epochs = user_settings.get(key)
     if epochs is None:
-        return None, given, tuple(settings)
-    if steps or f"{section}.optim.steps" in given:
+        return None, user_settings, tuple(settings)
+    if steps or f"{section}.optim.steps" in user_settings:
         raise ValueError(f"{key} and a number of steps are both given: leave one of them out")
     if not isinstance(epochs, int | float) or epochs <= 0:
         raise ValueError(f"{key} = {epochs!r}: give a number above 0")
-    return float(epochs), given, tuple(word for word in settings if setting(word)[0] != key)
+    return float(epochs), user_settings, tuple(word for word in settings if setting(word)[0] != key)
 
 
-def launch_words(batch: int, given: Collection[str], *, command: str) -> dict[str, str]:
+def launch_words(batch: int, user_settings: Collection[str], *, command: str) -> dict[str, str]:
     """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each;
-    one without a GPU. None of a cluster's jobs. `given`: keys of the user's settings. Raises ValueError if
-    these ask for jobs."""
+    one without a GPU. None of a cluster's jobs. `user_settings`: keys of the user's settings. Raises
+    ValueError if these ask for jobs."""
     import torch
 
-    if jobs := [key for key in given if key == "launch.launcher" or key.startswith("launch.resources")]:
+    if jobs := [
+        key for key in user_settings if key == "launch.launcher" or key.startswith("launch.resources")
+    ]:
         raise ValueError(
             f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs"
         )
@@ -358,7 +360,7 @@ def done(out: Path, work: Work) -> bool:
     done."""
     if out.exists():
         return False
-    with written_whole(out) as partial:
+    with atomic_folder(out) as partial:
         work(partial)
     return True
 

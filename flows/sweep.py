@@ -51,8 +51,8 @@ def sweep(
     end_with_worker()
     here = root()
     os.chdir(here)
-    asked = [*combinations(grid or {}), *(runs or [])]
-    if not asked:
+    requests = [*combinations(grid or {}), *(runs or [])]
+    if not requests:
         raise ValueError(
             'nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]'
         )
@@ -62,12 +62,12 @@ def sweep(
         with settings_of_run(here, profile=profile):
             members = {
                 f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
-                for n, overrides in enumerate(asked, start=1)
+                for n, overrides in enumerate(requests, start=1)
             }
             done = {
-                experiment: found
+                experiment: metrics
                 for experiment, settings in members.items()
-                if (found := finished(experiment, settings, here))
+                if (metrics := finished(experiment, settings, here))
             }
             print(
                 f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name "
@@ -78,7 +78,7 @@ def sweep(
             kept.keep(here)
             try:
                 with started() as tracked:
-                    for (experiment, settings), overrides in zip(members.items(), asked, strict=True):
+                    for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
                         if experiment in done:
                             results.append((experiment, overrides, done[experiment]))
                             continue
@@ -99,11 +99,11 @@ def sweep(
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     page = table(results) + comparison(
-        [experiment for experiment, _, found in results if found is not None], path.with_suffix(""), here
+        [experiment for experiment, _, metrics in results if metrics is not None], path.with_suffix(""), here
     )
     path.write_text(page, encoding="utf-8")
     create_markdown_artifact(page, key="sweep", description=name)
-    if failed := [experiment for experiment, _, found in results if found is None]:
+    if failed := [experiment for experiment, _, metrics in results if metrics is None]:
         raise StageFailedError(
             f"{', '.join(failed)} failed, its message is above; --name {name} goes on, the others are in "
             f"{path}"
@@ -143,22 +143,26 @@ def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float
     """Return the headline metrics of an experiment that is there; nothing if it is not. Raises ValueError if
     it has other settings."""
     refs = git(here, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    found = [ref for ref in refs if ref.rpartition("/")[2] == name]
-    if not found:
+    matching = [ref for ref in refs if ref.rpartition("/")[2] == name]
+    if not matching:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "params.yaml")
-        path.write_text(git(here, "show", f"{found[0]}:params.yaml") + "\n", encoding="utf-8")
+        path.write_text(git(here, "show", f"{matching[0]}:params.yaml") + "\n", encoding="utf-8")
         if load(path).model_dump(mode="json") != settings:
             raise ValueError(
                 f"there is an experiment {name} with other settings: give another --name, or `dvc exp "
                 f"remove {name}`"
             )
-    return by_row(json.loads(git(here, "show", f"{found[0]}:{HEADLINE}")))
+    return by_row(json.loads(git(here, "show", f"{matching[0]}:{HEADLINE}")))
 
 
 def by_row(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {f"{row}/{metric}": value for row, found in figures.items() for metric, value in found.items()}
+    return {
+        f"{row}/{metric}": value
+        for row, row_figures in figures.items()
+        for metric, value in row_figures.items()
+    }
 
 
 def comparison(experiments: Sequence[str], folder: Path, here: Path) -> str:
@@ -174,7 +178,7 @@ def comparison(experiments: Sequence[str], folder: Path, here: Path) -> str:
 
 def table(results: Sequence[tuple[str, Overrides, dict[str, float] | None]]) -> str:
     """Return a page with a column for every experiment."""
-    metrics = dict.fromkeys(metric for _, _, found in results for metric in found or {})
+    metrics = dict.fromkeys(metric for _, _, figures in results for metric in figures or {})
     keys = dict.fromkeys(key for _, overrides, _ in results for key in overrides)
     lines = [
         "# sweep",
@@ -187,7 +191,7 @@ def table(results: Sequence[tuple[str, Overrides, dict[str, float] | None]]) -> 
         for key in keys
     ]
     for metric in metrics:
-        values = [None if found is None else found.get(metric) for _, _, found in results]
+        values = [None if figures is None else figures.get(metric) for _, _, figures in results]
         lines.append(
             f"| {metric} | " + " | ".join("-" if value is None else f"{value:.4f}" for value in values) + " |"
         )

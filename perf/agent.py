@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ans_core.config import load
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 from perf.bar import spread
 from tasks.stages import AGENT, TABLE, Stage
 
@@ -141,7 +141,7 @@ def run_on(profile: str, seed: int, made: Path, rows: Sequence[str]) -> None:
         inputs = {name: places[name] for name in stage.inputs if name in places}
         words = {"row": stage.row} if stage.row else {}
         module = importlib.import_module(f"ans_core.stages.{stage.task}")
-        with written_whole(out) as partial:
+        with atomic_folder(out) as partial:
             module.run(
                 cfg, inputs=inputs, out=partial, scratch=scratch, log=lambda metrics, step: None, **words
             )

@@ -66,7 +66,7 @@ def sampled(
             for i in range(len(some))
             for g in range(group)
         ]
-        with model.own_precision():
+        with model.inference_autocast():
             prompted = prompt(model, each)
             said = sample(model, prompted, group=1, max_tokens=cfg.rl.max_tokens, reader=reader, seeds=seeds)
         answers = [

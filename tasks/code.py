@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from ans_core.code_hash import CodeHashes
-from ans_core.written import write_whole
+from ans_core.written import write_atomically
 from tasks.stages import TABLE, Stage
 
 NAME = "code"
@@ -41,7 +41,7 @@ def code_yaml(root: Path = Path()) -> str:
 
 def main() -> None:
     FILE.parent.mkdir(exist_ok=True)
-    write_whole(FILE, code_yaml())
+    write_atomically(FILE, code_yaml())
 
 
 if __name__ == "__main__":

@@ -192,13 +192,13 @@ def ray_command(
     if stage.one_node:
         wanted = launch.inference_processes or wanted
     gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
-    told = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
+    options = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
     return [
         "ray",
         "job",
         "submit",
         *there,
-        *told,
+        *options,
         "--",
         "sh",
         "-c",

@@ -49,8 +49,8 @@ def has_noted(name: str) -> bool:
 def read_note(path: Path) -> dict[str, Any]:
     """Read the note; empty if there is none, or if a killed process had only begun it."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return note
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -68,14 +68,14 @@ def version_of(root: Path, profile: str, wanted: str) -> Version | None:
     mlflow, name = client(root), model_name(profile)
     try:
         by_number = wanted.isdigit()
-        found = (
+        version = (
             mlflow.get_model_version(name, wanted)
             if by_number
             else mlflow.get_model_version_by_alias(name, wanted)
         )
     except MlflowException:
         return None
-    return Version(number=str(found.version), md5=found.tags[HASH], run_id=found.run_id)
+    return Version(number=str(version.version), md5=version.tags[HASH], run_id=version.run_id)
 
 
 def promote(root: Path, profile: str, version: Version) -> None:

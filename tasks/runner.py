@@ -117,8 +117,8 @@ def check_disk(stage: Stage, config: Config, root: Path) -> None:
 def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | None = None) -> Path:
     """Start the log file. `process`: rank of a process that is not the first, which logs to a file beside
     it."""
-    beside = f"-process{process}" if process else ""
-    path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}{beside}.log"
+    suffix = f"-process{process}" if process else ""
+    path = root / ".ans/logs" / f"{profile}-{stage.name}-{time.strftime('%Y%m%d-%H%M%S')}{suffix}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
         filename=path,
@@ -212,10 +212,10 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
         start_s = time.monotonic()
         metrics = call_stage(stage, config, Progress(run), root, key)
         prefix = "eval/" if stage.task == "evaluate" else ""
-        found = {f"{prefix}{name}": value for name, value in metrics.items()}
-        found["duration_s"] = time.monotonic() - start_s
-        run.log_result(found, stage.out_path(config.profile, root))
-        leave_note(metrics=found)
+        figures = {f"{prefix}{name}": value for name, value in metrics.items()}
+        figures["duration_s"] = time.monotonic() - start_s
+        run.log_result(figures, stage.out_path(config.profile, root))
+        leave_note(metrics=figures)
 
 
 def main(name: str, root: Path = Path()) -> None:

@@ -106,15 +106,15 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     """Return the text below each field of a class."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    texts = {}
     for field, after in zip(definition.body, definition.body[1:], strict=False):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(after, ast.Expr)
             and isinstance(after.value, ast.Constant)
         ):
-            found[ast.unparse(field.target)] = str(after.value.value)
-    return found
+            texts[ast.unparse(field.target)] = str(after.value.value)
+    return texts
 
 
 def prose(text: str | None) -> str:

@@ -91,16 +91,16 @@ class Job:
 def options(launch: Launch, task: str, *, several: bool) -> tuple[str, ...]:
     """Return sbatch's options for a stage. Of options that come twice Slurm takes the last."""
     wanted = launch.resources.get(task)
-    found = [f"--signal=USR1@{stop.LONGEST_S}", *launch.slurm]
+    flags = [f"--signal=USR1@{stop.LONGEST_S}", *launch.slurm]
     if wanted:
-        found += [
+        flags += [
             f"--nodes={wanted.nodes}",
             *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []),
             *wanted.options,
         ]
     elif not several:
-        found.append("--nodes=1")
-    return tuple(found)
+        flags.append("--nodes=1")
+    return tuple(flags)
 
 
 def sbatch_words(job: Job) -> list[str]:
@@ -131,18 +131,18 @@ def run(job: Job) -> int:
     number = None
     try:
         with held(Path(f"{job.notes}.lock"), f"the start of {job.name}"):
-            number = found(job)
-            told = "goes on" if number else "is submitted"
+            number = job_number(job)
+            how = "goes on" if number else "is submitted"
             number = number or submitted(job)
-        print(f"{job.name}: job {number} {told}; log: {job.log(number)}", file=sys.stderr, flush=True)
+        print(f"{job.name}: job {number} {how}; log: {job.log(number)}", file=sys.stderr, flush=True)
         return followed(job, number)
     except (SystemExit, KeyboardInterrupt):
-        if number := number or found(job):
+        if number := number or job_number(job):
             subprocess.run(["scancel", number], check=False)
         raise
 
 
-def found(job: Job) -> str | None:
+def job_number(job: Job) -> str | None:
     """Return the number of the user's job of this name and workspace; None if there is none."""
     lines = ask(["squeue", "--me", "--noheader", f"--name={job.name}", "--format=%A|%Z"]).splitlines()
     numbers = [
@@ -170,9 +170,9 @@ def ask(words: list[str], environment: dict[str, str] | None = None) -> str:
         if done.returncode == 0:
             return done.stdout
         if not any(line in done.stderr for line in AWAY):
-            asked = shlex.join(word for word in words if not word.startswith("--wrap"))
+            command = shlex.join(word for word in words if not word.startswith("--wrap"))
             raise ConfigError(
-                f"Slurm refuses `{asked}` ({done.stderr.strip()}); correct launch.slurm or launch.resources"
+                f"Slurm refuses `{command}` ({done.stderr.strip()}); correct launch.slurm or launch.resources"
             )
         if not away:
             print(f"{words[0]} waits: {done.stderr.strip()}", file=sys.stderr, flush=True)
@@ -239,15 +239,15 @@ def result(job: Job, number: str, name: str) -> int:
     deadline_s = time.monotonic() + SEEN_S
     while name in {"", "COMPLETED", "FAILED"} and not status.exists() and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    told = read_note(note)
-    log = told.get("log", str(job.log(number)))
+    noted = read_note(note)
+    log = noted.get("log", str(job.log(number)))
     if status.exists() and status.read_text().strip() == "0":
-        leave_note(log=log, **({"metrics": told["metrics"]} if "metrics" in told else {}))
+        leave_note(log=log, **({"metrics": noted["metrics"]} if "metrics" in noted else {}))
         return 0
     cancelled = name == "CANCELLED"  # by somebody: no retry
     how = f"job {number} ended as {name or 'one that Slurm has forgotten'} (Slurm's log: {job.log(number)})"
-    code = USER_ERROR if cancelled else told.get("status", FAILED)
-    leave_note(log=log, status=code, message=f"{told['message']}; {how}" if "message" in told else how)
+    code = USER_ERROR if cancelled else noted.get("status", FAILED)
+    leave_note(log=log, status=code, message=f"{noted['message']}; {how}" if "message" in noted else how)
     print(f"{job.name}: {how}", file=sys.stderr, flush=True)
     return USER_ERROR if code == USER_ERROR else FAILED
 

@@ -87,9 +87,9 @@ def send(record: Record, mlflow: MlflowClient, experiment: str, root: Path) -> N
         tracking.log_params(mlflow, record.run_id, record.params)
         record.params = {}
     if record.data:
-        found = list(data_sets(record))
-        mlflow.log_inputs(record.run_id, found)
-        mlflow.log_inputs(record.parent, tracking.pipeline_data(record.stage, found))
+        inputs = list(data_sets(record))
+        mlflow.log_inputs(record.run_id, inputs)
+        mlflow.log_inputs(record.parent, tracking.pipeline_data(record.stage, inputs))
         record.data = {}
     while record.metrics:
         batch = record.metrics[:MAX_METRICS]
@@ -148,14 +148,14 @@ def log_files(mlflow: MlflowClient, run_id: str, folder: Path) -> None:
     """Log the small files of an output that a person would look at; weights stay in DVC."""
     # metrics and predictions before pictures
     inside = sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path))
-    found = [
+    files = [
         path
         for path in inside
         if path.suffix in ARTIFACT_SUFFIXES and len(path.relative_to(folder).parts) <= 2
     ]
     small = [
         path
-        for path in found
+        for path in files
         if path.stat().st_size <= MAX_ARTIFACT_BYTES and not path.name.startswith("tokenizer")
     ]
     for path in small[:MAX_ARTIFACTS]:
@@ -178,12 +178,12 @@ class Load:
             self._monitors.append(GPUMonitor())
 
     def sample(self) -> dict[str, float]:
-        found: dict[str, float] = {}
+        load: dict[str, float] = {}
         for monitor in self._monitors:
             monitor.collect_metrics()
-            found |= {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
+            load |= {f"system/{name}": value for name, value in monitor.aggregate_metrics().items()}
             monitor.clear_metrics()
-        return found
+        return load
 
 
 class StageRun:
@@ -219,7 +219,7 @@ class StageRun:
             settings=tracking.flat(settings), data=data,
             start_ms=int(time.time() * 1000),
         )  # fmt: skip
-        self._told = "ANS_STORE_AWAY" in pipeline  # the flow has said so
+        self._warned = "ANS_STORE_AWAY" in pipeline  # the flow has said so
         self._to_say: str | None = None
         self._store: tuple[MlflowClient, str] | None = None
         self._ending, self._end_lock = Event(), Lock()
@@ -234,8 +234,8 @@ class StageRun:
 
     def log(self, metrics: dict[str, float], step: int) -> str | None:
         self._collect(metrics, step)
-        said, self._to_say = self._to_say, None
-        return said
+        message, self._to_say = self._to_say, None
+        return message
 
     def log_result(self, metrics: dict[str, float], folder: Path) -> str | None:
         """Log what the stage measured, for the pipeline's run too, and the files of its output."""
@@ -263,8 +263,8 @@ class StageRun:
                             f"lost: {error}"
                         )
                 self.finished = True
-            said, self._to_say = self._to_say, None
-            return said
+            message, self._to_say = self._to_say, None
+            return message
 
     def _work(self) -> None:
         if IMPORT.is_alive():
@@ -286,12 +286,12 @@ class StageRun:
                 send_left(self._root, *self._store)
             send(self.record, *self._store, self._root)
         except tracking.store_faults() as error:
-            if not self._told:
+            if not self._warned:
                 self._to_say = (
                     "MLflow takes nothing at present; the stage goes on, and what it logs is kept and sent "
                     f"later: {error}"
                 )
-            self._told = True
+            self._warned = True
             return False
         return True
 
@@ -306,7 +306,7 @@ def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:
     """Send the runs of stages that ended while the store was away."""
     for path in sorted((root / UNSENT).glob("*.json")):
         record = Record(**json.loads(path.read_text(encoding="utf-8")))
-        if record.run_id and not known(mlflow, record.run_id):  # a new store
+        if record.run_id and not has_run(mlflow, record.run_id):  # a new store
             record.run_id = None
         status = record.status
         try:
@@ -319,7 +319,7 @@ def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:
         path.unlink()
 
 
-def known(mlflow: MlflowClient, run_id: str) -> bool:
+def has_run(mlflow: MlflowClient, run_id: str) -> bool:
     from mlflow.exceptions import MlflowException
 
     try:

@@ -61,22 +61,22 @@ def lock_hash(root: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def hardware() -> dict[str, str]:
     """Return the names of processor and GPUs, without loading a driver's library."""
-    told = [
+    texts = [
         (folder / "information").read_text(encoding="utf-8", errors="replace")
         for folder in sorted(GPUS.glob("*"))
     ]
-    gpus = [name[1].strip() for text in told if (name := re.search(r"Model:\s*(.+)", text))]
+    gpus = [name[1].strip() for text in texts if (name := re.search(r"Model:\s*(.+)", text))]
     return {
         "hardware.cpu": f"{psutil.cpu_count()} x {processor()}",
         "hardware.memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",

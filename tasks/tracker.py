@@ -44,8 +44,8 @@ class TrackedRun:
         self._thread.start()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        kept = dict(metrics)
-        self._calls.put(lambda remote: remote.log(kept, step))
+        copied = dict(metrics)
+        self._calls.put(lambda remote: remote.log(copied, step))
 
     def log_result(self, metrics: dict[str, float], folder: Path) -> None:
         self._calls.put(lambda remote: remote.log_result(metrics, folder.resolve()))
@@ -66,8 +66,8 @@ class TrackedRun:
         try:
             remote = self._open_remote()
             while call := self._calls.get():
-                if said := call(remote):
-                    warn(said)
+                if message := call(remote):
+                    warn(message)
         except (OSError, EOFError):
             warn(
                 "the process that logs to MLflow was killed: the stage goes on without it, later curves are "

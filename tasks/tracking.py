@@ -60,14 +60,14 @@ def check_database(path: Path) -> None:
     if path.exists() and path.stat().st_size:
         try:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-                (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+                (status,) = database.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.OperationalError:  # locked by a writer: the database is in use, so it is fine
             return
         except sqlite3.DatabaseError as error:
-            found = str(error)
-        if found != "ok":
+            status = str(error)
+        if status != "ok":
             raise TrackingError(
-                f"the history of runs {path} is damaged ({found.splitlines()[-1]}): move it away and a new "
+                f"the history of runs {path} is damaged ({status.splitlines()[-1]}): move it away and a new "
                 "one is begun; "
                 "results and caches don't depend on it"
             )
@@ -104,21 +104,21 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        found = mlflow.get_experiment_by_name(EXPERIMENT)
+        experiment = mlflow.get_experiment_by_name(EXPERIMENT)
     except MlflowException as error:
         where = os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db")
         why = str(error).splitlines()[0][:200]
         raise TrackingError(
             f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI"
         ) from None
-    if found is None:
+    if experiment is None:
         place = (
             None if "MLFLOW_TRACKING_URI" in os.environ else (root.resolve() / ".ans/mlartifacts").as_uri()
         )
         return mlflow.create_experiment(EXPERIMENT, artifact_location=place, tags={KIND: TRAINING})
-    if KIND not in found.tags:
-        mlflow.set_experiment_tag(found.experiment_id, KIND, TRAINING)
-    return found.experiment_id
+    if KIND not in experiment.tags:
+        mlflow.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
+    return experiment.experiment_id
 
 
 def pipeline_key(pid: int) -> str:
@@ -143,12 +143,12 @@ def metric_name(name: str) -> str:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
+    flattened: dict[str, str] = {}
     for key, value in values.items():
-        found |= (
+        flattened |= (
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)[:500]}
         )
-    return found
+    return flattened
 
 
 def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit: int = 1) -> list[Any]:
@@ -172,11 +172,11 @@ def parent_run(
 ) -> str:
     """Return the pipeline's run; whoever needs it first makes it. `pid` works on it, `settings` are its
     parameters."""
-    found = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
-    if found:
-        if not found[0].data.params:  # the store went away just then
-            log_params(mlflow, found[0].info.run_id, settings)
-        return str(found[0].info.run_id)
+    runs = find_runs(mlflow, experiment, {"ans.pipeline": key, "ans.kind": "pipeline"})
+    if runs:
+        if not runs[0].data.params:  # the store went away just then
+            log_params(mlflow, runs[0].info.run_id, settings)
+        return str(runs[0].info.run_id)
     tags = {
         "ans.pipeline": key,
         "ans.kind": "pipeline",
@@ -216,9 +216,9 @@ def clock(time_ms: int) -> str:
 def log_params(mlflow: MlflowClient, run: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    found = [Param(key, value) for key, value in params.items()]
-    for start in range(0, len(found), MAX_PARAMS):
-        mlflow.log_batch(run, params=found[start : start + MAX_PARAMS])
+    entries = [Param(key, value) for key, value in params.items()]
+    for start in range(0, len(entries), MAX_PARAMS):
+        mlflow.log_batch(run, params=entries[start : start + MAX_PARAMS])
 
 
 def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) -> None:
@@ -259,19 +259,19 @@ def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, floa
     return shown
 
 
-def pipeline_data(stage: str, found: Sequence[Any]) -> list[Any]:
+def pipeline_data(stage: str, inputs: Sequence[Any]) -> list[Any]:
     """Return which of a stage's inputs the pipeline's run shows as its data sets: those that `prepare` reads,
     and what it makes of them."""
-    return [one for one in found if stage == "prepare" or one.dataset.name == "data"]
+    return [one for one in inputs if stage == "prepare" or one.dataset.name == "data"]
 
 
 def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, state_key: str) -> Any | None:
     """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics and
     data. Return that run, None if it is unknown."""
-    found = find_runs(
+    runs = find_runs(
         mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20
     )
-    made = next((run for run in found if run.info.status == "FINISHED"), None)
+    made = next((run for run in runs if run.info.status == "FINISHED"), None)
     if made is not None:
         mlflow.set_tag(parent, f"cached.{stage.replace('@', '/')}", made.info.run_id)
         log_metrics(mlflow, parent, pipeline_metrics(stage, made.data.metrics))
@@ -303,19 +303,19 @@ def warn(message: str) -> None:
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:
     """Return the newest finished stage run with these tags, or None."""
     mlflow = client(root)
-    found = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", **tags}, limit=20)
-    return next((run for run in found if run.info.status == "FINISHED"), None)
+    runs = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", **tags}, limit=20)
+    return next((run for run in runs if run.info.status == "FINISHED"), None)
 
 
 def durations_s(root: Path, profile: str) -> dict[str, float]:
     """Return, for each stage that has finished on this profile, how long it took the last time."""
     mlflow = client(root)
-    found = find_runs(
+    runs = find_runs(
         mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200
     )
     took = {
         run.data.tags["ans.stage"]: run.data.metrics.get("duration_s")
-        for run in reversed(found)
+        for run in reversed(runs)
         if run.info.status == "FINISHED"
     }
     return {stage: seconds for stage, seconds in took.items() if seconds is not None}

@@ -89,7 +89,7 @@ class CropFeatures:
             for frame in dict.fromkeys(crop.frame for crop in crops)
         }
         keys = [(hashes[crop.frame], crop.box) for crop in crops]
-        with self.model.own_precision():
+        with self.model.inference_autocast():
             features = {
                 key: self._cache.get(key, partial(self._encode, crop))
                 for key, crop in dict(zip(keys, crops, strict=True)).items()

@@ -32,7 +32,7 @@ def mask_by_words(model: Network, picture: Image.Image, words: str) -> tuple[Boo
     (answer,) = answers(model, [request_of(text=question, image=picture)], options, max_tokens=MOST_TOKENS)
     if not len(answer.seg_embeddings):
         return np.zeros((picture.height, picture.width), bool), 0.0
-    with model.own_precision():
+    with model.inference_autocast():
         features = model.sam2.encode(PredictOptions().pixels(model, [picture]))
         first = torch.zeros(1, dtype=torch.long, device=model.device)
         out = model.sam2.decode(features, first, answer.seg_embeddings[:1])
@@ -69,7 +69,7 @@ def follow(clip: Clip, frames: Sequence[int], mask: Bool[np.ndarray, "H W"]) -> 
     """An object's masks in frames of a clip, in their order; that of the first one is given. By SAM2 as it
     was before Sa2VA's training where the model keeps it: that one was trained to go on from masks."""
     masks, sam2 = [mask], clip.model.sam2
-    with clip.model.own_precision():
+    with clip.model.inference_autocast():
         prompts = sam2.mask_prompts(torch.from_numpy(mask)[None, None].to(clip.model.device), [0])
         original = sam2.config.original_decoder
         for place, logits in sam2.propagate(

@@ -219,7 +219,7 @@ def play(
         "a reader needs a seed for each episode, and forbids itself"
     )
     features = features or CropFeatures(model)
-    precision = precision or model.own_precision
+    precision = precision or model.inference_autocast
     played: list[PlayedEpisode] = []
     for start in range(0, len(requests), batch):
         numbers = range(start, min(start + batch, len(requests)))

@@ -105,7 +105,7 @@ def _masks(model: Network, items: Sequence[Item], boxes: Sequence[Box | None]) -
             * model.sam2.image_size
         )
         width, height = transforms.image_size(frames[0])
-        with model.own_precision(), _untrained(model):
+        with model.inference_autocast(), _untrained(model):
             for logits in _through(model, frames, corners):
                 for i, one in zip(numbers, logits, strict=True):
                     masklets[i].append(

@@ -18,7 +18,7 @@ from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints import folder as folders
 from ans_core.model import adapters
 from ans_core.model.backbones import BACKBONES
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 WEIGHTS = "adapter_model.safetensors"
 """PEFT's name of the file."""
@@ -47,14 +47,14 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         if config["lora"] is None:
             raise ValueError(f"{source} trained nothing (sft.optim.steps 0): its model is the base, {base}")
         followed, tensors, modules = _of_memory(tensors, source)
-        rank, alpha, found = config["lora"]["rank"], config["lora"]["alpha"], followed | _plain(tensors)
+        rank, alpha, merged = config["lora"]["rank"], config["lora"]["alpha"], followed | _plain(tensors)
         ranks = config["lora"].get("rank_pattern", {})
     else:
         before, first = checkpoint.load_delta(sft, base_hash=base_hash)
         after, second = checkpoint.load_delta(source, base_hash=checkpoint.weights_hash(sft))
         followed, before, modules = _of_memory(before, sft)
         if first["lora"] is None:  # SFT passed the base through: RL's LoRA is the only one
-            rank, alpha, ranks, found = (
+            rank, alpha, ranks, merged = (
                 second["lora"]["rank"],
                 second["lora"]["alpha"],
                 {},
@@ -63,26 +63,28 @@ def write_adapter(source: Path, target: Path, *, base: Path, sft: Path | None) -
         else:
             rank = alpha = first["lora"]["rank"] + second["lora"]["rank"]
             ranks = {
-                name: own + second["lora"]["rank"]
-                for name, own in first["lora"].get("rank_pattern", {}).items()
+                name: layer_rank + second["lora"]["rank"]
+                for name, layer_rank in first["lora"].get("rank_pattern", {}).items()
             }
-            found = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
-    whole = [
-        name for name in dict.fromkeys((*MODULES, *modules)) if any(f".{name}." in f".{key}" for key in found)
+            merged = followed | _joined(_plain(before), _plain(after), _scale(first), _scale(second))
+    full_modules = [
+        name
+        for name in dict.fromkeys((*MODULES, *modules))
+        if any(f".{name}." in f".{key}" for key in merged)
     ]
     # PEFT wants such a module whole, the frozen parts too
     for name, tensor in folders.tensors(folders.weight_files(base)):
-        if name not in found and any(f".{module}." in f".{name}" for module in whole):
-            found[name] = tensor.clone()
+        if name not in merged and any(f".{module}." in f".{name}" for module in full_modules):
+            merged[name] = tensor.clone()
     peft = adapters.lora_config(
-        rank=rank, alpha=alpha, dropout=0.0, modules_to_save=whole, rank_pattern=ranks
+        rank=rank, alpha=alpha, dropout=0.0, modules_to_save=full_modules, rank_pattern=ranks
     )
     peft.base_model_name_or_path = str(base)
     peft.inference_mode = True
-    size = sum(t.numel() * t.element_size() for t in found.values())
-    with written_whole(target, size=size) as unfinished:
+    size = sum(t.numel() * t.element_size() for t in merged.values())
+    with atomic_folder(target, size=size) as unfinished:
         save_file(
-            {PREFIX + name: tensor.contiguous() for name, tensor in found.items()},
+            {PREFIX + name: tensor.contiguous() for name, tensor in merged.items()},
             unfinished / WEIGHTS,
             metadata={"format": "pt"},
         )
@@ -98,7 +100,7 @@ def _of_memory(
 
     Raises ValueError for a parameter that belongs to no module of SAM2: an adapter holds whole modules.
     """
-    first, own = memory.taken(tensors)
+    first, sft_tensors = memory.taken(tensors)
     if single := [name for name in first if name.count(".") < 2]:
         raise ValueError(
             f"{source} holds {single[0]}, which the stage `memory` trained and no adapter can hold; use the "
@@ -109,7 +111,7 @@ def _of_memory(
         for name, t in first.items()
         if name.startswith(memory.DECODER)
     }
-    return first, own, sorted({name.split(".")[1] for name in first})
+    return first, sft_tensors, sorted({name.split(".")[1] for name in first})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -127,10 +129,10 @@ def _scale(config: dict[str, Any]) -> float:
 def _joined(
     one: dict[str, Tensor], other: dict[str, Tensor], scale: float, other_scale: float
 ) -> dict[str, Tensor]:
-    found = one | {name: tensor for name, tensor in other.items() if ".lora_" not in name}
+    joined = one | {name: tensor for name, tensor in other.items() if ".lora_" not in name}
     for name in one:
         if name.endswith(".lora_A.weight"):
-            found[name] = torch.cat([one[name], other[name]])
+            joined[name] = torch.cat([one[name], other[name]])
         elif name.endswith(".lora_B.weight"):
-            found[name] = torch.cat([scale * one[name], other_scale * other[name]], dim=1)
-    return found
+            joined[name] = torch.cat([scale * one[name], other_scale * other[name]], dim=1)
+    return joined

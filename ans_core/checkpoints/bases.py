@@ -28,8 +28,8 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     """
     folder = folders.local_folder(internvl)
     values = checkpoint.read_config(folder)
-    whole = (checkpoint.RELEASE_TYPE, checkpoint.OUR_TYPE)
-    if values["model_type"] in whole:
+    sa2va_types = (checkpoint.RELEASE_TYPE, checkpoint.OUR_TYPE)
+    if values["model_type"] in sa2va_types:
         if str(sam2):
             raise ValueError(
                 f"{internvl} is a whole Sa2VA and holds its own SAM2; leave base.sam2 empty (it is "
@@ -37,13 +37,13 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
             )
         return checkpoint.load(folder)
     if values["model_type"] not in checkpoint.BASES:
-        known = ", ".join((*checkpoint.BASES, *whole))
+        valid_types = ", ".join((*checkpoint.BASES, *sa2va_types))
         raise ValueError(
-            f"{folder}/config.json: model_type {values['model_type']!r}; a base is one of {known}"
+            f"{folder}/config.json: model_type {values['model_type']!r}; a base is one of {valid_types}"
         )
     if not str(sam2):
         raise ValueError(
-            f"{internvl} is a {values['model_type']}, no whole Sa2VA ({', '.join(whole)}): name the SAM2 to "
+            f"{internvl} is a {values['model_type']}, no whole Sa2VA ({', '.join(sa2va_types)}): name the SAM2 to "
             "join it with (base.sam2)"
         )
     file = sam2_file(sam2)
@@ -128,10 +128,10 @@ def _grown(name: str, tensor: Tensor, words: int, rows: int, generator: torch.Ge
 
 def _fresh_head(head: nn.Module, generator: torch.Generator) -> list[tuple[str, Tensor]]:
     """Initialise Linear layers as torch does: weights and biases uniform within 1 / sqrt(inputs)."""
-    drawn = []
+    tensors = []
     for name, layer in head.named_children():
         if isinstance(layer, nn.Linear):
             bound = layer.in_features**-0.5
             for key, shape in (("weight", layer.weight.shape), ("bias", layer.bias.shape)):
-                drawn.append((f"{name}.{key}", (torch.rand(shape, generator=generator) * 2 - 1) * bound))
-    return drawn
+                tensors.append((f"{name}.{key}", (torch.rand(shape, generator=generator) * 2 - 1) * bound))
+    return tensors

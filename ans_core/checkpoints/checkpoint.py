@@ -30,7 +30,7 @@ from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import HALF, Network
 from ans_core.model.quantization import Quantization, check, is_quantized, quantizer
 from ans_core.precision import inference_dtype, warn_if_emulated
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 Model = TypeVar("Model", bound=Network)
 
@@ -66,7 +66,7 @@ def save(model: Network, path: Path, *, max_shard: str = "5GB", metadata: dict[s
             "the model's weights are quantized, which is for inference: save the model that was loaded "
             "without `quantize`"
         )
-    with written_whole(path, size=_bytes(state.values())) as partial:
+    with atomic_folder(path, size=_bytes(state.values())) as partial:
         (partial / "config.json").write_text(json.dumps(model.config.as_dict(), indent=1) + "\n")
         model.tokenizer.save_pretrained(partial)
         save_torch_state_dict(state, partial, max_shard_size=max_shard)
@@ -169,38 +169,38 @@ def from_pretrained(
     return model
 
 
-def _weights_dtype(asked: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
-    if asked is None or asked == "auto":
+def _weights_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
+    if dtype is None or dtype == "auto":
         return inference_dtype(device)
-    found = getattr(torch, asked, None) if isinstance(asked, str) else asked
-    if found not in WEIGHT_DTYPES:
-        raise ValueError(f"dtype {asked!r} holds no weights; use {', '.join(map(_name, WEIGHT_DTYPES))}")
-    if found in HALF:
+    resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if resolved not in WEIGHT_DTYPES:
+        raise ValueError(f"dtype {dtype!r} holds no weights; use {', '.join(map(_name, WEIGHT_DTYPES))}")
+    if resolved in HALF:
         warn_if_emulated(device)
-    return found
+    return resolved
 
 
-def present_device(asked: torch.device | str | None) -> torch.device:
+def present_device(device_map: torch.device | str | None) -> torch.device:
     gpus = torch.cuda.device_count()
-    if isinstance(asked, dict):
+    if isinstance(device_map, dict):
         raise ValueError(
-            f'device_map {asked} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"'
+            f'device_map {device_map} names several devices; a Sa2VA lies on one: give "cpu", "cuda" or "cuda:1", or "auto"'
         )
-    if asked is None or asked == "auto":
-        return torch.device("cuda" if asked and gpus else "cpu")
+    if device_map is None or device_map == "auto":
+        return torch.device("cuda" if device_map and gpus else "cpu")
     try:
-        found = torch.device(asked)
+        device = torch.device(device_map)
     except RuntimeError as error:
         raise ValueError(
-            f'device_map {asked!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"'
+            f'device_map {device_map!r} is no device; give one, as "cpu", "cuda" or "cuda:1", or "auto"'
         ) from error
-    if found.type not in ("cpu", "cuda"):
-        raise ValueError(f'device_map {asked!r}: only "cpu" and "cuda" are supported')
-    if found.type == "cuda" and (found.index or 0) >= gpus:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f'device_map {device_map!r}: only "cpu" and "cuda" are supported')
+    if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ValueError(
-            f'device_map {asked!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"'
+            f'device_map {device_map!r}: torch {torch.__version__} sees {gpus} GPUs here; give another device, or "auto"'
         )
-    return found
+    return device
 
 
 def weights_hash(path: str | Path) -> str:
@@ -209,8 +209,8 @@ def weights_hash(path: str | Path) -> str:
     path = Path(path)
     manifest = folders.read_manifest(path)
     files = folders.weight_files(path)
-    known = manifest["sha256"] if manifest else {}
-    sums = [known.get(f.name) or folders.file_hash(f) for f in files]
+    manifest_sums = manifest["sha256"] if manifest else {}
+    sums = [manifest_sums.get(f.name) or folders.file_hash(f) for f in files]
     return hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
@@ -239,13 +239,13 @@ def read_config(path: Path) -> dict[str, Any]:
         values = dict(json.loads(file.read_text()))
     if "model_type" not in values:
         raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
-    known = (OUR_TYPE, RELEASE_TYPE, *BASES)
-    if values["model_type"] not in known:
+    valid_types = (OUR_TYPE, RELEASE_TYPE, *BASES)
+    if values["model_type"] not in valid_types:
         family = next((name for name in OTHER_FAMILIES if name in json.dumps(values).lower()), None)
         because = (
             f"it is built on {family}, and only those on InternVL and Qwen-VL are read"
             if family
-            else f"known are {', '.join(known)}"
+            else f"known are {', '.join(valid_types)}"
         )
         raise ValueError(
             f"{file}: model_type {values['model_type']!r} is no Sa2VA that is read here: {because}"
@@ -341,10 +341,10 @@ def fill(
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     layers = _Layers(model, divide) if divide is not None else None
     taken: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    on_meta: dict[str, Tensor] = {}
     broken: list[tuple[str, Tensor]] = []
     for name, tensor in state:
-        found[name] = tensor.to("meta")
+        on_meta[name] = tensor.to("meta")
         if shapes.get(name) == tensor.shape:
             wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
             taken[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
@@ -352,7 +352,7 @@ def fill(
                 broken.append((name, tensor))
             if layers is not None:
                 layers.take(name, taken)
-    if problems := misfits(shapes, found):
+    if problems := misfits(shapes, on_meta):
         raise ValueError(
             f"{where} does not fit the model that its config.json describes: {'; '.join(problems)}"
         )
@@ -371,11 +371,11 @@ class _Layers:
 
     def __init__(self, model: nn.Module, divide: Callable[[nn.Module], None]) -> None:
         self.divide = divide
-        found = [
+        layers = [
             (f"{name}.", m) for name, m in model.named_modules() if isinstance(m, GradientCheckpointingLayer)
         ]
-        self.of = {prefix + key: (prefix, layer) for prefix, layer in found for key in layer.state_dict()}
-        self.lacking = {prefix: set(layer.state_dict()) for prefix, layer in found}
+        self.of = {prefix + key: (prefix, layer) for prefix, layer in layers for key in layer.state_dict()}
+        self.lacking = {prefix: set(layer.state_dict()) for prefix, layer in layers}
 
     def take(self, name: str, taken: dict[str, Tensor]) -> None:
         """Note that a tensor was taken; if it completes its layer, move the layer's tensors into it and
@@ -391,13 +391,13 @@ class _Layers:
             self.divide(layer)
 
 
-def misfits(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> list[str]:
+def misfits(wanted: Mapping[str, torch.Size], tensors: Mapping[str, Tensor]) -> list[str]:
     """List what keeps tensors from fitting a model: at most one line each for missing, unexpected and
     mis-shaped tensors and for those of a dtype that holds no weights."""
-    both = [(name, tensor) for name, tensor in found.items() if name in wanted]
+    both = [(name, tensor) for name, tensor in tensors.items() if name in wanted]
     kinds = {
-        "missing": [name for name in wanted if name not in found],
-        "unexpected": [name for name in found if name not in wanted],
+        "missing": [name for name in wanted if name not in tensors],
+        "unexpected": [name for name in tensors if name not in wanted],
         "mis-shaped": [
             f"{name} {tuple(t.shape)} for {tuple(wanted[name])}"
             for name, t in both
@@ -447,7 +447,7 @@ def _bytes(state: Iterable[Tensor]) -> int:
 def save_delta(tensors: dict[str, Tensor], path: Path, *, base_hash: str, config: dict[str, Any]) -> None:
     """Write a folder with trained tensors only. `config` (JSON): how they were trained, so that a loader can
     rebuild the model."""
-    with written_whole(path, size=_bytes(tensors.values())) as partial:
+    with atomic_folder(path, size=_bytes(tensors.values())) as partial:
         save_file(
             {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial / DELTA_WEIGHTS
         )

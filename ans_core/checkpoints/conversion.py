@@ -29,7 +29,7 @@ from ans_core.checkpoints import folder as folders
 from ans_core.checkpoints.memory import DECODER, ORIGINAL
 from ans_core.model.config import Sa2VAConfig
 from ans_core.model.network import Network
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 Kind = Literal["native", "upstream", "sa2va-i"]
 """Our layout; upstream's, with one mask decoder; kumuji's Sa2VA-i, with SAM2's original mask decoder beside
@@ -82,10 +82,10 @@ def account(source: str | Path) -> Account:
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
-    found, _, _, reader = _account(Path(source))
+    summary, _, _, reader = _account(Path(source))
     return replace(
-        found,
-        problems=(*found.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)),
+        summary,
+        problems=(*summary.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)),
     )
 
 
@@ -103,11 +103,11 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
         tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
     template = "qwen_chat" if base else None  # a base has none of ours, and its tensors don't depend on it
     config = checkpoint.described(source, values, tokenizer, keys=reader.shapes, template=template)
-    found = list(reader.shapes.items())
+    tensors = list(reader.shapes.items())
     if kind != "native":
-        found = list(
+        tensors = list(
             layouts.to_native(
-                found, replace(layouts.layout_of(config), base=base and config.kind in qwen_config.KINDS)
+                tensors, replace(layouts.layout_of(config), base=base and config.kind in qwen_config.KINDS)
             )
         )
         kind = "sa2va-i" if config.grounding.original_decoder else kind
@@ -120,14 +120,14 @@ def _account(source: Path) -> tuple[Account, Sa2VAConfig, PreTrainedTokenizerBas
             if name.startswith(f"{config.kind}.") and name != tied
         }
     return (
-        _told(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(found))),
+        _account_of(kind, reader.shapes.values(), checkpoint.misfits(shapes, dict(tensors))),
         config,
         tokenizer,
         reader,
     )
 
 
-def _told(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Account:
+def _account_of(kind: str, tensors: Collection[Tensor], problems: Iterable[str]) -> Account:
     return Account(
         kind=kind,
         tensors=len(tensors),
@@ -166,17 +166,17 @@ def convert(
     source, target = Path(source), Path(target)
     folders.refuse_to_replace(target)
     folders.verify(source)
-    told, config, tokenizer, reader = _account(source)
-    if told.problems:
+    summary, config, tokenizer, reader = _account(source)
+    if summary.problems:
         raise ValueError(
-            f"{source} does not fit the model that its config.json describes: {'; '.join(told.problems)}"
+            f"{source} does not fit the model that its config.json describes: {'; '.join(summary.problems)}"
         )
-    if told.kind not in get_args(Kind):
+    if summary.kind not in get_args(Kind):
         raise ValueError(
-            f"{source} is a base ({told.kind}), half of a Sa2VA: import it together with SAM2 "
+            f"{source} is a base ({summary.kind}), half of a Sa2VA: import it together with SAM2 "
             "(base.internvl, base.sam2)"
         )
-    native = _to_native(reader.shapes, layouts.layout_of(config), told.kind)
+    native = _to_native(reader.shapes, layouts.layout_of(config), summary.kind)
     if sam2:
         wanted = {
             name: _made(recipe, reader.shapes).shape
@@ -192,11 +192,11 @@ def convert(
             f"{source} holds one mask decoder; sa2va-i needs SAM2's original one too: --sam2 "
             "sam2_hiera_large.pt"
         )
-    recipes = _unchanged(reader.shapes) if told.kind == to else _from_native(native, config, to)
+    recipes = _unchanged(reader.shapes) if summary.kind == to else _from_native(native, config, to)
     shapes = {name: _made(recipe, reader.shapes) for name, recipe in recipes.items()}
     plan = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard)
     total = sum(t.numel() * t.element_size() for t in shapes.values())
-    with written_whole(target, size=total) as unfinished:
+    with atomic_folder(target, size=total) as unfinished:
         for file, names in plan.filename_to_tensors.items():
             inputs = {i for name in names for i in recipes[name][0]}
             # views of the source's files: held for a shard, they take no memory
@@ -214,13 +214,13 @@ def convert(
         if to == "native":
             written = config.as_dict()
             tokenizer.save_pretrained(unfinished)
-        elif told.kind == "native":
+        elif summary.kind == "native":
             written = upstream_files.upstream_config(config)
             upstream_files.write_tokenizer(tokenizer, unfinished)
             upstream_files.write_processor(config, unfinished)
         else:
             written = checkpoint.read_config(source)
-            upstream_files.copy_release(source, unfinished, code=told.kind == to)
+            upstream_files.copy_release(source, unfinished, code=summary.kind == to)
         (unfinished / "config.json").write_text(json.dumps(written, indent=1) + "\n")
         folders.write_manifest(unfinished, metadata)
 
@@ -236,14 +236,14 @@ def _original_decoder(
         raise ValueError(
             "upstream's layout has one mask decoder; add SAM2's original one with --to native or --to sa2va-i"
         )
-    found = {
+    decoder = {
         k.removeprefix("sam_mask_decoder."): t
         for k, t in bases.sam2_tensors(file)
         if k.startswith("sam_mask_decoder.")
     }
-    if problems := checkpoint.misfits({k.removeprefix(DECODER): s for k, s in wanted.items()}, found):
+    if problems := checkpoint.misfits({k.removeprefix(DECODER): s for k, s in wanted.items()}, decoder):
         raise ValueError(f"the mask decoder of {file} does not fit: {'; '.join(problems)}")
-    return {ORIGINAL + name: tensor for name, tensor in found.items()}
+    return {ORIGINAL + name: tensor for name, tensor in decoder.items()}
 
 
 def _made(recipe: Recipe, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -288,8 +288,8 @@ def _from_native(native: Mapping[str, Recipe], config: Sa2VAConfig, to: Kind) ->
 
 def _joining(key: str, parts: list[Recipe], layout: layouts.Layout) -> Recipe:
     def make(inputs: list[Tensor]) -> Tensor:
-        given = iter(inputs)
-        return layouts.join(key, [made([next(given) for _ in names]) for names, made in parts], layout)
+        remaining = iter(inputs)
+        return layouts.join(key, [made([next(remaining) for _ in names]) for names, made in parts], layout)
 
     return tuple(name for names, _ in parts for name in names), make
 
@@ -374,18 +374,18 @@ def from_training_state(
     """
     file = _file_of(state)
     model = bases.import_base(internvl, sam2, template)
-    merged, kept, layout = _by_release_names(model)
-    found = _state_tensors(file, known=merged)
-    if problems := _state_problems(merged, found):
+    merged, remaining, layout = _by_release_names(model)
+    saved = _state_tensors(file, release_names=merged)
+    if problems := _state_problems(merged, saved):
         raise ValueError(f"{state} does not fit {internvl} with {sam2}: {'; '.join(problems)}")
-    if problems := checkpoint.not_finite(found.items()):
+    if problems := checkpoint.not_finite(saved.items()):
         raise ValueError(f"{state}: {'; '.join(problems)}")
-    merged |= {key: tensor for key, tensor in found.items() if key in merged}
-    for down in (key for key in found if key.endswith(".lora_A")):
+    merged |= {key: tensor for key, tensor in saved.items() if key in merged}
+    for down in (key for key in saved if key.endswith(".lora_A")):
         key, up = f"{down.removesuffix('.lora_A')}.weight", f"{down.removesuffix('A')}B"
-        change = alpha_per_rank * found[up].float() @ found[down].float()
+        change = alpha_per_rank * saved[up].float() @ saved[down].float()
         merged[key] = (merged[key].float() + change).to(merged[key].dtype)
-    checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *kept.items()), where=str(state))
+    checkpoint.fill(model, (*layouts.to_native(merged.items(), layout), *remaining.items()), where=str(state))
     return model.eval()
 
 
@@ -393,14 +393,14 @@ def training_account(state: str | Path, *, internvl: str | Path, sam2: str | Pat
     """Describe a training state as `account` does; its bases are read."""
     file = _file_of(state)
     merged, _, _ = _by_release_names(bases.import_base(internvl, sam2, template))
-    found = _state_tensors(file, known=merged)
+    saved = _state_tensors(file, release_names=merged)
     kind = (
         "training state with LoRA unmerged"
-        if any(key.endswith(".lora_A") for key in found)
+        if any(key.endswith(".lora_A") for key in saved)
         else "training state"
     )
-    return _told(
-        kind, found.values(), (*_state_problems(merged, found), *checkpoint.not_finite(found.items()))
+    return _account_of(
+        kind, saved.values(), (*_state_problems(merged, saved), *checkpoint.not_finite(saved.items()))
     )
 
 
@@ -409,52 +409,54 @@ def _by_release_names(model: Network) -> tuple[dict[str, Tensor], dict[str, Tens
     names, and that layout."""
     layout = replace(layouts.layout_of(model.config), two_decoders=False)
     state = model.state_dict()
-    kept = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
+    remaining = {name: tensor for name, tensor in state.items() if name.startswith(ORIGINAL)}
     return (
         dict(
-            layouts.to_upstream({name: tensor for name, tensor in state.items() if name not in kept}, layout)
+            layouts.to_upstream(
+                {name: tensor for name, tensor in state.items() if name not in remaining}, layout
+            )
         ),
-        kept,
+        remaining,
         layout,
     )
 
 
-def _state_tensors(file: Path, *, known: Container[str]) -> dict[str, Tensor]:
-    """Read the tensors of a training state, by their names in a release where these are `known`."""
-    found: dict[str, Tensor] = {}
+def _state_tensors(file: Path, *, release_names: Container[str]) -> dict[str, Tensor]:
+    """Read the tensors of a training state, by their names in a release where these are `release_names`."""
+    tensors: dict[str, Tensor] = {}
     for saved, tensor in _training_tensors(file):
         if ".original_module." in saved:
             continue  # PEFT's copy of the base beside the module that was trained
-        key = _plain_key(saved, known)
-        fits = key not in found and (key in known or key.endswith((".lora_A", ".lora_B")))
+        key = _plain_key(saved, release_names)
+        fits = key not in tensors and (key in release_names or key.endswith((".lora_A", ".lora_B")))
         # what is unknown, or there twice, is told by the name that the file has
-        found[key if fits else saved] = tensor
-    return found
+        tensors[key if fits else saved] = tensor
+    return tensors
 
 
-def _state_problems(merged: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def _state_problems(merged: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
     return checkpoint.misfits(
-        _wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, found), found
+        _wanted_of_state({key: tensor.shape for key, tensor in merged.items()}, saved), saved
     )
 
 
-def _wanted_of_state(whole: Mapping[str, torch.Size], found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the names and shapes that a training state with `found` must have. `whole`: those of the model.
+def _wanted_of_state(shapes: Mapping[str, torch.Size], saved: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the names and shapes that a training state with `saved` must have. `shapes`: those of the model.
     LoRA's rank is each matrix's own."""
     trained = {
-        key: shape for key, shape in whole.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)
+        key: shape for key, shape in shapes.items() if key.startswith(TRAINED_PARTS) or WORDS.fullmatch(key)
     }
-    wanted = dict(whole if any(key in whole and key not in trained for key in found) else trained)
-    adapted = {key.rpartition(".lora_")[0] for key in found if key.endswith((".lora_A", ".lora_B"))}
+    wanted = dict(shapes if any(key in shapes and key not in trained for key in saved) else trained)
+    adapted = {key.rpartition(".lora_")[0] for key in saved if key.endswith((".lora_A", ".lora_B"))}
     if adapted:
         adapted |= {
             key.removesuffix(".weight")
-            for key, shape in whole.items()
+            for key, shape in shapes.items()
             if key.startswith(LAYERS) and len(shape) == 2
         }
     for matrix in adapted:
-        if (shape := whole.get(f"{matrix}.weight")) and len(shape) == 2:
-            down, up = found.get(f"{matrix}.lora_A"), found.get(f"{matrix}.lora_B")
+        if (shape := shapes.get(f"{matrix}.weight")) and len(shape) == 2:
+            down, up = saved.get(f"{matrix}.lora_A"), saved.get(f"{matrix}.lora_B")
             rank = (
                 down.shape[0]
                 if down is not None and down.ndim
@@ -478,13 +480,13 @@ def _training_tensors(file: Path) -> Iterable[tuple[str, Tensor]]:
     return pickles.tensors(file, state)
 
 
-def _plain_key(key: str, known: Container[str]) -> str:
+def _plain_key(key: str, release_names: Container[str]) -> str:
     """Return the name in a release: without the wrappers of training (mmengine's `mllm.`, PEFT's; InternVL's
     names lose the `model.` after it, Qwen-VL's keep it), SAM2's gamma as upstream calls it; LoRA's halves are
     called as their matrix, with `.lora_A` and `.lora_B`."""
     key = key.removeprefix("mllm.").replace("base_model.model.", "")
     key = re.sub(r"\.(base_layer|modules_to_save\.default)\.", ".", key)
     key = re.sub(r"(\.lora_[AB])\.(?:\w+\.)?weight$", r"\1", key)
-    if re.sub(r"\.lora_[AB]$", ".weight", key) not in known:
+    if re.sub(r"\.lora_[AB]$", ".weight", key) not in release_names:
         key = key.removeprefix("model.")
     return re.sub(r"(fuser\.layers\.\d+)\.gamma$", r"\1.g_weight", key)

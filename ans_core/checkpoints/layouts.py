@@ -323,10 +323,10 @@ def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = Fa
     """
     if sizes is None:
         return GroundingConfig(original_decoder=two_decoders)
-    known = (*SAM_KEYS.values(), *SAM_KEYS_OF_RELEASES.values(), *SAM_KEYS_OF_OTHERS)
-    if unknown := sorted(sizes.keys() - set(known)):
+    valid_keys = (*SAM_KEYS.values(), *SAM_KEYS_OF_RELEASES.values(), *SAM_KEYS_OF_OTHERS)
+    if unknown := sorted(sizes.keys() - set(valid_keys)):
         raise ValueError(
-            f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(known)}"
+            f"SAM2's sizes hold {unknown}, which would have no effect; known are {', '.join(valid_keys)}"
         )
     values: dict[str, Any] = {ours: sizes[theirs] for ours, theirs in SAM_KEYS.items()}
     values |= {ours: sizes[theirs] for ours, theirs in SAM_KEYS_OF_RELEASES.items() if theirs in sizes}
@@ -342,8 +342,8 @@ def grounding_config(sizes: Mapping[str, Any] | None, *, two_decoders: bool = Fa
 
 def upstream_sizes(config: GroundingConfig) -> dict[str, Any]:
     """Write the sizes of a SAM2 as `grounding_config` reads them."""
-    own = {theirs: getattr(config, ours) for ours, theirs in (SAM_KEYS | SAM_KEYS_OF_RELEASES).items()}
-    return own | {
+    sizes = {theirs: getattr(config, ours) for ours, theirs in (SAM_KEYS | SAM_KEYS_OF_RELEASES).items()}
+    return sizes | {
         "backbone_channel_list": config.trunk_channels,
         "rope_feat_sizes": [config.image_size // 16] * 2,
     }
@@ -364,20 +364,20 @@ OWN_DEFAULTS = {
 """The settings kept under OWN, with upstream's values. Only other values are written."""
 
 
-def own_settings(config: Sa2VAConfig) -> dict[str, Any]:
+def ans_settings(config: Sa2VAConfig) -> dict[str, Any]:
     """Return what goes under OWN: the settings that differ from upstream's."""
     settings = {key: getattr(config, key) for key in OWN_DEFAULTS}
     changed = {key: value for key, value in settings.items() if value != OWN_DEFAULTS[key]}
     return {OWN: changed} if changed else {}
 
 
-def _read_own(values: Mapping[str, Any]) -> dict[str, Any]:
-    own = values.get(OWN, {})
-    if not isinstance(own, Mapping) or not own.keys() <= OWN_DEFAULTS.keys():
-        raise ValueError(f"{OWN!r} is {own!r}; it holds nothing but {', '.join(OWN_DEFAULTS)}")
-    found = OWN_DEFAULTS | dict(own)
-    check_frames(found["video_frames"], found["frame_choice"])
-    return found
+def _read_ans_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    stored = values.get(OWN, {})
+    if not isinstance(stored, Mapping) or not stored.keys() <= OWN_DEFAULTS.keys():
+        raise ValueError(f"{OWN!r} is {stored!r}; it holds nothing but {', '.join(OWN_DEFAULTS)}")
+    settings = OWN_DEFAULTS | dict(stored)
+    check_frames(settings["video_frames"], settings["frame_choice"])
+    return settings
 
 
 def check_sam2(keys: Collection[str]) -> None:
@@ -419,7 +419,7 @@ def from_upstream_config(
             backbone=sizes,
             grounding=grounding,
             template=template or values["template"],
-            **_read_own(values) | limits,
+            **_read_ans_settings(values) | limits,
         )
     if "llm_config" not in values and isinstance(values.get("text_config"), Mapping):
         parts = (values.get("vision_config"), values["text_config"])
@@ -432,8 +432,8 @@ def from_upstream_config(
         if not isinstance(values[key], Mapping):
             raise ValueError(f"{key!r} is {values[key]!r}, not the sizes of a model")
     for key, supported in (("select_layer", -1), ("ps_version", "v2")):
-        if (given := values[key]) != supported:
-            raise ValueError(f"{key!r} is {given!r}; only {supported!r}, as in every release, is supported")
+        if (actual := values[key]) != supported:
+            raise ValueError(f"{key!r} is {actual!r}; only {supported!r}, as in every release, is supported")
     vision = values["vision_config"]
     ratio, side = values["downsample_ratio"], vision["image_size"] // vision["patch_size"]
     sizes = {
@@ -449,5 +449,5 @@ def from_upstream_config(
         grounding=grounding,
         template=template or values["template"],
         max_tiles=values["max_dynamic_patch"] if values["dynamic_image_size"] else 1,
-        **_read_own(values),
+        **_read_ans_settings(values),
     )

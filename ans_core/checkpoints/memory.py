@@ -29,15 +29,15 @@ def load_into(model: Network, folder: Path, *, base: Path) -> dict[str, Tensor]:
 
 def put(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy SAM2's tensors into a model."""
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            parameters[name].copy_(tensor)
             if name.startswith(DECODER) and model.sam2.config.original_decoder:
-                own[name.replace(DECODER, ORIGINAL)].copy_(tensor)
+                parameters[name.replace(DECODER, ORIGINAL)].copy_(tensor)
 
 
-def beside(tensors: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def joined(tensors: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Put these tensors beside those that SFT trained."""
     return {PREFIX + name: tensor for name, tensor in tensors.items()} | dict(trained)
 

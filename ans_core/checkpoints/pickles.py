@@ -16,7 +16,7 @@ class Ignored:
     """Placeholder for objects beside the tensors that are not needed: accepts any arguments and keeps
     nothing."""
 
-    def __init__(self, *given: object) -> None:
+    def __init__(self, *arguments: object) -> None:
         pass
 
     def __setstate__(self, state: object) -> None:

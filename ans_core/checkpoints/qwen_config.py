@@ -53,19 +53,19 @@ def sizes_of(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     named = [key for key in TOKENS if key in values]
     return {
         "text_config": _text(text, kind),
-        "vision_config": _kept(values["vision_config"]) | {"model_type": f"{kind}_vision"},
+        "vision_config": _filtered(values["vision_config"]) | {"model_type": f"{kind}_vision"},
         **{key: values[key] for key in named},
         "tie_word_embeddings": False,
     }
 
 
-def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+def _filtered(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in LEFT_OUT}
 
 
 def _text(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Rotary settings as transformers 5 names them: one dict with theta in it."""
-    text = _kept(values)
+    text = _filtered(values)
     rope = dict(text.pop("rope_parameters", None) or text.pop("rope_scaling", None) or {})
     rope.pop("type", None)
     # transformers' old name for sections with default frequencies

@@ -25,7 +25,7 @@ from transformers import Sam2VideoConfig
 from ans_core.checkpoints import bases, checkpoint, layouts
 from ans_core.checkpoints import folder as folders
 from ans_core.model.grounding import Grounding, GroundingConfig
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 OUR_TYPE = "ans_sam2"
 WEIGHTS, STOCK = "sam2.pt", "sam2.yaml"
@@ -79,13 +79,13 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
         theirs = any(name.startswith("vision_encoder.") for name in tensors)
         if theirs:
             tensors = from_transformers(tensors)
-        beside = file.with_name("tiny_sam2_config.json")  # beside small test weights
+        sizes_file = file.with_name("tiny_sam2_config.json")  # beside small test weights
         if theirs and _kind(file.parent) == TRANSFORMERS_TYPE:
             config = read_transformers_config(file.with_name("config.json"))
         else:
             config = (
-                layouts.grounding_config(json.loads(beside.read_text()))
-                if beside.exists()
+                layouts.grounding_config(json.loads(sizes_file.read_text()))
+                if sizes_file.exists()
                 else sizes_of(tensors, where=str(file))
             )
     config = replace(config, image_size=image_size or config.image_size)
@@ -135,14 +135,14 @@ def sizes_of(tensors: dict[str, Tensor], *, where: str) -> GroundingConfig:
         )
     embed = tensors["image_encoder.trunk.patch_embed.proj.weight"].shape[0]
     blocks = 1 + max(
-        int(found[1])
+        int(match[1])
         for name in tensors
-        if (found := re.match(r"image_encoder\.trunk\.blocks\.(\d+)\.", name))
+        if (match := re.match(r"image_encoder\.trunk\.blocks\.(\d+)\.", name))
     )
     if (embed, blocks) not in PUBLISHED:
-        known = ", ".join(f"{width} x {count}" for width, count in PUBLISHED)
+        published_sizes = ", ".join(f"{width} x {count}" for width, count in PUBLISHED)
         raise ValueError(
-            f"{where}: an image encoder of width {embed} with {blocks} blocks is none of SAM2's ({known})"
+            f"{where}: an image encoder of width {embed} with {blocks} blocks is none of SAM2's ({published_sizes})"
         )
     rows, columns = tensors["image_encoder.trunk.pos_embed"].shape[-2:]
     return GroundingConfig(
@@ -158,7 +158,7 @@ def save(sam2: Grounding, path: Path, *, metadata: dict[str, Any]) -> None:
     one trained for `[SEG]`."""
     state = stock_state(sam2)
     config = replace(sam2.config, original_decoder=False)
-    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with atomic_folder(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         torch.save({"model": state}, partial / WEIGHTS)
         (partial / STOCK).write_text(yaml.safe_dump({"model": stock_config(config)}, sort_keys=False))
         (partial / "config.json").write_text(
@@ -320,9 +320,9 @@ def transformers_name(name: str) -> str:
 def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the stock package's tensors."""
     points = [_POINTS.format(n=n) for n in range(4)]
-    found = {transformers_name(name): tensor for name, tensor in state.items() if name not in points}
-    found[_POINT_TABLE] = torch.cat([state[name] for name in points])
-    return found | {_PLACES_AGAIN: found[_PLACES].clone()}
+    renamed = {transformers_name(name): tensor for name, tensor in state.items() if name not in points}
+    renamed[_POINT_TABLE] = torch.cat([state[name] for name in points])
+    return renamed | {_PLACES_AGAIN: renamed[_PLACES].clone()}
 
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -331,7 +331,7 @@ def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
     def count(layers: str) -> int:
         return 1 + max(
-            (int(found[1]) for name in state if (found := re.match(rf"{layers}\.(\d+)\.", name))), default=0
+            (int(match[1]) for name in state if (match := re.match(rf"{layers}\.(\d+)\.", name))), default=0
         )
 
     blocks = count(r"vision_encoder\.backbone\.blocks")
@@ -405,15 +405,15 @@ def read_transformers_config(file: Path) -> GroundingConfig:
     """
     with folders.reading(file):
         try:
-            told: Any = Sam2VideoConfig.from_dict(json.loads(file.read_text()))
+            config: Any = Sam2VideoConfig.from_dict(json.loads(file.read_text()))
         except StrictDataclassError as error:
             raise ValueError(f"no configuration of transformers' Sam2VideoModel ({error})") from error
-        sides = {told.image_size} if isinstance(told.image_size, int) else set(told.image_size)
+        sides = {config.image_size} if isinstance(config.image_size, int) else set(config.image_size)
         if len(sides) != 1:
             raise ValueError(
-                f"image_size {list(told.image_size)} is not square; ANS runs SAM2 on square pictures only"
+                f"image_size {list(config.image_size)} is not square; ANS runs SAM2 on square pictures only"
             )
-    vision, trunk = told.vision_config, told.vision_config.backbone_config
+    vision, trunk = config.vision_config, config.vision_config.backbone_config
     return GroundingConfig(
         image_size=sides.pop(),
         embed=trunk.hidden_size,
@@ -424,13 +424,13 @@ def read_transformers_config(file: Path) -> GroundingConfig:
         background=tuple(trunk.window_positional_embedding_background_size),
         width=vision.fpn_hidden_size,
         top_down_levels=tuple(vision.fpn_top_down_levels),
-        memory_layers=told.memory_attention_num_layers,
-        memory_feedforward=told.memory_attention_feed_forward_hidden_size,
-        memory_width=told.memory_encoder_output_channels,
-        fuser_layers=told.memory_fuser_num_layers,
-        memory_frames=told.num_maskmem,
-        max_object_pointers=told.max_object_pointers_in_encoder,
-        temporal_pointers=told.enable_temporal_pos_encoding_for_object_pointers,
+        memory_layers=config.memory_attention_num_layers,
+        memory_feedforward=config.memory_attention_feed_forward_hidden_size,
+        memory_width=config.memory_encoder_output_channels,
+        fuser_layers=config.memory_fuser_num_layers,
+        memory_frames=config.num_maskmem,
+        max_object_pointers=config.max_object_pointers_in_encoder,
+        temporal_pointers=config.enable_temporal_pos_encoding_for_object_pointers,
     )
 
 
@@ -443,7 +443,7 @@ def save_transformers(sam2: Grounding, path: Path) -> None:
             f"have {width}"
         )
     state = {name: tensor.contiguous() for name, tensor in to_transformers(stock_state(sam2)).items()}
-    with written_whole(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
+    with atomic_folder(path, size=sum(t.numel() * t.element_size() for t in state.values())) as partial:
         save_file(state, partial / "model.safetensors", metadata={"format": "pt"})
         (partial / "config.json").write_text(json.dumps(transformers_config(sam2.config), indent=1) + "\n")
         folders.write_manifest(partial, {})

@@ -53,11 +53,11 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
         tensors, _ = memory.taken(tensors)
     alone = (base / sam2_files.WEIGHTS).is_file()  # its size is the stage's; a whole model keeps its own
     sam2 = sam2_files.load(base, image_size=config.get("image_size", 0) if alone else 0)
-    told = sam2.load_state_dict(
+    keys = sam2.load_state_dict(
         {name.removeprefix(sam2_files.PART): tensor for name, tensor in tensors.items()}, strict=False
     )
-    assert not told.unexpected_keys, (
-        f"{source} was trained on {base}, and has other tensors: {told.unexpected_keys[:3]}"
+    assert not keys.unexpected_keys, (
+        f"{source} was trained on {base}, and has other tensors: {keys.unexpected_keys[:3]}"
     )
     return sam2
 

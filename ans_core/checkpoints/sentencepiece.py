@@ -39,11 +39,11 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     names = [special.get(place, piece.piece) for place, piece in enumerate(proto.pieces)]
     scores = [(name, piece.score) for name, piece in zip(names, proto.pieces, strict=True)]
     vocabulary = {name: place for place, name in enumerate(names)}
-    whole = {
+    skipped = {
         name for name, piece in zip(names, proto.pieces, strict=True) if piece.type in (CONTROL, USER_DEFINED)
     }
-    whole |= set(special.values())
-    merges = generate_merges(vocabulary, scores, skip_tokens=whole)
+    skipped |= set(special.values())
+    merges = generate_merges(vocabulary, scores, skip_tokens=skipped)
     unknown = names[proto.trainer_spec.unk_id]
     tokenizer = Tokenizer(
         BPE(
@@ -93,9 +93,9 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def _names(settings: dict[str, Any]) -> dict[str, str]:
     """Return `bos_token`, `eos_token` and so on; a token is written as its text or as {"content": text,
     ...}."""
-    given = {
+    tokens = {
         key: settings[key]
         for key in ("bos_token", "eos_token", "pad_token", "unk_token")
         if settings.get(key)
     }
-    return {key: token["content"] if isinstance(token, dict) else token for key, token in given.items()}
+    return {key: token["content"] if isinstance(token, dict) else token for key, token in tokens.items()}

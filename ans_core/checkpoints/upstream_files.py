@@ -72,7 +72,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
     sizes = {} if released else {"tiny_sam2_config": layouts.upstream_sizes(config.grounding)}
     if config.kind in qwen_config.KINDS:
         written = qwen_config.upstream_config(config.backbone, config.kind)
-        return written | {"template": config.template, **sizes, **layouts.own_settings(config)}
+        return written | {"template": config.template, **sizes, **layouts.ans_settings(config)}
     side = vision["image_size"][0]
     return {
         "model_type": checkpoint.RELEASE_TYPE,
@@ -99,7 +99,7 @@ def upstream_config(config: Sa2VAConfig) -> dict[str, Any]:
         "hidden_size": text["hidden_size"],
         "tie_word_embeddings": False,
         **sizes,
-        **layouts.own_settings(config),
+        **layouts.ans_settings(config),
     }
 
 

@@ -67,10 +67,12 @@ class Evaluate(Section):
         return self
 
 
-def require_samples(settings: Evaluate, found: Collection[str]) -> None:
-    """Raise ConfigError for benchmarks without samples in any data (`found` names those with samples), unless
-    they are optional."""
-    missing = [name for name in settings.benchmarks if name not in found and name not in settings.optional]
+def require_samples(settings: Evaluate, available: Collection[str]) -> None:
+    """Raise ConfigError for benchmarks without samples in any data (`available` names those with samples),
+    unless they are optional."""
+    missing = [
+        name for name in settings.benchmarks if name not in available and name not in settings.optional
+    ]
     if missing:
         raise ConfigError(
             f"no data set has samples of split {settings.split!r} for {', '.join(missing)} of "

@@ -9,12 +9,12 @@ from ans_core.config.section import nearest
 
 
 def one_of(names: tuple[str, ...]) -> AfterValidator:
-    def known(name: str) -> str:
+    def checked(name: str) -> str:
         if name not in names:
             raise ValueError(f"no such name{nearest(name, names)}; there are {list(names)}")
         return name
 
-    return AfterValidator(known)
+    return AfterValidator(checked)
 
 
 STILL_KINDS = ("referring", "region_caption", "grounded_caption")

@@ -53,14 +53,14 @@ def completed(values: dict[str, Any], root: Path) -> tuple[dict[str, Any], list[
     """Return `values` with missing keys from their profile (from the plain defaults if the profile is
     missing), and the names of those keys."""
     profile = values.get("profile")
-    known = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
-    defaults = Config(profile=known).model_dump(mode="json", exclude={"profile"})
-    given = set(_flat(values))
-    lacking = [name for name in _flat(defaults) if name not in given]
+    profile_name = profile if isinstance(profile, str) and re.match(PROFILE_NAME, profile) else "none"
+    defaults = Config(profile=profile_name).model_dump(mode="json", exclude={"profile"})
+    present = set(_flat(values))
+    lacking = [name for name in _flat(defaults) if name not in present]
     if not lacking:
         return values, []
-    if (root / PROFILES / f"{known}.yaml").is_file():
-        defaults = resolve(root / PROFILES / f"{known}.yaml")
+    if (root / PROFILES / f"{profile_name}.yaml").is_file():
+        defaults = resolve(root / PROFILES / f"{profile_name}.yaml")
     return _merge(defaults, values), lacking
 
 
@@ -113,7 +113,7 @@ def _set(values: dict[str, Any], word: str, words: Sequence[str]) -> None:
     at = values
     for place, section in enumerate(sections):
         if section not in at:
-            meant = nearest(section, at) or _meant(sections[:place], leaf, known=())
+            meant = nearest(section, at) or _meant(sections[:place], leaf, valid_names=())
             raise ConfigError(f"{word!r}: there is no section {section!r}{meant}")
         if not isinstance(at[section], dict):
             name = ".".join(sections[: place + 1])
@@ -187,10 +187,10 @@ def _explain(fault: Any, origin: Origin) -> str:
     where = f"{origin.of(keys)}: {'.'.join(keys)}"
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
-        known = _keys(keys[:-1])
+        valid_names = _keys(keys[:-1])
         if now := RENAMED.get(".".join(keys)):
             return f"{where}: it has another name now: write {now}"
-        return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], known)}; there are {known}"
+        return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], valid_names)}; there are {valid_names}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
         return f"{where}: {message}"  # without the value, which is long or a secret
     if fault["type"] == "literal_error":
@@ -198,16 +198,16 @@ def _explain(fault: Any, origin: Origin) -> str:
     return f"{where} = {_shortened(repr(fault['input']))}: {message}"
 
 
-def _meant(sections: Sequence[str], leaf: str, known: Sequence[str]) -> str:
+def _meant(sections: Sequence[str], leaf: str, valid_names: Sequence[str]) -> str:
     """Return ` (did you mean 'sft.optim.lr'?)`: a setting below this section by a name that other libraries
-    use, or by the same name; else one of the `known` that is spelled alike; else up to three settings
+    use, or by the same name; else one of the `valid_names` that is spelled alike; else up to three settings
     elsewhere; nothing if there is none."""
     name = SYNONYMS.get(leaf, leaf)
     everywhere = [
         key for key in _flat(Config(profile="none").model_dump(mode="json")) if f".{key}".endswith(f".{name}")
     ]
     below = [key for key in everywhere if key.startswith(".".join([*sections, ""]))]
-    if (alike := nearest(leaf, known)) and not everywhere:
+    if (alike := nearest(leaf, valid_names)) and not everywhere:
         return alike
     return f" (did you mean {' or '.join(map(repr, (below or everywhere)[:3]))}?)" if everywhere else ""
 

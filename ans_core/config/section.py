@@ -103,9 +103,9 @@ class Impossible(ValueError):
         self.keys = key.split(".")
 
 
-def divides(part: int, whole: int, *, key: str, why: str) -> None:
-    if whole % part:
-        raise Impossible(key, f"{whole} is no multiple of {part}: {why}")
+def divides(part: int, total: int, *, key: str, why: str) -> None:
+    if total % part:
+        raise Impossible(key, f"{total} is no multiple of {part}: {why}")
 
 
 def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
@@ -113,8 +113,8 @@ def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
         raise Impossible(key, f"{key}: all weights are 0, so {why}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, valid_names: Iterable[str]) -> str:
     """Return ` (did you mean 'this'?)`, or nothing if no known name is near."""
-    names = list(known)
+    names = list(valid_names)
     close = [SAME[word]] if SAME.get(word) in names else difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

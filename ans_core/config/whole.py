@@ -46,11 +46,11 @@ class Config(Section):
         """Name the profile's own model where agent.base is empty: agent/dvc.yaml depends on the folder that
         params.yaml names."""
         agent = values.get("agent", {})
-        own = {"base": f"runs/{values.get('profile')}/model"}
+        default_base = {"base": f"runs/{values.get('profile')}/model"}
         if isinstance(agent, Agent) and not agent.base:
-            return {**values, "agent": agent.model_copy(update=own)}
+            return {**values, "agent": agent.model_copy(update=default_base)}
         if isinstance(agent, dict) and agent.get("base", "") == "":
-            return {**values, "agent": agent | own}
+            return {**values, "agent": agent | default_base}
         return values
 
     @model_validator(mode="after")
@@ -200,8 +200,8 @@ class Config(Section):
             )
 
     def _check_ranks(self) -> None:
-        named, own = self.agent.sft.lora_ranks_from, Path("runs", self.profile, "agent")
-        if named and Path(named).resolve().is_relative_to(own.resolve()):
+        named, agent_folder = self.agent.sft.lora_ranks_from, Path("runs", self.profile, "agent")
+        if named and Path(named).resolve().is_relative_to(agent_folder.resolve()):
             raise Impossible(
                 "agent.sft.lora_ranks_from",
                 f"{named} is removed and made anew by this profile's own stages; copy it, and name the "

@@ -28,7 +28,7 @@ from ans_core.fingerprint import fingerprint
 from ans_core.places import root
 from ans_core.processes import shared_words, thread_variables
 from ans_core.types import ImageRef
-from ans_core.written import write_whole
+from ans_core.written import write_atomically
 
 SKIPPED = 3
 """Exit status if a benchmark's data are not there; 2 is for words that don't fit."""
@@ -305,7 +305,7 @@ def same_settings(session: Session) -> None:
                 "remove the folder"
             )
     session.out.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(session.settings, indent=1) + "\n")
+    write_atomically(path, json.dumps(session.settings, indent=1) + "\n")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -78,29 +78,29 @@ def write_answer(
         text, turns = with_image(text, past)
         model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype, quantize=quantize)
         mode = model.video_mode(video_mode)
-        told: dict[str, object] = {"source": str(source), "asked": text}
-        told |= {"past": turns} if turns else {}
-        asked = {
+        record: dict[str, object] = {"source": str(source), "asked": text}
+        record |= {"past": turns} if turns else {}
+        arguments = {
             "text": text,
             "past": turns or None,
             "mask_prompts": regions,
             **clicks,
             "max_tokens": max_tokens,
         }
-        drawn: Iterable[tuple[int, Iterable[np.ndarray]]]
+        mask_stream: Iterable[tuple[int, Iterable[np.ndarray]]]
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
-            said, drawn = model.follow(video=frames, video_mode=mode, **asked)  # type: ignore[arg-type]
-            drawn = iter(tqdm(drawn, total=len(frames), desc="frames"))
+            answer_text, mask_stream = model.follow(video=frames, video_mode=mode, **arguments)  # type: ignore[arg-type]
+            mask_stream = iter(tqdm(mask_stream, total=len(frames), desc="frames"))
         else:
-            answer = model.predict(image=frames[0], video_mode=mode, **asked)  # type: ignore[arg-type]
-            said, drawn = answer.text, [(0, [mask[0] for mask in answer.masks])]
+            answer = model.predict(image=frames[0], video_mode=mode, **arguments)  # type: ignore[arg-type]
+            answer_text, mask_stream = answer.text, [(0, [mask[0] for mask in answer.masks])]
         remove(old)
-        found = write_masks(drawn, out / "masks")
-        told |= {"text": said, "masks": found} | ({"video_mode": mode} if len(frames) > 1 else {})
-        (out / ANSWER).write_text(json.dumps(told))
-        shown = write_overlay(frames, found, out, fps=fps)
-    return f"{said}\n{len(found)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
+        rles = write_masks(mask_stream, out / "masks")
+        record |= {"text": answer_text, "masks": rles} | ({"video_mode": mode} if len(frames) > 1 else {})
+        (out / ANSWER).write_text(json.dumps(record))
+        shown = write_overlay(frames, rles, out, fps=fps)
+    return f"{answer_text}\n{len(rles)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
 
 
 def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
@@ -179,17 +179,17 @@ def former(out: Path) -> list[Path]:
     if not out.is_dir():
         return []
     masks = [path for path in out.glob("masks/*.png") if MASK.fullmatch(path.name)]
-    told = [path for name in (ANSWER, *OVERLAYS) if (path := out / name).is_file()] if _answered(out) else []
-    return [*masks, *told, *out.glob(f"{media.SCRATCH}*/")]
+    files = [path for name in (ANSWER, *OVERLAYS) if (path := out / name).is_file()] if _answered(out) else []
+    return [*masks, *files, *out.glob(f"{media.SCRATCH}*/")]
 
 
 def _answered(out: Path) -> bool:
     """Tell whether the folder's answer.json is of an earlier question: it is written before the overlays."""
     try:
-        told = json.loads((out / ANSWER).read_text())
+        record = json.loads((out / ANSWER).read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and {"asked", "text", "masks"} <= told.keys()
+    return isinstance(record, dict) and {"asked", "text", "masks"} <= record.keys()
 
 
 def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str) -> None:
@@ -217,16 +217,16 @@ def remove(paths: Iterable[Path]) -> None:
             path.unlink()
 
 
-def write_masks(drawn: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path) -> list[list[RLE]]:
+def write_masks(mask_stream: Iterable[tuple[int, Iterable[np.ndarray]]], folder: Path) -> list[list[RLE]]:
     """Write masks as they arrive as (index, masks (N, H, W)); return their RLEs by object and frame."""
     folder.mkdir(parents=True, exist_ok=True)
-    found: list[list[RLE]] = []
-    for frame, masks in drawn:
-        found = found or [[] for _ in masks]
-        for number, (mask, coded) in enumerate(zip(masks, found, strict=True), start=1):
+    rles: list[list[RLE]] = []
+    for frame, masks in mask_stream:
+        rles = rles or [[] for _ in masks]
+        for number, (mask, coded) in enumerate(zip(masks, rles, strict=True), start=1):
             coded.append(rle.encode(mask))
             Image.fromarray(mask).save(folder / f"object{number}_frame{frame:05d}.png")
-    return found
+    return rles
 
 
 def write_overlay(
@@ -235,18 +235,18 @@ def write_overlay(
     """Draw the overlay. Each frame is opened and drawn once for the GIF and once for the MP4; those that give
     the GIF its colours once more."""
 
-    def drawn(indices: Iterable[int]) -> Iterator[Image.Image]:
+    def overlays(indices: Iterable[int]) -> Iterator[Image.Image]:
         return (
             overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices
         )
 
     picture, animation, video = (out / name for name in OVERLAYS)
     if len(frames) == 1:
-        next(drawn([0])).save(picture)
+        next(overlays([0])).save(picture)
         return [picture]
     sample = range(0, len(frames), math.ceil(len(frames) / SAMPLED_FRAMES))
-    overlay.save_animation(drawn(range(len(frames))), animation, sample=drawn(sample), fps=fps)
-    save_video(drawn(range(len(frames))), video, fps=fps)
+    overlay.save_animation(overlays(range(len(frames))), animation, sample=overlays(sample), fps=fps)
+    save_video(overlays(range(len(frames))), video, fps=fps)
     return [animation, video]
 
 

@@ -45,27 +45,28 @@ def with_clicks(
     if not frames:
         raise ValueError("point and box prompts without a picture; give the picture they are in")
     picture = transforms.open_image(frames[0])
-    given = [[(*point, INSIDE)] for point in points]
-    given += [[(x1, y1, TOP_LEFT), (x2, y2, BOTTOM_RIGHT)] for x1, y1, x2, y2 in boxes]
+    click_groups = [[(*point, INSIDE)] for point in points]
+    click_groups += [[(x1, y1, TOP_LEFT), (x2, y2, BOTTOM_RIGHT)] for x1, y1, x2, y2 in boxes]
     return replace(
-        request, mask_prompts=(*request.mask_prompts, *(_region(model, picture, clicks) for clicks in given))
+        request,
+        mask_prompts=(*request.mask_prompts, *(_region(model, picture, clicks) for clicks in click_groups)),
     )
 
 
 def _region(model: Network, picture: Image.Image, clicks: Sequence[tuple[float, float, int]]) -> RLE:
-    told = ", ".join(f"{x:g}, {y:g}" for x, y, _ in clicks)
+    where = ", ".join(f"{x:g}, {y:g}" for x, y, _ in clicks)
     if any(not (0 <= x <= picture.width and 0 <= y <= picture.height) for x, y, _ in clicks):
         raise ValueError(
-            f"the point or box ({told}) is not in the picture of {picture.width} x {picture.height} pixels; "
+            f"the point or box ({where}) is not in the picture of {picture.width} x {picture.height} pixels; "
             "give (x, y) in pixels"
         )
     if len(clicks) == 2 and not (clicks[0][0] < clicks[1][0] and clicks[0][1] < clicks[1][1]):
-        raise ValueError(f"the box ({told}) is empty; give (x1, y1, x2, y2) with x1 < x2 and y1 < y2")
+        raise ValueError(f"the box ({where}) is empty; give (x1, y1, x2, y2) with x1 < x2 and y1 < y2")
     mask, _ = mask_by_points(
         model, picture, [(x / picture.width, y / picture.height, label) for x, y, label in clicks]
     )
     if not mask.any():
-        raise ValueError(f"SAM2 finds no object at ({told}); move the point or box, or give a mask")
+        raise ValueError(f"SAM2 finds no object at ({where}); move the point or box, or give a mask")
     return rle.encode(mask)
 
 
@@ -80,7 +81,7 @@ def mask_by_points(
     coords = torch.tensor([[(x * side, y * side) for x, y, _ in points]], device=model.device)
     labels = torch.tensor([[label for _, _, label in points]], dtype=torch.int32, device=model.device)
     with (
-        model.own_precision(),
+        model.inference_autocast(),
         model.sam2.original() if model.sam2.config.original_decoder else nullcontext(),
     ):
         features = model.sam2.encode(PredictOptions().pixels(model, [picture]))

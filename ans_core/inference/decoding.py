@@ -74,10 +74,10 @@ def decode(
         text.count.add_(1)
 
     every = CHECK_EVERY if model.device.type == "cuda" else 1
-    own = compiled(
+    compiled_layers = compiled(
         model.vlm.model.language_model, on=model.compiled, each=[{"memory": memory} for memory in text.memory]
     )
-    with _half_adapters(model), own, _repeated(one_token, graph=_can_be_a_graph(model)) as step:
+    with _half_adapters(model), compiled_layers, _repeated(one_token, graph=_can_be_a_graph(model)) as step:
         for count in range(1, max_tokens + 1):
             step()
             if count % every == 0 and bool(text.stopped.all()):
@@ -160,8 +160,8 @@ def _repeated(step: Callable[[], None], *, graph: bool) -> Iterator[Callable[[],
         yield step
         return
     recorded = torch.cuda.CUDAGraph()
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     calls = 0
 
     def replayed() -> None:
@@ -182,8 +182,8 @@ def _repeated(step: Callable[[], None], *, graph: bool) -> Iterator[Callable[[],
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(stream):
             yield replayed
     finally:
         torch.set_autocast_cache_enabled(cached)
-        beside.synchronize()  # before the graph's memory goes
+        stream.synchronize()  # before the graph's memory goes

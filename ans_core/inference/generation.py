@@ -66,8 +66,8 @@ def cut_at_stop(model: Network, ids: list[int]) -> tuple[list[int], bool]:
     stops, texts = stop_ids(model), _stop_texts(model)
 
     def holds_stop(length: int) -> bool:
-        told = str(model.tokenizer.decode(ids[:length]))
-        return any(text in told for text in texts)
+        decoded = str(model.tokenizer.decode(ids[:length]))
+        return any(text in decoded for text in texts)
 
     by_text = (
         bisect_left(range(len(ids)), True, key=lambda place: holds_stop(place + 1)) if texts else len(ids)
@@ -107,11 +107,15 @@ def seg_embeddings_of(
     ]
     rows = [i for i, segs in enumerate(drawing) if segs.any()]
     empty = torch.zeros(0, model.config.grounding.width, device=model.device)
-    found = [empty] * len(ids)
+    embeddings = [empty] * len(ids)
     if not rows:
-        return found
-    said = [model.embed_text(torch.tensor(row, dtype=torch.long, device=model.device)) for row in ids]
-    rest = left_padded([torch.cat([prompted.embeds[i][prompted.attention[i]], said[i]]) for i in rows])
+        return embeddings
+    answer_embeds = [
+        model.embed_text(torch.tensor(row, dtype=torch.long, device=model.device)) for row in ids
+    ]
+    rest = left_padded(
+        [torch.cat([prompted.embeds[i][prompted.attention[i]], answer_embeds[i]]) for i in rows]
+    )
     begun = prompted.prefix_of[rows]
     attention = torch.cat([prompted.prefix_attention[begun], rest["attention"]], dim=1)
     hidden, _ = model.backbone.language_model(
@@ -121,5 +125,5 @@ def seg_embeddings_of(
         cache=prompted.cache(begun),
     )
     for place, i in enumerate(rows):
-        found[i] = model.seg_embeddings(hidden[place, -len(drawing[i]) :][drawing[i]])
-    return found
+        embeddings[i] = model.seg_embeddings(hidden[place, -len(drawing[i]) :][drawing[i]])
+    return embeddings

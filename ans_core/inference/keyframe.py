@@ -38,7 +38,7 @@ def track_from_key_frame(
     """
     seen, frames, side = options.seen_frames(model, len(pictures)), len(pictures), model.sam2.image_size // 4
     tracks = torch.zeros(len(seg_embeddings), len(seen), frames, side, side, device=model.device)
-    with model.own_precision():
+    with model.inference_autocast():
         for order in (range(frames - 1, -1, -1), range(frames)):
             for index, masks in _sweep(
                 model, pictures, list(order), seen, seg_embeddings, options, ahead=ahead

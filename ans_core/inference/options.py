@@ -45,8 +45,8 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         for name, kind in (("constants", Constants), ("tiny_regions", TinyRegions)):
-            if (given := getattr(self, name)) not in get_args(kind):
-                raise ValueError(f"{name} {given!r}; there are {', '.join(get_args(kind))}")
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ValueError(f"{name} {value!r}; there are {', '.join(get_args(kind))}")
         check_preparation(self.preparation)
         check_frames(1 if self.frames is None else self.frames, self.frame_choice or "uniform")
         if self.mode != "sa2va" and self.frame_choice == "first":

@@ -26,7 +26,7 @@ from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Frames, ImageRef, Predict, Prediction, Request
 
-Found = TypeVar("Found")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,10 @@ def predict(
 def in_batches(
     requests: Sequence[Request],
     batch: int,
-    ask: Callable[[list[Request]], list[Found]],
+    ask: Callable[[list[Request]], list[Output]],
     *,
     shared: bool = False,
-) -> list[Found]:
+) -> list[Output]:
     """Call `ask` on `batch` requests at a time and return all results in the order of the requests. Requests
     about one picture or clip are put into one batch where possible, since a batch encodes each picture once.
     shared: the batches are divided among all processes."""
@@ -96,8 +96,8 @@ def in_batches(
         results = [
             one for start in range(0, len(ordered), batch) for one in ask(ordered[start : start + batch])
         ]
-    found = dict(zip(order, results, strict=True))
-    return [found[i] for i in range(len(requests))]
+    by_request = dict(zip(order, results, strict=True))
+    return [by_request[i] for i in range(len(requests))]
 
 
 def alike(requests: Sequence[Request]) -> list[int]:
@@ -125,10 +125,10 @@ def answers(
 ) -> list[Answer]:
     """Answer all requests in one batch. Raises ValueError for a request that makes no sense (see
     `prompt`)."""
-    with model.own_precision():
+    with model.inference_autocast():
         prompted = prompt(model, requests, options=options)
-        said = generate(model, prompted, max_tokens=max_tokens)
-    return answers_of(model, requests, prompted, said, options)
+        generated = generate(model, prompted, max_tokens=max_tokens)
+    return answers_of(model, requests, prompted, generated, options)
 
 
 @torch.no_grad()
@@ -136,12 +136,12 @@ def answers_of(
     model: Network,
     requests: Sequence[Request],
     prompted: PrefilledBatch,
-    said: Sequence[Sequence[int]],
+    generated: Sequence[Sequence[int]],
     options: PredictOptions,
 ) -> list[Answer]:
     """Turn the token ids said to one batch's requests into answers, and draw their masks."""
-    with model.own_precision():
-        ids = [spoken_ids(model, list(row)) for row in said]
+    with model.inference_autocast():
+        ids = [spoken_ids(model, list(row)) for row in generated]
         embeddings = seg_embeddings_of(model, prompted, ids)
         logits = decode_masks(model, requests, prompted.images, embeddings, options)
     return [
@@ -167,13 +167,13 @@ def follow(
     ones are kept (in mode `keyframe` all are, and the masks come after the last). The iterator is empty if
     the text has no `[SEG]`.
     """
-    kept = {index: frames[index] for index in options.seen_frames(model, len(frames))}
-    with model.own_precision():
-        prompted = prompt(model, [replace(request, frames=tuple(kept.values()), clip=True)], options=options)
+    seen = {index: frames[index] for index in options.seen_frames(model, len(frames))}
+    with model.inference_autocast():
+        prompted = prompt(model, [replace(request, frames=tuple(seen.values()), clip=True)], options=options)
         (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
         (embeddings,) = seg_embeddings_of(model, prompted, [ids])
     return text_of(model, ids), stream_masks(
-        model, len(frames), lambda index: kept.get(index) or frames[index], embeddings, options
+        model, len(frames), lambda index: seen.get(index) or frames[index], embeddings, options
     )
 
 
@@ -191,15 +191,15 @@ def decode_masks(
     frames = [request.frames for request in requests]
     with_segs = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
     if stills := [i for i in with_segs if not requests[i].is_clip]:
-        found = decode_stills(
+        still_masks = decode_stills(
             model,
             [frames[i] for i in stills],
             [images[i][0] for i in stills],
             [embeddings[i] for i in stills],
             options,
         )
-        for i, own in zip(stills, found, strict=True):
-            masks[i] = own
+        for i, row_masks in zip(stills, still_masks, strict=True):
+            masks[i] = row_masks
     clips: dict[Frames, list[int]] = defaultdict(list)
     for i in with_segs:
         if requests[i].is_clip:
@@ -207,8 +207,8 @@ def decode_masks(
     for rows in clips.values():
         objects = [embeddings[i] for i in rows]
         logits = track(model, images[rows[0]], torch.cat(objects), options)
-        for i, own in zip(rows, logits.split([len(o) for o in objects]), strict=True):
-            masks[i] = own
+        for i, row_masks in zip(rows, logits.split([len(o) for o in objects]), strict=True):
+            masks[i] = row_masks
     return masks
 
 
@@ -225,7 +225,12 @@ def decode_stills(
     place = {key: number for number, key in enumerate(shown)}
     features = model.sam2.encode(options.pixels(model, list(shown.values())))
     frame = torch.tensor(
-        [place[key] for key, own in zip(pictures, embeddings, strict=True) for _ in own], device=model.device
+        [
+            place[key]
+            for key, row_embeddings in zip(pictures, embeddings, strict=True)
+            for _ in row_embeddings
+        ],
+        device=model.device,
     )
     logits = model.sam2.shown(model.sam2.decode(features, frame, torch.cat(list(embeddings))))
-    return [own[:, None] for own in logits.split([len(e) for e in embeddings])]
+    return [row_masks[:, None] for row_masks in logits.split([len(e) for e in embeddings])]

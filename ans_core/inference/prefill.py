@@ -59,10 +59,10 @@ class PrefilledBatch:
 
     def cache(self, rows: Int[Tensor, " R"]) -> Cache:
         """Return a cache with one row per given prefix; continuing it leaves this batch as it is."""
-        own = copy.copy(self.prefix_cache)
-        own.layers = [copy.copy(layer) for layer in self.prefix_cache.layers]
-        own.batch_select_indices(rows)
-        return own
+        copied = copy.copy(self.prefix_cache)
+        copied.layers = [copy.copy(layer) for layer in self.prefix_cache.layers]
+        copied.batch_select_indices(rows)
+        return copied
 
     def positions(self, attention: Bool[Tensor, "R L"], prefix: Int[Tensor, " R"]) -> Int[Tensor, "R L"]:
         """Return rotary positions of tokens after their prefix. `attention`: of the prefix and what follows
@@ -96,10 +96,10 @@ def prompt(
     shown = {_view(r): r for r in requests if r.frames}
     if features is None:
         views = [visible(model, opened[r.frames], options, clip=r.is_clip) for r in shown.values()]
-        known = dict(zip(shown, encoded(model, views), strict=True))
+        features_of = dict(zip(shown, encoded(model, views), strict=True))
     else:
-        known = {_view(r): given for r, given in zip(requests, features, strict=True)}
-    images = {view: model.project(known[view]) for view in shown}
+        features_of = {_view(r): row_features for r, row_features in zip(requests, features, strict=True)}
+    images = {view: model.project(features_of[view]) for view in shown}
     rows = [_embedded(model, request, images.get(_view(request)), options) for request in requests]
     places: dict[object, int] = {}
     begins = [(_view(request), row.ids[: row.prefix]) for request, row in zip(requests, rows, strict=True)]
@@ -139,8 +139,8 @@ def _pictures_first(request: Request) -> Request:
 
 def _check(request: Request, pictures: Sequence[Image.Image]) -> None:
     """Raise ValueError for a request that makes no sense."""
-    asked = "".join(question + answer for question, answer in request.past) + request.text
-    if (marks := asked.count("<image>")) != bool(pictures):
+    full_text = "".join(question + answer for question, answer in request.past) + request.text
+    if (marks := full_text.count("<image>")) != bool(pictures):
         raise ValueError(
             f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it "
             "once, or give no frames"
@@ -247,11 +247,11 @@ def _prefill(model: Network, rows: Sequence[_Row]) -> Cache:
         )
         caches.append(cache)
     order = torch.tensor([i for numbers in alike for i in numbers], device=model.device).argsort()
-    whole = caches[-1]  # of the longest rows
-    for number, layer in enumerate(whole.layers):
+    merged = caches[-1]  # of the longest rows
+    for number, layer in enumerate(merged.layers):
         layer.keys = _stacked([cache.layers[number].keys for cache in caches])[order]
         layer.values = _stacked([cache.layers[number].values for cache in caches])[order]
-    return whole
+    return merged
 
 
 def _stacked(parts: Sequence[Float[Tensor, "_ H _ d"]]) -> Float[Tensor, "P H K d"]:

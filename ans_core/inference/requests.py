@@ -36,7 +36,7 @@ def request_of(
         text=text,
         mask_prompts=()
         if mask_prompts is None
-        else tuple(region for given in mask_prompts for region in _regions(given)),
+        else tuple(region for prompt in mask_prompts for region in _regions(prompt)),
         past=_turns(past or ()),
         clip=bool(frames),
     )
@@ -56,11 +56,11 @@ def _turns(past: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((question, answer) for question, answer in past)
 
 
-def _regions(given: Region) -> list[RLE]:
-    if isinstance(given, dict):
-        height, width = given["size"]
-        return [rle.from_annotation(given, height=height, width=width, where="mask_prompts")]
-    masks = np.asarray(given)
+def _regions(prompt: Region) -> list[RLE]:
+    if isinstance(prompt, dict):
+        height, width = prompt["size"]
+        return [rle.from_annotation(prompt, height=height, width=width, where="mask_prompts")]
+    masks = np.asarray(prompt)
     if masks.ndim not in (2, 3):
         raise ValueError(
             f"a mask prompt of shape {masks.shape}; give a list of (height, width) or (N, height, width), "

@@ -28,8 +28,8 @@ def track(
     model: Network, pictures: list[Image.Image], seg_embeddings: Float[Tensor, "N C"], options: PredictOptions
 ) -> Float[Tensor, "N F h4 w4"]:
     """Return low-resolution mask logits of N objects in every frame of a clip."""
-    found = dict(track_frames(model, len(pictures), lambda index: pictures[index], seg_embeddings, options))
-    return torch.stack([found[index] for index in range(len(pictures))], dim=1)
+    masks = dict(track_frames(model, len(pictures), lambda index: pictures[index], seg_embeddings, options))
+    return torch.stack([masks[index] for index in range(len(pictures))], dim=1)
 
 
 def track_frames(
@@ -56,22 +56,22 @@ def track_frames(
         return
     seen = options.seen_frames(model, frames)
     first = [picture(index) for index in seen]
-    precision = model.own_precision()
+    precision = model.inference_autocast()
     # no decorator: one of a generator fails where Python ends before the generator does
     with torch.no_grad(), precision:
-        known = model.sam2.encode(options.pixels(model, first))
+        seen_features = model.sam2.encode(options.pixels(model, first))
         if options.mode == "sa2va":
             prompts_of = model.sam2.seg_prompts(seg_embeddings, seen)
         else:
             frame = torch.tensor(range(len(seen)), device=model.device).repeat(len(seg_embeddings))
             alone = model.sam2.shown(
-                model.sam2.decode(known, frame, seg_embeddings.repeat_interleave(len(seen), dim=0))
+                model.sam2.decode(seen_features, frame, seg_embeddings.repeat_interleave(len(seen), dim=0))
             )
             masks = F.interpolate(alone[None], size=(first[0].height, first[0].width), mode="bilinear")[0] > 0
             prompts_of = model.sam2.mask_prompts(masks.unflatten(0, (-1, len(seen))), seen)
 
     def shown() -> Iterator[tuple[int, FrameFeatures]]:
-        yield from ((index, known[[place]]) for place, index in enumerate(seen))
+        yield from ((index, seen_features[[place]]) for place, index in enumerate(seen))
         rest = in_order(prompts_of, frames)[len(seen) :]
         for start in range(0, len(rest), AHEAD):
             chosen = rest[start : start + AHEAD]
@@ -79,12 +79,12 @@ def track_frames(
             yield from ((index, features[[place]]) for place, index in enumerate(chosen))
 
     original = options.mode == "sa2va-i"
-    found = model.sam2.propagate(
+    propagated = model.sam2.propagate(
         shown(), prompts_of, objects=len(seg_embeddings), frames=frames, original=original
     )
     while True:
         with torch.no_grad(), precision:  # not around the `yield`: the caller computes in its own precision
-            one = next(found, None)
+            one = next(propagated, None)
         if one is None:
             return
         yield one

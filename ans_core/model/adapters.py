@@ -44,7 +44,7 @@ def lora_config(
         target_modules=LORA_TARGETS,
         modules_to_save=modules_to_save,
         rank_pattern=ranks,
-        alpha_pattern={name: own * alpha / rank for name, own in ranks.items()},
+        alpha_pattern={name: layer_rank * alpha / rank for name, layer_rank in ranks.items()},
         trainable_token_indices=_trained_rows(rows),
     )
 
@@ -125,9 +125,9 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy a stage's trained tensors into a model prepared the same way. Raises ValueError unless names and
     shapes are the same."""
-    own = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    shapes = [n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape]
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    missing, unknown = sorted(parameters.keys() - tensors.keys()), sorted(tensors.keys() - parameters.keys())
+    shapes = [n for n in parameters.keys() & tensors.keys() if parameters[n].shape != tensors[n].shape]
     if missing or unknown or shapes:
         raise ValueError(
             f"trained tensors do not fit: {len(missing)} missing {missing[:3]}, {len(unknown)} unknown "
@@ -135,7 +135,7 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             f"{len(shapes)} of another shape {shapes[:3]}; they belong to other model or LoRA settings"
         )
     with torch.no_grad():
-        for name, p in own.items():
+        for name, p in parameters.items():
             p.copy_(tensors[name])
 
 
@@ -150,13 +150,13 @@ def lora_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
         for name in layer.active_adapters if name in of
         for p in of[name].parameters()
     ]  # fmt: skip
-    own = [p.data for p in factors]
+    originals = [p.data for p in factors]
     for p in factors:
         p.data = p.data.to(dtype)
     try:
         yield
     finally:
-        for p, data in zip(factors, own, strict=True):
+        for p, data in zip(factors, originals, strict=True):
             p.data = data
 
 
@@ -220,11 +220,13 @@ class Adapters:
         return {name: p.detach() for name, p in self.parameters(adapter).items()}
 
     def load(self, adapter: str, tensors: dict[str, Tensor]) -> None:
-        own = self.tensors(adapter)
-        if own.keys() != tensors.keys():
-            raise ValueError(f"tensors of another adapter: {sorted(own.keys() ^ tensors.keys())[:3]} differ")
+        current = self.tensors(adapter)
+        if current.keys() != tensors.keys():
+            raise ValueError(
+                f"tensors of another adapter: {sorted(current.keys() ^ tensors.keys())[:3]} differ"
+            )
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in current.items():
                 value.copy_(tensors[name])
 
     @contextmanager

@@ -175,16 +175,16 @@ def by_branch(
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # (B*L, H or K, d)
     packed = query.is_cuda or torch.compiler.is_compiling()  # eager results on a CPU stay, to the bit
     # flash attention reads shared keys; in fp32 there is none
-    own_kernel = packed and groups > 1 and query.dtype != torch.float32
+    gqa = packed and groups > 1 and query.dtype != torch.float32
 
     def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (B, H or K, J, d)
-        if not own_kernel:
+        if not gqa:
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        found = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=own_kernel, **settings
+        attended = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=gqa, **settings
         )
-        return found.transpose(1, 2)  # (B, J, H, d)
+        return attended.transpose(1, 2)  # (B, J, H, d)
 
     def after_prefix(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # (N, H, Q, d), (N, K, P+Q, d)
@@ -196,23 +196,23 @@ def by_branch(
         # The heads that share keys are rows of one query, so that the prefix is not copied for each of them.
         query = query.unflatten(1, (-1, groups)).flatten(2, 3)  # (N, K, groups*Q, d)
         allowed = allowed[:, None].repeat(1, 1, groups, 1)  # (N, 1, groups*Q, P+Q)
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, **settings)
-        return found.unflatten(2, (groups, -1)).flatten(1, 2).transpose(1, 2)  # (N, Q, H, d)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, **settings)
+        return attended.unflatten(2, (groups, -1)).flatten(1, 2).transpose(1, 2)  # (N, Q, H, d)
 
-    found = [causal(*(x[places.first.clamp(min=0)] for x in flat)).flatten(0, 1)]
+    outputs = [causal(*(x[places.first.clamp(min=0)] for x in flat)).flatten(0, 1)]
     prefixes = [x[places.prefix.clamp(min=0)] for x in flat[1:]]  # (B, P, K, d)
     for rows, later in _some_at_once(places):
-        queries, *own = (x[later.clamp(min=0)] for x in flat)
+        queries, *keys_values = (x[later.clamp(min=0)] for x in flat)
         # keys and values have the shape n, P+Q, K, d
-        keys = [torch.cat([prefix[rows], x], dim=1) for prefix, x in zip(prefixes, own, strict=True)]
+        keys = [torch.cat([prefix[rows], x], dim=1) for prefix, x in zip(prefixes, keys_values, strict=True)]
         there = torch.cat([places.prefix[rows] >= 0, later >= 0], dim=1)
         allowed = there[:, None] & later.new_ones(later.shape[1], keys[0].shape[1], dtype=torch.bool).tril(
             places.prefix.shape[1]
         )
         allowed |= (later < 0)[:, :, None]  # what is read by nobody must not be NaN
-        found.append(after_prefix(queries, keys[0], keys[1], allowed).flatten(0, 1))
-    found.append(found[0].new_zeros(1, *found[0].shape[1:]))
-    return torch.cat(found)[places.back].unflatten(0, (batch, length))
+        outputs.append(after_prefix(queries, keys[0], keys[1], allowed).flatten(0, 1))
+    outputs.append(outputs[0].new_zeros(1, *outputs[0].shape[1:]))
+    return torch.cat(outputs)[places.back].unflatten(0, (batch, length))
 
 
 def _some_at_once(places: BranchPlaces) -> list[tuple[Tensor, Tensor]]:

@@ -64,7 +64,7 @@ def in_pieces(function: Callable[..., tuple[Tensor, ...]], *rows: Tensor, words:
     count = max(1, LOGITS // words)
     if len(rows[0]) <= count:
         return function(*rows)
-    found = [
+    outputs = [
         again(function, *pieces) for pieces in zip(*(tensor.split(count) for tensor in rows), strict=True)
     ]
-    return tuple(torch.cat(results) for results in zip(*found, strict=True))
+    return tuple(torch.cat(results) for results in zip(*outputs, strict=True))

@@ -38,23 +38,23 @@ class FeatureCache:
         """Return every item's features. `compute` gets the indices of the items that are not known; `names`
         tell encoders and layouts of equal pixels apart."""
         paths = [self._path(item, name) for item, name in zip(items, names, strict=True)]
-        known = {
+        cached = {
             i: parts
             for i, path in enumerate(paths)
             if (parts := self._read(path, items[i].device)) is not None
         }
-        lacking = [i for i in range(len(items)) if i not in known]
-        self.hits, self.misses = self.hits + len(known), self.misses + len(lacking)
+        lacking = [i for i in range(len(items)) if i not in cached]
+        self.hits, self.misses = self.hits + len(cached), self.misses + len(lacking)
         if lacking:
             for i, parts in zip(lacking, compute(lacking), strict=True):
-                known[i] = parts
+                cached[i] = parts
                 self._write(paths[i], parts)
-        return [known[i] for i in range(len(items))]
+        return [cached[i] for i in range(len(items))]
 
     def _path(self, item: Tensor, name: str) -> Path:
-        own = item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        raw_bytes = item.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
         key = hashlib.blake2b(
-            own, key=hashlib.sha256(self.salt + name.encode()).digest(), digest_size=24
+            raw_bytes, key=hashlib.sha256(self.salt + name.encode()).digest(), digest_size=24
         ).hexdigest()
         return self.folder / key[:2] / f"{key}.safetensors"
 
@@ -88,11 +88,11 @@ class FeatureCache:
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """List (size, time of the last use, path), as far as other processes leave them."""
-        found = []
+        entries = []
         for path in self.folder.glob("*/*.safetensors"):
             try:
                 facts = path.stat()
             except FileNotFoundError:
                 continue
-            found.append((facts.st_size, facts.st_mtime_ns, path))
-        return found
+            entries.append((facts.st_size, facts.st_mtime_ns, path))
+        return entries

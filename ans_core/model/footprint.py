@@ -191,13 +191,15 @@ def layer_bytes(
     """
     count, h, w, i, size = batch.rows * batch.tokens, text.hidden, text.width, text.inner, 2 if half else 4
     reads, attended = (5 * h, 2 * w) if half or dropout else (2 * h, w)
-    kept = 2 * h * 4 + (reads + 3 * w + attended + 4 * i + LORA_LINEARS * rank) * size + (text.heads + 2) * 4
+    per_token = (
+        2 * h * 4 + (reads + 3 * w + attended + 4 * i + LORA_LINEARS * rank) * size + (text.heads + 2) * 4
+    )
     if text.normed_heads:  # their inputs in fp32, and a factor for each head
-        kept += (w + text.kv_heads * text.head + text.heads + text.kv_heads) * 4
+        per_token += (w + text.kv_heads * text.head + text.heads + text.kv_heads) * 4
     if dropout:
-        kept += (5 * h + w + i) * dropout_mask
+        per_token += (5 * h + w + i) * dropout_mask
     dense = count * batch.tokens
-    return count * kept + (dense * size if dense <= DENSE else 0)
+    return count * per_token + (dense * size if dense <= DENSE else 0)
 
 
 def activation_bytes(
@@ -275,14 +277,14 @@ def decoder_bytes_per_cell(width: int) -> int:
     sam2.sam_mask_decoder.requires_grad_(True)
     features = sam2.blank_features(torch.zeros(1))
 
-    def kept(masks: int) -> int:
+    def bytes_of(masks: int) -> int:
         prompt = torch.zeros(masks, width, requires_grad=True)
-        own = {p.untyped_storage().data_ptr() for p in sam2.parameters()}
-        return kept_bytes(
-            lambda: sam2.decode(features, torch.zeros(masks, dtype=torch.long), prompt).logits, own
+        weights = {p.untyped_storage().data_ptr() for p in sam2.parameters()}
+        return saved_bytes(
+            lambda: sam2.decode(features, torch.zeros(masks, dtype=torch.long), prompt).logits, weights
         )
 
-    return (kept(3) - kept(1)) // 2 // cells
+    return (bytes_of(3) - bytes_of(1)) // 2 // cells
 
 
 def _small_sam2(width: int) -> tuple[Grounding, int]:
@@ -295,7 +297,7 @@ def _small_sam2(width: int) -> tuple[Grounding, int]:
     return Grounding(small).requires_grad_(False), (small.image_size // 16) ** 2
 
 
-def kept_bytes(compute: Callable[[], Any], weights: set[int]) -> int:
+def saved_bytes(compute: Callable[[], Any], weights: set[int]) -> int:
     """Return the bytes of all tensors that autograd keeps of a computation, each storage once, but for the
     weights (by data pointer)."""
     sizes: dict[int, int] = {}

@@ -411,10 +411,10 @@ class Grounding(SAM2Base):
     ) -> Float[Tensor, "N F h4 w4"]:
         frames = len(features.coarse)
         shown = ((index, features[[index]]) for index in in_order(prompts, frames))
-        found = dict(
+        masks = dict(
             self.propagate(shown, prompts, objects=objects, frames=frames, memory_dtype=memory_dtype)
         )
-        return torch.stack([found[index] for index in range(frames)], dim=1)
+        return torch.stack([masks[index] for index in range(frames)], dim=1)
 
     def seg_prompts(self, seg_embeddings: Float[Tensor, "N C"], conditioning: Sequence[int]) -> Prompts:
         prompt = _seg_prompt(seg_embeddings)
@@ -502,17 +502,17 @@ class Grounding(SAM2Base):
         here = [x[rows] for x in maps]
         flat = [x.flatten(2).permute(2, 0, 1) for x in here]  # (h*w, N, C)
         sizes = [tuple(x.shape[-2:]) for x in here]
-        given = prompt is not None or masks is not None
+        prompted = prompt is not None or masks is not None
         places = self.places(here[-1]).flatten(2).permute(2, 0, 1)
         out, heads, high_res, fused = self._track_step(
-            index, given, flat, [places], sizes, prompt, masks, bank, frames, False, None
+            index, prompted, flat, [places], sizes, prompt, masks, bank, frames, False, None
         )
         outputs = [(heads[0], heads[2], heads[6][:, 0])]
         for _ in range(corrections):
             assert correct is not None, "corrections are asked for, and nothing corrects"
             prompt = correct(prompt, heads[3])
             heads = self._forward_sam_heads(
-                fused, prompt, heads[3], high_res, self._use_multimask(given, prompt)
+                fused, prompt, heads[3], high_res, self._use_multimask(prompted, prompt)
             )
             outputs.append((heads[0], heads[2], heads[6][:, 0]))
         every, _, ious, low, _, pointer, score = heads
@@ -525,10 +525,12 @@ class Grounding(SAM2Base):
         if remember:  # a given mask, too, as it comes back from its low resolution
             # All masks and then the best, as upstream: one alone differs in the last bit, which the memory's
             # rounding to bf16 makes 2e-4.
-            whole = F.interpolate(
+            full_size = F.interpolate(
                 every, size=(self.image_size, self.image_size), mode="bilinear", align_corners=False
             )
-            high = whole[torch.arange(len(whole), device=whole.device), ious.argmax(dim=1)][:, None]
+            high = full_size[torch.arange(len(full_size), device=full_size.device), ious.argmax(dim=1)][
+                :, None
+            ]
         self._encode_memory_in_output(flat, sizes, prompt, remember, high, score, out)
         return out
 

@@ -33,17 +33,17 @@ def rank_pattern(base: nn.Module, tuned: Mapping[str, Tensor], *, energy: float)
     linears = [
         n for n, m in base.named_modules() if isinstance(m, nn.Linear) and re.fullmatch(LORA_TARGETS, n)
     ]
-    own = dict(base.named_parameters())
-    found, changed = {}, False
+    parameters = dict(base.named_parameters())
+    ranks, changed = {}, False
     for name in linears:
-        weight, mine = tuned.get(f"{name}.weight"), sharding.read(own[f"{name}.weight"])
+        weight, mine = tuned.get(f"{name}.weight"), sharding.read(parameters[f"{name}.weight"])
         if weight is None or weight.shape != mine.shape:
             raise ValueError(f"lora_ranks_from is another model: it has no {name} of {tuple(mine.shape)}")
         change = weight.detach().float() - mine.float().to(weight.device)
-        found[name], changed = rank_of(change, energy=energy), changed or bool(change.any())
+        ranks[name], changed = rank_of(change, energy=energy), changed or bool(change.any())
     if not changed:
         raise ValueError(
             "lora_ranks_from has the base's own layers, so nothing says which ranks they need; name a full "
             "fine-tuning of it"
         )
-    return found
+    return ranks

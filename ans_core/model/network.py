@@ -116,7 +116,7 @@ class Network(nn.Module):
         """What the lengths of rows and branches are padded to."""
         return MULTIPLE if self.compiled else 1
 
-    def own_precision(self) -> torch.autocast:
+    def inference_autocast(self) -> torch.autocast:
         """Return the context of inference: autocast if weights are in half precision, since pixels, positions
         and trained parts are fp32."""
         return autocast(self.device, self.dtype)
@@ -134,20 +134,20 @@ class Network(nn.Module):
             if mixed or id(module) in of_sam2:
                 module.float()
 
-    def video_mode(self, asked: Literal[VideoMode, "auto"]) -> VideoMode:
+    def video_mode(self, mode: Literal[VideoMode, "auto"]) -> VideoMode:
         """Resolve `auto`: it is `sa2va-i` if the model keeps SAM2's original mask decoder, else `sa2va`.
 
         Raises ValueError for another mode, and where `sa2va-i` is asked for without that decoder."""
-        if asked not in ("auto", *get_args(VideoMode)):
-            raise ValueError(f"video mode {asked!r}; there are {', '.join(get_args(VideoMode))}, and auto")
-        if asked == "auto":
+        if mode not in ("auto", *get_args(VideoMode)):
+            raise ValueError(f"video mode {mode!r}; there are {', '.join(get_args(VideoMode))}, and auto")
+        if mode == "auto":
             return "sa2va-i" if self.sam2.config.original_decoder else "sa2va"
-        if asked == "sa2va-i" and not self.sam2.config.original_decoder:
+        if mode == "sa2va-i" and not self.sam2.config.original_decoder:
             raise ValueError(
                 "video mode sa2va-i tracks with SAM2's original mask decoder, which this model does not hold;"
                 " add it (`ans convert SRC DST --sam2 sam2_hiera_large.pt`) or use video mode sa2va"
             )
-        return asked
+        return mode
 
     def keep_original_decoder(self) -> None:
         """Keep a copy of SAM2's mask decoder as it is now, before Sa2VA's training, for video mode
@@ -222,28 +222,28 @@ class Network(nn.Module):
             )
             if observed and observed[row]:
                 tokens = self._by_text(ids, row, tokens, [later.values for later in observed[row]])
-            given = sum(map(len, tokens))
-            if slots[row] != given:
+            count = sum(map(len, tokens))
+            if slots[row] != count:
                 raise ValueError(
                     f"row {row}: the text has {slots[row]} image slots, the pictures and regions give "
-                    f"{given} tokens"
+                    f"{count} tokens"
                 )
             filling += tokens
         return embeds.masked_scatter(where.unsqueeze(-1), torch.cat(filling).to(embeds.dtype))
 
     def _by_text(
-        self, ids: Int[Tensor, " L"], row: int, asked: Sequence[Tensor], observed: Sequence[Tensor]
+        self, ids: Int[Tensor, " L"], row: int, picture_tokens: Sequence[Tensor], observed: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Sort a row's image tokens by the text. `asked`: those of its own picture, if it has one, then of
-        that picture's regions."""
-        first, *regions = asked or [observed[0][:0]]
+        """Sort a row's image tokens by the text. `picture_tokens`: those of its own picture, if it has one,
+        then of that picture's regions."""
+        first, *regions = picture_tokens or [observed[0][:0]]
         of_region = [is_region for _, is_region in self._later_runs(ids, len(first))]
         if (in_text := (of_region.count(True), of_region.count(False))) != (
-            given := (len(regions), len(observed))
+            counts := (len(regions), len(observed))
         ):
             raise ValueError(
                 f"row {row}: after its picture the text has {in_text[0]} regions and {in_text[1]} pictures,"
-                f" given are {given[0]} and {given[1]}"
+                f" given are {counts[0]} and {counts[1]}"
             )
         region, picture = iter(regions), iter(observed)
         return [first, *(next(region if is_region else picture) for is_region in of_region)]

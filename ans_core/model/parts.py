@@ -35,13 +35,13 @@ def part_of(name: str) -> str:
 def hashes(model: Network) -> dict[str, str]:
     """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a
     gradient now. All processes must call it."""
-    found: dict[str, hashlib._Hash] = {}
+    digests: dict[str, hashlib._Hash] = {}
     for name, p in _named(model):
         role = "teacher" if ".teacher." in f"{name}." else "trained" if p.requires_grad else "frozen"
         key = f"{part_of(name)} ({role})"
         values = sharding.read(p).cpu().contiguous().flatten()
-        found.setdefault(key, hashlib.sha256()).update(values.view(torch.uint8).numpy().tobytes())
-    return {key: digest.hexdigest() for key, digest in found.items()}
+        digests.setdefault(key, hashlib.sha256()).update(values.view(torch.uint8).numpy().tobytes())
+    return {key: digest.hexdigest() for key, digest in digests.items()}
 
 
 def check_moved(before: dict[str, str], model: Network) -> dict[str, bool]:

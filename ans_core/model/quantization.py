@@ -22,32 +22,34 @@ def missing() -> bool:
     return importlib.util.find_spec("torchao") is None
 
 
-def check(asked: str, device: torch.device) -> Quantization:
+def check(scheme: str, device: torch.device) -> Quantization:
     """Return what was asked for. Raises ValueError if it is unknown, torchao is missing, or the device can't
     do it."""
-    if asked not in get_args(Quantization):
-        raise ValueError(f"quantize {asked!r}; there are {', '.join(get_args(Quantization))}")
+    if scheme not in get_args(Quantization):
+        raise ValueError(f"quantize {scheme!r}; there are {', '.join(get_args(Quantization))}")
     if missing():
         raise ValueError(
-            f"quantize {asked!r} needs torchao, which is an extra: pip install -c requirements/quantize.txt "
+            f"quantize {scheme!r} needs torchao, which is an extra: pip install -c requirements/quantize.txt "
             "-e '.[quantize]'"
         )
-    if asked == "fp8":
+    if scheme == "fp8":
         if device.type != "cuda":
             raise ValueError(
                 f"quantize 'fp8' computes in 8-bit floats, which a {device.type.upper()} does not: use "
                 "'int8' here"
             )
-        if (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
-            name = f"{torch.cuda.get_device_name(device)} (compute capability {found[0]}.{found[1]})"
+        if (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+            name = (
+                f"{torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]})"
+            )
             raise ValueError(
                 f"quantize 'fp8' needs a GPU of compute capability 8.9 (Ada, Hopper) or later, {name} has "
                 "none: use 'int8'"
             )
-    return "int8" if asked == "int8" else "fp8"
+    return "int8" if scheme == "int8" else "fp8"
 
 
-def quantizer(language_model: nn.Module, asked: Quantization) -> Callable[[nn.Module], None]:
+def quantizer(language_model: nn.Module, scheme: Quantization) -> Callable[[nn.Module], None]:
     """Return a function that quantizes a layer in place if it is one of this language model's, so that a
     model can be quantized layer by layer while it is loaded. The embeddings, the head and what reads `[SEG]`
     are no layers and stay as they are."""
@@ -58,20 +60,20 @@ def quantizer(language_model: nn.Module, asked: Quantization) -> Callable[[nn.Mo
         quantize_,
     )
 
-    own = {id(module) for module in language_model.modules()}
+    module_ids = {id(module) for module in language_model.modules()}
 
     def work(layer: nn.Module) -> None:
-        if id(layer) not in own:
+        if id(layer) not in module_ids:
             return
         config: Any = (
             Int8WeightOnlyConfig()
-            if asked == "int8"
+            if scheme == "int8"
             else Float8DynamicActivationFloat8WeightConfig(granularity=PerRow())
         )
-        if asked == "fp8" and (dtype := next(layer.parameters()).dtype) != torch.bfloat16:
-            found = str(dtype).removeprefix("torch.")
+        if scheme == "fp8" and (dtype := next(layer.parameters()).dtype) != torch.bfloat16:
+            dtype_name = str(dtype).removeprefix("torch.")
             raise ValueError(
-                f'quantize "fp8" takes weights in bfloat16, not in {found}: give dtype="bfloat16", or use "int8"'
+                f'quantize "fp8" takes weights in bfloat16, not in {dtype_name}: give dtype="bfloat16", or use "int8"'
             )
         quantize_(layer, config)
 

@@ -96,8 +96,8 @@ class Supervised(nn.Module):
         """Return the mean cross-entropy of the learned tokens, whose logits are made piece by piece where
         they are many."""
 
-        def share(some: Tensor, own: Tensor) -> tuple[Tensor]:
-            return (text_loss(self.model.logits(some), own)[None] * (len(own) / max(len(target), 1)),)
+        def share(some: Tensor, targets: Tensor) -> tuple[Tensor]:
+            return (text_loss(self.model.logits(some), targets)[None] * (len(targets) / max(len(target), 1)),)
 
         if sharding.is_divided(self.model.vlm.lm_head.weight):  # every process must use it equally often
             return share(hidden, target)[0].sum()
@@ -151,36 +151,36 @@ def packed(batch: Batch) -> Packed:
     )
 
 
-def image_tokens(model: Network, rows: Sequence[Views], known: FeatureCache | None = None) -> ImageFeatures:
+def image_tokens(model: Network, rows: Sequence[Views], cache: FeatureCache | None = None) -> ImageFeatures:
     """Image tokens of all rows; the vision tower keeps a graph only where it is trained."""
     with torch.set_grad_enabled(any(p.requires_grad for p in model.backbone.vision_tower.parameters())):
-        features = model.vision_features(rows) if known is None else _known_features(model, rows, known)
+        features = model.vision_features(rows) if cache is None else _cached_features(model, rows, cache)
     return model.project(features)
 
 
-def _known_features(model: Network, rows: Sequence[Views], known: FeatureCache) -> ImageFeatures:
+def _cached_features(model: Network, rows: Sequence[Views], cache: FeatureCache) -> ImageFeatures:
     def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
         some = [rows[i] for i in lacking]
         return [(part.values,) for part in model.vision_features(some).split(some)]
 
-    found = known.features(
+    features = cache.features(
         [row.pixels for row in rows], compute, names=[f"views {row.grids}" for row in rows]
     )
     return ImageFeatures(
-        values=torch.cat([values for (values,) in found]),
+        values=torch.cat([values for (values,) in features]),
         grids=tuple(grid for row in rows for grid in row.grids),
     )
 
 
-def encoded_frames(model: Network, batch: Batch, known: FeatureCache | None) -> FrameFeatures:
+def encoded_frames(model: Network, batch: Batch, cache: FeatureCache | None) -> FrameFeatures:
     """SAM2's features of the batch's frames."""
-    if known is None:
+    if cache is None:
         return model.sam2.encode(batch.sam_frames)
 
     def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
-        found = model.sam2.encode(batch.sam_frames[lacking])
-        return list(zip(found.fine, found.middle, found.coarse, strict=True))
+        encoded = model.sam2.encode(batch.sam_frames[lacking])
+        return list(zip(encoded.fine, encoded.middle, encoded.coarse, strict=True))
 
-    found = known.features(list(batch.sam_frames), compute, names=["frame"] * len(batch.sam_frames))
-    fine, middle, coarse = (torch.stack(parts) for parts in zip(*found, strict=True))
+    features = cache.features(list(batch.sam_frames), compute, names=["frame"] * len(batch.sam_frames))
+    fine, middle, coarse = (torch.stack(parts) for parts in zip(*features, strict=True))
     return FrameFeatures(fine=fine, middle=middle, coarse=coarse)

@@ -66,7 +66,7 @@ class ValidationSlice:
             for start in range(0, self.rows, self.batch):
                 numbers = range(start, min(start + self.batch, self.rows))[rank() :: world_size()]
                 batch = self._read([self.mixture.row(number) for number in numbers])
-                (found,) = read_together([self.module(batch)[1]])
+                (metrics,) = read_together([self.module(batch)[1]])
                 counts = {"tokens": float(batch.learned.shape[1]), "masks": float(len(batch.pair_seg))}
                 for name, count in counts.items():
                     sums[name] += count
@@ -76,12 +76,12 @@ class ValidationSlice:
                     ("dice", "masks"),
                     ("mask_iou", "masks"),
                 ):
-                    sums[name] += found.get(name, 0.0) * counts[of]
+                    sums[name] += metrics.get(name, 0.0) * counts[of]
         total = shared_sum(
             torch.tensor(list(sums.values()), dtype=torch.float64), self.module.model.device
         ).tolist()
-        tokens, masks, text, *drawn = total
-        bce, dice, iou = (value / max(masks, 1.0) for value in drawn)
+        tokens, masks, text, *mask_sums = total
+        bce, dice, iou = (value / max(masks, 1.0) for value in mask_sums)
         means = {"text": text / max(tokens, 1.0), "bce": bce, "dice": dice, "mask_iou": iou}
         return {
             "loss": means["text"] + self.module.mask_weight * bce + self.module.dice_weight * dice,
@@ -113,17 +113,17 @@ class ValidationSlice:
     def _sheet(self, row: Row, batch: Batch, logits: Float[Tensor, "P h w"]) -> Image.Image:
         image, turns = transforms.open_image(row.frames[0]), [turn for turn in row.turns if turn.masks]
         truth: list[RLE | None] = [masklet[row.mask_frames[0]] for turn in turns for masklet in turn.masks]
-        drawn: list[RLE | None] = [None] * len(truth)
+        predicted: list[RLE | None] = [None] * len(truth)
         for seg, frame, one in zip(batch.pair_seg.tolist(), batch.pair_frame.tolist(), logits, strict=True):
             if frame == 0:
                 size = self.module.model.sam2.image_size
-                drawn[seg] = rle.encode(upsample(one, size=size, height=image.height, width=image.width))
+                predicted[seg] = rle.encode(upsample(one, size=size, height=image.height, width=image.width))
         words = " ".join(turn.answer for turn in turns)
         question = " ".join(turn.question for turn in turns)
         return overlay.side_by_side(
             image,
             truth=truth,
-            prediction=drawn,
+            prediction=predicted,
             question=question,
             truth_text=words,
             prediction_text=row.name,

@@ -15,8 +15,10 @@ def iou(answer: Prediction, truth: Prediction) -> float:
     if not slots:
         return 1.0
     total = 0.0
-    for drawn, real in zip(answer.masks, truth.masks, strict=False):
-        pooled = [counts(d, r) for d, r in zip(drawn, real, strict=True) if d is not None and r is not None]
+    for predicted, real in zip(answer.masks, truth.masks, strict=False):
+        pooled = [
+            counts(d, r) for d, r in zip(predicted, real, strict=True) if d is not None and r is not None
+        ]
         total += sum(pooled, start=Counts()).iou
     return total / slots
 
@@ -24,5 +26,5 @@ def iou(answer: Prediction, truth: Prediction) -> float:
 def soft(answer: Prediction, truth: Prediction) -> float:
     """Return `soft_iou` of an answer with known probabilities; for a given mask, whose pixels are 0 or 1, the
     hard IoU."""
-    known = answer.soft_iou if isinstance(answer, MaskPrediction) else None
-    return iou(answer, truth) if known is None else known
+    soft_iou = answer.soft_iou if isinstance(answer, MaskPrediction) else None
+    return iou(answer, truth) if soft_iou is None else soft_iou

@@ -59,11 +59,11 @@ def run(
     pictures in `episodes`."""
     check_reader(cfg.agent.reader)
     with dist.process_group():
-        found = measure(cfg, row=row, inputs=inputs, out=out)
+        figures = measure(cfg, row=row, inputs=inputs, out=out)
     if dist.rank() == 0:
-        (out / "metrics.json").write_text(json.dumps(found, indent=1, sort_keys=True))
-    log({f"{row}/{name}": value for name, value in found.items()}, 0)
-    return found
+        (out / "metrics.json").write_text(json.dumps(figures, indent=1, sort_keys=True))
+    log({f"{row}/{name}": value for name, value in figures.items()}, 0)
+    return figures
 
 
 def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dict[str, float]:
@@ -79,10 +79,10 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
         dtype=inference_dtype(device),
         reader=cfg.agent.reader,
     )
-    found = _of_policy(cfg, policy, row, out)
+    figures = _of_policy(cfg, policy, row, out)
     if settings.referring and row != "direct":
-        found |= referring(cfg, policy, inputs["data"])
-    return found
+        figures |= referring(cfg, policy, inputs["data"])
+    return figures
 
 
 def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
@@ -140,17 +140,23 @@ def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[st
     with Toolbox(
         policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader
     ) as toolbox:
-        told = episode.operations_told and row != "direct"
-        ask = _Asking(cfg=cfg, policy=policy, toolbox=toolbox, draw=drawing(cfg, toolbox), told=told)
+        lists_operations = episode.operations_told and row != "direct"
+        ask = _Asking(
+            cfg=cfg,
+            policy=policy,
+            toolbox=toolbox,
+            draw=drawing(cfg, toolbox),
+            lists_operations=lists_operations,
+        )
         names = held_out_names(cfg.agent.families, each=settings.each)
         outcomes, played = ask.about(names, forbid_calls=row == "direct")
-        found = metrics(outcomes)
+        figures = metrics(outcomes)
         shown = [outcomes[place] for place in chosen(outcomes, each=settings.shown)]
-        own = {number: played.get(outcome.question.question_id) for number, outcome in enumerate(shown)}
+        episodes = {number: played.get(outcome.question.question_id) for number, outcome in enumerate(shown)}
         entries = dist.union(
             {
                 number: album_entry(number, shown[number], one)
-                for number, one in own.items()
+                for number, one in episodes.items()
                 if one is not None
             }
         )
@@ -159,8 +165,8 @@ def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[st
         if settings.controls and row != "direct":
             some = names[: settings.control_each * len(cfg.agent.families)]
             for name in CONTROLS:
-                found |= {f"{name}/{key}": value for key, value in metrics(ask.under(name, some)).items()}
-    return found
+                figures |= {f"{name}/{key}": value for key, value in metrics(ask.under(name, some)).items()}
+    return figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +177,7 @@ class _Asking:
     policy: AgentPolicy
     toolbox: Toolbox
     draw: Callable[[str, int], Question]
-    told: bool
+    lists_operations: bool
 
     def under(self, control: str, names: Sequence[tuple[str, int]]) -> list[Outcome]:
         match control:
@@ -187,9 +193,11 @@ class _Asking:
                 families = dict.fromkeys(family for family, _ in names)
                 return [
                     o
-                    for own in families
+                    for family in families
                     for o in self.about(
-                        [n for n in names if n[0] == own], change=controls.shuffled, desc=f"{control} {own}"
+                        [n for n in names if n[0] == family],
+                        change=controls.shuffled,
+                        desc=f"{control} {family}",
                     )[0]
                 ]
             case "blank":
@@ -210,36 +218,38 @@ class _Asking:
         """Return the outcomes of all questions, without frames, and the episodes that this process played, by
         question_id."""
         episode, used = self.cfg.agent.episode, toolbox or self.toolbox
-        told = operations_told(used, self.told)
+        operations = operations_told(used, self.lists_operations)
         openers = tokens.call_openers(self.policy.model) if forbid_calls else ()
-        kept: dict[str, PlayedEpisode] = {}
+        episodes: dict[str, PlayedEpisode] = {}
 
         def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
             questions = [self.draw(*name) for name in batch]
             plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
-            said = (
+            allowed = (
                 [text for question in questions for text in (question.answer, *question.choices)]
                 if answers_alone
                 else []
             )
-            forbidden = tokens.all_but(self.policy.model, said) if answers_alone else openers
+            forbidden = tokens.all_but(self.policy.model, allowed) if answers_alone else openers
             played = play(
                 self.policy.model,
                 used,
-                [request_of(question, told) for question in questions],
+                [request_of(question, operations) for question in questions],
                 limits=Limits.of(episode),
                 forbidden=forbidden,
                 plans=plans,
                 change=change,
                 batch=len(questions),
             )
-            kept.update({question.question_id: own for question, own in zip(questions, played, strict=True)})
+            episodes.update(
+                {question.question_id: rollout for question, rollout in zip(questions, played, strict=True)}
+            )
             return [
-                without_frames(outcome_of(question, own))
-                for question, own in zip(questions, played, strict=True)
+                without_frames(outcome_of(question, rollout))
+                for question, rollout in zip(questions, played, strict=True)
             ]
 
-        return dist.by_turns(names, episode.batch, made, desc=desc), kept
+        return dist.by_turns(names, episode.batch, made, desc=desc), episodes
 
 
 def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, float]:
@@ -264,7 +274,7 @@ def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, flo
             "gIoU_all"
         ]
 
-    own = score()
+    tuned = score()
     with policy.base():
         base = score()
-    return {"referring/gIoU_all": own, "referring/gIoU_all_base": base}
+    return {"referring/gIoU_all": tuned, "referring/gIoU_all_base": base}

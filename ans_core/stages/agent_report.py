@@ -30,6 +30,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     albums = {row: episodes.album(folder / "episodes") for row, folder in folders.items()}
     (out / "episodes.html").write_text(episodes.render(cfg.profile, figures, albums), encoding="utf-8")
     (out / "agent.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")
-    flat = {f"{row}/{name}": value for row, own in figures.items() for name, value in own.items()}
+    flat = {
+        f"{row}/{name}": value for row, row_figures in figures.items() for name, value in row_figures.items()
+    }
     log(flat, 0)
     return flat

@@ -106,22 +106,25 @@ def run(
         maker = TraceBatches(cfg, policy, toolbox, inputs, folder, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
-            known = _right(cfg, policy, toolbox, row, part.before)
+            right_before = _right(cfg, policy, toolbox, row, part.before)
             start = {
                 name: tensor.clone()
                 for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()
             }
-            found = loop.train(
+            part_curves = loop.train(
                 module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps),
                 machine=machine,
                 seed=cfg.seed, scratch=scratch, log=log,
             )  # fmt: skip
             reached = _right(cfg, policy, toolbox, row, part.before)
-            taken_back = costs(known, reached, settings.allowed_loss)
+            taken_back = costs(right_before, reached, settings.allowed_loss)
             if taken_back:
                 policy.adapters.load(policy.adapters.names[0], start)
-            curves += [(part.first + step, name, value) for step, name, value in found]
-            shares = {"before": fmean(known) if known else None, "after": fmean(reached) if reached else None}
+            curves += [(part.first + step, name, value) for step, name, value in part_curves]
+            shares = {
+                "before": fmean(right_before) if right_before else None,
+                "after": fmean(reached) if reached else None,
+            }
             judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
     moved = check_moved(before, model)
     if dist.rank() == 0:
@@ -195,17 +198,17 @@ def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> 
     families: tuple[str, ...] = ()
     for name in names:
         easier = DIFFICULTIES[: DIFFICULTIES.index(name) + 1]
-        own = (
+        part_traces = (
             tuple(traces)
             if name == names[-1]
             else tuple(trace for trace in traces if trace.difficulty in easier)
         )
         end = steps if name == names[-1] else first + round(shares[DIFFICULTIES.index(name)] * steps)
         if end > first:
-            yield Part(name=name, traces=own, before=families, first=first, steps=end - first)
+            yield Part(name=name, traces=part_traces, before=families, first=first, steps=end - first)
             first, families = (
                 end,
-                tuple(dict.fromkeys(trace.family for trace in own if trace.family in FAMILIES)),
+                tuple(dict.fromkeys(trace.family for trace in part_traces if trace.family in FAMILIES)),
             )
 
 
@@ -227,26 +230,33 @@ class TraceBatches:
         self.referring = settings.referring_rows
         self.folder, self.max_length = folder, cfg.agent.episode.tokens
         self.limits = Limits.of(cfg.agent.episode)
-        self.told = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
+        self.operations = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
         self.mixture = None
         if self.referring:
             sources = data.sources(inputs["data"], "train", ["referring", "extra"])
             shares = {"referring": 1.0, "extra": 1.0}
-            asked = cfg.sft.questions_per_image
+            questions_per_image = cfg.sft.questions_per_image
             self.mixture = Mixture(
-                sources, shares, questions=asked, frames=1, seed=cfg.seed, turn=conversation.turn
+                sources,
+                shares,
+                questions=questions_per_image,
+                frames=1,
+                seed=cfg.seed,
+                turn=conversation.turn,
             )
 
     def check(self, traces: Sequence[Trace]) -> None:
         """Raise ValueError where a trace can't be learned from, and warn where it can't be played, before
         work is spent."""
-        rows.check_lengths(self.model, traces, self.folder, question=self._asked, max_length=self.max_length)
+        rows.check_lengths(
+            self.model, traces, self.folder, question=self._question, max_length=self.max_length
+        )
         if dist.rank() == 0:
             rows.warn_of_limits(self.model, traces, self.folder, self.limits)
 
-    def _asked(self, trace: Trace) -> str:
-        return tokens.first_question(trace.question, self.told)
+    def _question(self, trace: Trace) -> str:
+        return tokens.first_question(trace.question, self.operations)
 
     def of(self, part: Part) -> Callable[[int, int], Batch]:
         order = rows.TraceOrder(part.traces, seed=dist.seed_of(self.seed, part.name))
@@ -262,14 +272,14 @@ class TraceBatches:
                         self.model,
                         trace,
                         self.folder,
-                        question=self._asked(trace),
+                        question=self._question(trace),
                         max_length=self.max_length,
                     )
                 )
             # several questions each: the longest rows
             if self.mixture is not None and micro == self.micros - 1:
-                own = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
-                read += [read_row(row, self.model.tokenizer, self.layout) for row in own]
+                referring_rows = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
+                read += [read_row(row, self.model.tokenizer, self.layout) for row in referring_rows]
             return batch_of(read, self.model.tokenizer, self.layout)
 
         return make
@@ -293,14 +303,19 @@ def _right(
     questions: list[Question] = held_out(
         families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM
     )
-    told = operations_told(toolbox, episode.operations_told and row == "tools")
+    operations = operations_told(toolbox, episode.operations_told and row == "tools")
     forbidden = tokens.call_openers(policy.model) if row == "direct" else ()
 
     def right(some: Sequence[Question]) -> Iterator[bool]:
-        asked = [request_of(question, told) for question in some]
+        requests = [request_of(question, operations) for question in some]
         played = play(
-            policy.model, toolbox, asked, limits=Limits.of(episode), batch=episode.batch, forbidden=forbidden
+            policy.model,
+            toolbox,
+            requests,
+            limits=Limits.of(episode),
+            batch=episode.batch,
+            forbidden=forbidden,
         )
-        return (outcome_of(question, own).right for question, own in zip(some, played, strict=True))
+        return (outcome_of(question, rollout).right for question, rollout in zip(some, played, strict=True))
 
     return dist.by_turns(questions, episode.batch, right)

@@ -151,11 +151,11 @@ def _texts(sources: list[Source], *, seed: int) -> Iterator[str]:
 def _shown(sources: list[Source]) -> list[Shown]:
     """Return every picture of the region captions, and of masks without words, with all things in it, each
     once."""
-    found: dict[ImageRef, list[RLE]] = defaultdict(list)
+    masks_of: dict[ImageRef, list[RLE]] = defaultdict(list)
     for sample in (*data.of_kind(sources, "region_caption"), *data.of_kind(sources, "masks")):
-        known = found[sample.frames[0]]
-        known += [mask for mask, *_ in sample.masks if mask is not None and mask not in known]
-    return list(found.items())
+        masks = masks_of[sample.frames[0]]
+        masks += [mask for mask, *_ in sample.masks if mask is not None and mask not in masks]
+    return list(masks_of.items())
 
 
 def _sam_images(cfg: Config, model: Network, sources: list[Source]) -> Phase:
@@ -218,10 +218,10 @@ def _pictures(
     samples: list[Sample], cfg: Config, name: str, optim: Optim
 ) -> Callable[[int, int], list[tuple[ImageRef, list[Sample]]]]:
     """Return this process's pictures of a micro-batch, each with its samples."""
-    found: dict[ImageRef, list[Sample]] = defaultdict(list)
+    by_picture: dict[ImageRef, list[Sample]] = defaultdict(list)
     for sample in samples:
-        found[sample.frames[0]].append(sample)
-    pictures = list(found.items())
+        by_picture[sample.frames[0]].append(sample)
+    pictures = list(by_picture.items())
 
     def choose(step: int, micro: int) -> list[tuple[ImageRef, list[Sample]]]:
         return _chosen(pictures, cfg, name, optim, step, micro)[0]

@@ -53,10 +53,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     README.md as model card, parity.json) to `out`."""
     machine = machine_of(cfg.launch)
     base, sft, rl = inputs["base"] / "base", inputs["sft"], inputs["rl"]
-    asked = probes(inputs["data"], cfg.evaluate.split)
+    requests = probes(inputs["data"], cfg.evaluate.split)
     dtype = inference_dtype(machine.device)
     trained = outputs(
-        policy_model(base, sft, rl, dtype=dtype, device=machine.device), asked, cfg.rl.max_tokens
+        policy_model(base, sft, rl, dtype=dtype, device=machine.device), requests, cfg.rl.max_tokens
     )
     metadata = {"stage": "convert", "profile": cfg.profile, "seed": cfg.seed}
     # in the base's own precision, which rounds what is merged
@@ -65,7 +65,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     checkpoint.save(merged, out, max_shard=cfg.convert.max_shard, metadata=metadata)
     del merged
     model = Sa2VA.from_pretrained(out, dtype=dtype, device_map=machine.device)
-    difference = compare(trained, outputs(model, asked, cfg.rl.max_tokens))
+    difference = compare(trained, outputs(model, requests, cfg.rl.max_tokens))
     tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if rounded else (TOLERANCE, 0.0)
     if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too
         raise RuntimeError(
@@ -95,7 +95,7 @@ def outputs(
     """Return every greedy answer's token ids, and the mask logits of its `[SEG]` tokens."""
     if not requests:
         return [], []
-    with model.own_precision():
+    with model.inference_autocast():
         prompted = prompt(model, requests)
         ids = generate(model, prompted, max_tokens=max_tokens)
         pixels = transforms.normalise([row[0] for row in prompted.images], size=model.sam2.image_size)
@@ -114,8 +114,8 @@ def compare(
     """Compare outputs. texts: number of answers that differ; masks: largest relative difference of mask
     logits in the others; probes: answers compared."""
     same = [a == b for a, b in zip(one[0], other[0], strict=True)]
-    drawn = [(a, b) for alike, a, b in zip(same, one[1], other[1], strict=True) if alike and len(a)]
-    relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in drawn]
+    pairs = [(a, b) for alike, a, b in zip(same, one[1], other[1], strict=True) if alike and len(a)]
+    relative = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in pairs]
     return {
         "texts": float(same.count(False)),
         "masks": float(torch.stack(relative).max()) if relative else 0.0,

@@ -34,9 +34,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is
     off after the filter, RuntimeError where the judge's endpoint answers nothing."""
     with judge_of_traces(cfg, log) as judge:
-        found = write(cfg, inputs["model"], out, judge)
-    log({f"cota/{name}": value for name, value in found.items()}, 0)
-    return found
+        counts = write(cfg, inputs["model"], out, judge)
+    log({f"cota/{name}": value for name, value in counts.items()}, 0)
+    return counts
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | (
         {"judge": cfg.judge.model} if judge is not None else {}
     )
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     families, settings = cfg.agent.families, cfg.agent.cota
     numbers = {
         "train": {family: settings.questions(family) for family in families},
@@ -79,8 +79,8 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
                     provenance=about,
                     judge=judge,
                 )
-            found |= {f"{split}/{name}": value for name, value in counted(written).items()}
-    return found
+            counts |= {f"{split}/{name}": value for name, value in counted(written).items()}
+    return counts
 
 
 def counted(written: Written) -> dict[str, float]:

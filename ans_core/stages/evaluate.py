@@ -84,25 +84,29 @@ def measure(
         )
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
-    require_samples(settings, {asked.benchmark for asked in sets})
+    require_samples(settings, {evaluation.benchmark for evaluation in sets})
     notes = without_samples(cfg, sets) | other_splits(inputs["data"], settings.split)
     model = load_row(row, inputs, machine.device)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
     answer = in_words(model, max_tokens=settings.max_tokens, video_mode=mode)
     ask = inverse = Asking(answer, batch=settings.batch, scratch=scratch / "answers")
-    if row != "sft" and any(asked.benchmark == LOOPS for asked in sets):
+    if row != "sft" and any(evaluation.benchmark == LOOPS for evaluation in sets):
         frozen = in_words(load_row("sft", inputs, machine.device), max_tokens=settings.max_tokens)
         inverse = Asking(frozen, batch=settings.batch, scratch=scratch / "inverse")
     metrics: dict[str, float] = {}
     with (out / "predictions.jsonl").open("w") as lines:
-        for asked in sets:
-            if asked.benchmark == LOOPS:
-                closed = close_loops(ask, inverse, asked, truth=row == "sft")
-                metrics |= loop_metrics(asked, closed)
-                write_loop_scores(lines, asked, closed)
+        for evaluation in sets:
+            if evaluation.benchmark == LOOPS:
+                closed = close_loops(ask, inverse, evaluation, truth=row == "sft")
+                metrics |= loop_metrics(evaluation, closed)
+                write_loop_scores(lines, evaluation, closed)
                 continue
-            name, samples, benchmark = asked.name(asked.benchmark), asked.samples, BENCHMARKS[asked.benchmark]
+            name, samples, benchmark = (
+                evaluation.name(evaluation.benchmark),
+                evaluation.samples,
+                BENCHMARKS[evaluation.benchmark],
+            )
             predictions = ask([benchmark.request(s) for s in samples], desc=name, window=WINDOW)
             scored = benchmark.of_samples(samples, predictions)
             metrics |= {f"{name}/{key}": value for key, value in scored.metrics.items()}
@@ -110,7 +114,7 @@ def measure(
             write_overlays(
                 out / "overlays", name, benchmark, samples, predictions, scored, count=settings.overlays
             )
-            if asked.benchmark == "referring" and can_shuffle(samples):
+            if evaluation.benchmark == "referring" and can_shuffle(samples):
                 metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(
                     ask, benchmark, samples, name=name, seed=cfg.seed
                 )
@@ -130,7 +134,7 @@ def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch:
     settings = cfg.evaluate
 
     def follow(items: Sequence[Item]) -> list[Prediction]:
-        with model.own_precision():
+        with model.inference_autocast():
             return answering.answerer(model.sam2)(items)
 
     for one in settings.public:
@@ -190,8 +194,8 @@ def by_length(items: Sequence[Item], size: int, window: int) -> Iterator[list[It
     """Yield batches of `size` items, formed among those of every `window` places (their names): items about
     one picture or clip together, then those of about one length."""
     for _, some in itertools.groupby(items, key=lambda item: int(item.name) // window):
-        own = list(some)
-        ordered = [own[place] for place in alike([item.request for item in own])]
+        block = list(some)
+        ordered = [block[place] for place in alike([item.request for item in block])]
         yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
 
 
@@ -208,7 +212,7 @@ def load_row(row: str, inputs: dict[str, Path], device: torch.device) -> Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Evaluation:
     """The samples that one benchmark, or the loops, ask about: those of one data set, or of the drawn ones
     together."""
 
@@ -223,7 +227,7 @@ class Asked:
         return f"{metric}/{self.split}" if self.dataset is None else f"{self.dataset}/{metric}"
 
 
-def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
+def evaluated_sets(cfg: Config, prepared: Path) -> list[Evaluation]:
     """Return every benchmark of every data set that has samples for it, the loops last. Raises ValueError if
     two sets share a name."""
     settings = cfg.evaluate
@@ -243,22 +247,26 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Asked]:
                 "own"
             )
         loaded[s.name] = data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)
-    found = []
+    evaluations = []
     for benchmark in sorted(settings.benchmarks, key=lambda name: name == LOOPS):
         for name, samples in loaded.items():
             if benchmark == LOOPS:
                 limit = min(settings.limit or settings.loop_samples, settings.loop_samples)
-                asked = [s for s in samples if is_region(s)]
+                eligible = [s for s in samples if is_region(s)]
             else:
-                limit, asked = settings.limit, [s for s in samples if benchmark_of(s) == benchmark]
-            if asked := spread(asked, limit or len(asked)):
-                found.append(Asked(benchmark=benchmark, dataset=name, split=settings.split, samples=asked))
-    return found
+                limit, eligible = settings.limit, [s for s in samples if benchmark_of(s) == benchmark]
+            if eligible := spread(eligible, limit or len(eligible)):
+                evaluations.append(
+                    Evaluation(benchmark=benchmark, dataset=name, split=settings.split, samples=eligible)
+                )
+    return evaluations
 
 
-def without_samples(cfg: Config, sets: Sequence[Asked]) -> dict[str, str]:
+def without_samples(cfg: Config, sets: Sequence[Evaluation]) -> dict[str, str]:
     """Return and log, for each optional benchmark that no data set has samples of, the reason."""
-    missing = [name for name in cfg.evaluate.benchmarks if name not in {asked.benchmark for asked in sets}]
+    missing = [
+        name for name in cfg.evaluate.benchmarks if name not in {evaluation.benchmark for evaluation in sets}
+    ]
     reasons = dict.fromkeys(
         missing, f"skipped: no data set has samples of split {cfg.evaluate.split!r} for it"
     )
@@ -271,9 +279,9 @@ def other_splits(prepared: Path, split: str) -> dict[str, str]:
     """Return and log, for each data set of the user's without the split that is asked for, what is evaluated
     instead: its `val` split."""
     notes: dict[str, str] = {}
-    own = data.read_entries(prepared, kinds=["extra"])
-    for name in dict.fromkeys(entry.name for entry in own):
-        splits = {entry.split for entry in own if entry.name == name}
+    entries = data.read_entries(prepared, kinds=["extra"])
+    for name in dict.fromkeys(entry.name for entry in entries):
+        splits = {entry.split for entry in entries if entry.name == name}
         if split not in splits:
             instead = (
                 "its split 'val' is evaluated"
@@ -298,37 +306,39 @@ def shuffled_text(ask: Asking, benchmark: Benchmark, samples: list[Sample], *, n
     return benchmark.of_samples(swapped, answers).metrics["gIoU"]
 
 
-def close_loops(ask: Predict, inverse: Predict, asked: Asked, *, truth: bool) -> dict[str, LoopScores]:
+def close_loops(
+    ask: Predict, inverse: Predict, evaluation: Evaluation, *, truth: bool
+) -> dict[str, LoopScores]:
     """Return both loops' scores by how they were closed.
 
     "": with the frozen SFT model as inverse; `_self`: with the row as its own inverse. With `truth` also
     `_of_truth`: what the inverse makes of true captions and masks, the most that either loop can gain.
     """
-    regions = asked.samples
-    found = {
+    regions = evaluation.samples
+    scores = {
         "": loop_scores(regions, ask=ask, inverse=inverse),
         "_self": loop_scores(regions, ask=ask, inverse=ask),
     }
-    return found | ({"_of_truth": loop_scores_of_truth(regions, inverse=inverse)} if truth else {})
+    return scores | ({"_of_truth": loop_scores_of_truth(regions, inverse=inverse)} if truth else {})
 
 
-def loop_metrics(asked: Asked, closed: dict[str, LoopScores]) -> dict[str, float]:
+def loop_metrics(evaluation: Evaluation, closed: dict[str, LoopScores]) -> dict[str, float]:
     """Return loop1/<split>/IoU and loop2/<split>/METEOR (or <dataset>/loop1/IoU ...), with the suffixes of
     `close_loops`."""
     return {
-        f"{asked.name(loop)}/{metric}{suffix}": value
-        for suffix, found in closed.items()
-        for loop, metric, value in averages(found)
+        f"{evaluation.name(loop)}/{metric}{suffix}": value
+        for suffix, scores in closed.items()
+        for loop, metric, value in averages(scores)
     }
 
 
-def write_loop_scores(lines: TextIO, asked: Asked, closed: dict[str, LoopScores]) -> None:
+def write_loop_scores(lines: TextIO, evaluation: Evaluation, closed: dict[str, LoopScores]) -> None:
     """Write a line a sample and loop: `score` is of the frozen inverse, `score_self` and so on of the
     others."""
     for place, (loop, _, values) in enumerate(closed[""]):
-        others = {f"score{suffix}": found[place][2] for suffix, found in closed.items() if suffix}
-        for number, sample in enumerate(asked.samples):
-            record = about(asked.name(loop), sample) | {"score": round(values[number], 4)}
+        others = {f"score{suffix}": scores[place][2] for suffix, scores in closed.items() if suffix}
+        for number, sample in enumerate(evaluation.samples):
+            record = about(evaluation.name(loop), sample) | {"score": round(values[number], 4)}
             lines.write(
                 json.dumps(record | {key: round(each[number], 4) for key, each in others.items()}) + "\n"
             )

@@ -47,8 +47,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     ):
         for start in range(0, len(captions), CHUNK):
             chunk = captions[start : start + CHUNK]
-            found = write_chunk(judge, chunk, positives=cfg.judge.positives, negatives=cfg.judge.negatives)
-            written |= dict(zip(chunk, found, strict=True))
+            records = write_chunk(judge, chunk, positives=cfg.judge.positives, negatives=cfg.judge.negatives)
+            written |= dict(zip(chunk, records, strict=True))
             stats = judge.stats()
             log({f"judge/{name}": value for name, value in stats.items()}, start + len(chunk))
             if stats["failed"]:
@@ -70,17 +70,18 @@ def write_chunk(judge: Judge, captions: Sequence[str], *, positives: int, negati
     ]
     checked = self_checked(judge, captions, drafted)
     return [
-        _Written(questions=kept, drafted=len(draft)) for kept, draft in zip(checked, drafted, strict=True)
+        _Written(questions=questions, drafted=len(draft))
+        for questions, draft in zip(checked, drafted, strict=True)
     ]
 
 
 def _metrics(samples: int, written: Sequence[_Written]) -> dict[str, float]:
     """Return means over different captions. A caption without questions is rewarded by METEOR alone."""
-    drafted, kept = sum(w.drafted for w in written), sum(len(w.questions) for w in written)
+    drafted, passed = sum(w.drafted for w in written), sum(len(w.questions) for w in written)
     return {
         "samples": float(samples),
         "captions": float(len(written)),
         "captions_without_questions": float(sum(not w.questions for w in written)),
-        "questions_per_caption": kept / len(written) if written else 0.0,
-        "dropped_by_self_check": 1 - kept / drafted if drafted else 0.0,
+        "questions_per_caption": passed / len(written) if written else 0.0,
+        "dropped_by_self_check": 1 - passed / drafted if drafted else 0.0,
     }

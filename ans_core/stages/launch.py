@@ -110,8 +110,8 @@ def show_ranks(lora: Mapping[str, Any] | None, log: Log) -> None:
     if rank() > 0 or not lora or "rank_pattern" not in lora:
         return
     kinds: dict[str, list[int]] = {}
-    for name, own in lora["rank_pattern"].items():
-        kinds.setdefault(name.rpartition(".")[2], []).append(own)
+    for name, layer_rank in lora["rank_pattern"].items():
+        kinds.setdefault(name.rpartition(".")[2], []).append(layer_rank)
     print(f"{'LoRA ranks':<12}  layers  smallest   mean  largest")
     for kind, ranks in kinds.items():
         print(f"{kind:<12}  {len(ranks):6}  {min(ranks):8}  {sum(ranks) / len(ranks):5.1f}  {max(ranks):7}")

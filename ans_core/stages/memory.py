@@ -71,11 +71,11 @@ class Pool:
 
     def epoch(self, settings: Memory) -> int:
         """Return the number of clips in an epoch."""
-        whole = len(self.videos if settings.image_share < 1 else self.stills)
+        clips = len(self.videos if settings.image_share < 1 else self.stills)
         return (
-            min(whole, settings.limit_train_batches * settings.optim.batch)
+            min(clips, settings.limit_train_batches * settings.optim.batch)
             if settings.limit_train_batches
-            else whole
+            else clips
         )
 
 
@@ -113,10 +113,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
         metrics["J&F_without_memory"] = _without_memory(sam2, held_out, settings)
     else:
-        kept = EpochWeights(folder=scratch / "kept", last=settings.keep_last)
-        curves, unreached = _train(cfg, sam2, pool, held_out, kept, machine=machine, scratch=scratch, log=log)
-        best, scores = kept.best(), kept.scores()
-        tensors = kept.load(best)
+        epochs = EpochWeights(folder=scratch / "kept", last=settings.keep_last)
+        curves, unreached = _train(
+            cfg, sam2, pool, held_out, epochs, machine=machine, scratch=scratch, log=log
+        )
+        best, scores = epochs.best(), epochs.scores()
+        tensors = epochs.load(best)
         sam2.load_state_dict(tensors, strict=False)
         before = _without_memory(_load(base, settings, machine.device), held_out, settings)
         metrics = {
@@ -134,9 +136,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if dist.rank() == 0:
         _write_delta(cfg, tensors, out, base=base)
         if settings.train:
-            for epoch in kept.present():
+            for epoch in epochs.present():
                 if epoch not in (0, best):
-                    _write_delta(cfg, kept.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
+                    _write_delta(cfg, epochs.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
             (out / "left_out.txt").write_text(
                 "".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out))
             )
@@ -159,7 +161,7 @@ def _train(
     sam2: Grounding,
     pool: Pool,
     held_out: Sequence[Clip],
-    kept: EpochWeights,
+    epochs: EpochWeights,
     *,
     machine: loop.Machine,
     scratch: Path,
@@ -169,8 +171,8 @@ def _train(
     gradient."""
     settings, batch = cfg.memory, cfg.memory.optim.batch
     trained = open_modules(sam2, settings.trainable_modules)
-    if 0 not in kept.scores():
-        kept.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
+    if 0 not in epochs.scores():
+        epochs.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
     module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
     check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
@@ -179,17 +181,17 @@ def _train(
 
     def validated(epoch: int) -> dict[str, float]:
         nonlocal judged
-        found = validate(sam2, held_out, prompt=settings.val_prompt)
-        kept.add(epoch, found["J&F"], trained)
+        metrics = validate(sam2, held_out, prompt=settings.val_prompt)
+        epochs.add(epoch, metrics["J&F"], trained)
         judged = epoch
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in metrics.items()}
 
     def after(step: int) -> dict[str, float]:
         """Check and validate. It is not called after a step that is skipped: what was due then is done after
         the next one."""
         nonlocal first, judged, gradients_judged
         if first < 0:  # of this process; what a run before it judged up to here stands
-            first, judged = step, max(epoch for epoch in kept.scores() if epoch * steps_per_epoch <= step)
+            first, judged = step, max(epoch for epoch in epochs.scores() if epoch * steps_per_epoch <= step)
             check.judge_first()
         if not gradients_judged and (step + 1 == steps or step + 1 - first >= PATIENCE):
             check.judge(step + 1)
@@ -249,12 +251,12 @@ def _batches(
         share = places(
             step, micro, batch=settings.optim.batch, micros=settings.optim.accumulate, per_epoch=per_epoch
         )
-        found = [
+        loaded = [
             first_readable(candidates(*at), read, name=lambda candidate: candidate[0].name, stage="memory")
             for at in share
         ]
-        left_out.add(step, [clip for *_, broken in found for clip in broken])
-        return make_batch([clip for _, clip, _ in found], options, rngs=[rng for (_, rng), *_ in found])
+        left_out.add(step, [clip for *_, broken in loaded for clip in broken])
+        return make_batch([clip for _, clip, _ in loaded], options, rngs=[rng for (_, rng), *_ in loaded])
 
     return make
 

@@ -71,9 +71,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)  # an arm's training takes the current one
     base, arms = inputs["model"], cfg.agent.online.simulation.arms
-    own = arms[dist.rank() :: dist.world_size()]
+    local_arms = arms[dist.rank() :: dist.world_size()]
     with dist.alone():
-        for name in own:
+        for name in local_arms:
             folder = scratch / name
             if not (folder / RESULT).exists():
                 made = run_arm(
@@ -89,23 +89,21 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
                 (folder / f"{RESULT}.partial").replace(folder / RESULT)
     with dist.process_group():
         dist.wait_for_all()
-    found: dict[str, dict[str, float]] = {}
+    arm_figures: dict[str, dict[str, float]] = {}
     curves: dict[str, Curves] = {}
     for name in arms:
         figures, rows = json.loads((scratch / name / RESULT).read_text())
-        found[name], curves[name] = (
+        arm_figures[name], curves[name] = (
             figures,
             [(int(step), str(key), float(value)) for step, key, value in rows],
         )
-        for step, metrics in by_step(curves[name] if name not in own else []).items():
+        for step, metrics in by_step(curves[name] if name not in local_arms else []).items():
             log({f"{name}/online/{key}": value for key, value in metrics.items()}, step)
         log({f"{name}/{key}": value for key, value in figures.items()}, 0)
     if dist.rank() == 0:
         loop.write_curves(out / "curves.csv", curves)
-        (out / "online.json").write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
-    return {
-        f"{name}/{key}": value for name, own_figures in found.items() for key, value in own_figures.items()
-    }
+        (out / "online.json").write_text(json.dumps(arm_figures, indent=2, sort_keys=True) + "\n")
+    return {f"{name}/{key}": value for name, figures in arm_figures.items() for key, value in figures.items()}
 
 
 def by_step(curves: Curves) -> dict[int, dict[str, float]]:
@@ -181,8 +179,8 @@ class Stream:
     def __init__(self, parts: Parts) -> None:
         settings = parts.cfg.agent.online
         self.parts = parts
-        self.drawn = shifted(parts, split="train", first=STREAM_FROM)
-        self.plain = parts.drawn(split="train", first=STREAM_FROM)
+        self.shifted = shifted(parts, split="train", first=STREAM_FROM)
+        self.plain = parts.questions(split="train", first=STREAM_FROM)
         self.back_from = round((1 - settings.simulation.back) * settings.update.optim.steps)
         self.cold = settings.admission.cold_start
         self.engine: Engine = parts.engine()
@@ -195,9 +193,9 @@ class Stream:
         each = self.worker.pace.tasks
         begin = max(0, self.cold - each)
         first, last = (0, begin + each) if step == 0 else (begin + step * each, begin + (step + 1) * each)
-        most, drawn = self.parts.store.limits.queue, self.plain if step >= self.back_from else self.drawn
+        most, source = self.parts.store.limits.queue, self.plain if step >= self.back_from else self.shifted
         for place in range(first, last, most):
-            questions = [drawn.number(number) for number in range(place, min(last, place + most))]
+            questions = [source.number(number) for number in range(place, min(last, place + most))]
             self.engine.answer(
                 [
                     Query(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1)
@@ -206,11 +204,11 @@ class Stream:
             )
 
     def truth(self, task: Task) -> str | None:
-        return self.drawn.named(task.request).answer
+        return self.shifted.named(task.request).answer
 
 
 def shifted(parts: Parts, *, split: str, first: int) -> QuestionStream:
-    made = parts.drawn(split=split, first=first)
+    made = parts.questions(split=split, first=first)
     made.shift = Shift(**parts.cfg.agent.online.simulation.shift.model_dump())
     return made
 
@@ -236,11 +234,11 @@ def measured(parts: Parts) -> dict[str, float]:
     count = settings.each * len(settings.families)
     sets = {
         "target": shifted(parts, split="val", first=STREAM_FROM),
-        "source": parts.drawn(split="val", first=STREAM_FROM),
+        "source": parts.questions(split="val", first=STREAM_FROM),
     }
     return {
-        name: _accuracy(parts, [drawn.number(number) for number in range(count)])
-        for name, drawn in sets.items()
+        name: _accuracy(parts, [source.number(number) for number in range(count)])
+        for name, source in sets.items()
     }
 
 
@@ -251,7 +249,9 @@ def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
             parts.policy.model, parts.toolbox, requests, limits=parts.limits, features=parts.features,
             batch=parts.cfg.agent.episode.batch,
         )  # fmt: skip
-    return accuracy([outcome_of(question, own) for question, own in zip(questions, played, strict=True)])
+    return accuracy(
+        [outcome_of(question, rollout) for question, rollout in zip(questions, played, strict=True)]
+    )
 
 
 def of_store(parts: Parts) -> dict[str, float]:
@@ -262,8 +262,8 @@ def of_store(parts: Parts) -> dict[str, float]:
         "stale", "flooded", "unreadable",
         "not_finite",
     )  # fmt: skip
-    found = {f"store/{name}": float(counts.get(name, 0)) for name in names}
-    return found | {"store/frozen": float(parts.snapshots.frozen() is not None)}
+    figures = {f"store/{name}": float(counts.get(name, 0)) for name in names}
+    return figures | {"store/frozen": float(parts.snapshots.frozen() is not None)}
 
 
 CURVES = {
@@ -282,10 +282,10 @@ CURVES = {
 
 def of_curves(curves: Curves) -> dict[str, float]:
     """Return the number of updates, means over all of them, and the last value of what adds up."""
-    found: dict[str, float] = {"updates": float(1 + max((step for step, *_ in curves), default=-1))}
+    figures: dict[str, float] = {"updates": float(1 + max((step for step, *_ in curves), default=-1))}
     for name, figure in CURVES.items():
-        values = [value for _, own, value in curves if own == name]
+        values = [value for _, curve, value in curves if curve == name]
         if values:
             last = figure in ("roll_backs", "last_kl", "beta")
-            found[figure] = values[-1] if last else sum(values) / len(values)
-    return found
+            figures[figure] = values[-1] if last else sum(values) / len(values)
+    return figures

@@ -78,22 +78,22 @@ class Parts:
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
-        told = operations_told(
+        operations = operations_told(
             self.toolbox, self.policy.lists_operations(self.cfg.agent.episode.operations_told)
         )
         return Request(
-            frames=tuple(frames), text=asking.first_turn(question, told), clip=clip or len(frames) > 1
+            frames=tuple(frames), text=asking.first_turn(question, operations), clip=clip or len(frames) > 1
         )
 
-    def drawn(self, *, split: str, first: int) -> QuestionStream:
+    def questions(self, *, split: str, first: int) -> QuestionStream:
         """Return questions of the agent's own world."""
         return QuestionStream(
             self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first
         )
 
-    def known(self, drawn: QuestionStream, number: int) -> tuple[Request, str, str]:
+    def labelled(self, questions: QuestionStream, number: int) -> tuple[Request, str, str]:
         """Return a drawn question as request, answer and form."""
-        question = drawn.number(number)
+        question = questions.number(number)
         return (
             self.ask(question.text, question.frames, len(question.frames) > 1),
             question.answer,
@@ -212,15 +212,15 @@ def worker_of(
         adapters=parts.policy.adapters, toolbox=parts.toolbox, limits=parts.limits, features=parts.features,
         batch=cfg.agent.episode.batch
     )  # fmt: skip
-    questions = parts.drawn(split="train", first=CANARY_FROM)
+    questions = parts.questions(split="train", first=CANARY_FROM)
     source: list[LabelledRequest] = (
-        [parts.known(questions, number)[:2] for number in range(release.canary)] if guard.release else []
+        [parts.labelled(questions, number)[:2] for number in range(release.canary)] if guard.release else []
     )
-    replayed = parts.drawn(split="train", first=REPLAY_FROM)
+    replayed = parts.questions(split="train", first=REPLAY_FROM)
     return Worker(
         parts.policy, parts.store, parts.snapshots, practice, canary, pace=_pace(cfg, guard, waits=waits),
         ask=parts.ask,
-        replayed=lambda number: parts.known(replayed, number), source=source, seed=cfg.seed, truth=truth,
+        replayed=lambda number: parts.labelled(replayed, number), source=source, seed=cfg.seed, truth=truth,
         before_batch=before_batch,
     )  # fmt: skip
 

@@ -65,13 +65,15 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
                 entry.path,
                 len(turned),
             )
-    drawn = _draw(cfg.prepare, seed=cfg.seed, out=out)
-    if not drawn and not read:
+    synthetic = _draw(cfg.prepare, seed=cfg.seed, out=out)
+    if not synthetic and not read:
         raise ValueError(
             "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; "
             "set one of them"
         )
-    read |= {entry: read_entry(out, entry) for entry in tqdm(drawn, desc="read back", disable=not drawn)}
+    read |= {
+        entry: read_entry(out, entry) for entry in tqdm(synthetic, desc="read back", disable=not synthetic)
+    }
     write_entries(out, list(read))
     write_report(out / "report.html", read)
     return _metrics(read)
@@ -111,7 +113,7 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
         held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
         held_out += ["val"] if source.hold_out else []
-        own = () if isinstance(source.split, str) else source.split
+        listed_parts = () if isinstance(source.split, str) else source.split
         entries += [
             DatasetEntry(
                 name=source.name,
@@ -120,7 +122,7 @@ def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
                 split=split,
                 kind="extra",
                 repeats=source.repeats,
-                parts=own if split == source.role or (split == "val" and source.hold_out) else (),
+                parts=listed_parts if split == source.role or (split == "val" and source.hold_out) else (),
                 hold_out=source.hold_out if split in ("train", "val") else 0.0,
             )
             for split in (source.role, *held_out)
@@ -143,7 +145,7 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
             masked=masked,
             world=world,
         )
-        entries += [_entry(drawn, split) for drawn in DRAWN for split, count in counts.items() if count]
+        entries += [_entry(dataset, split) for dataset in DRAWN for split, count in counts.items() if count]
         if captioned < cfg.scenes:
             entries.append(_entry(MASKS, "train"))
         if masked < cfg.scenes:
@@ -157,8 +159,8 @@ def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:
     return entries
 
 
-def _entry(drawn: tuple[str, str, str, Kind], split: str) -> DatasetEntry:
-    name, format, path, kind = drawn
+def _entry(dataset: tuple[str, str, str, Kind], split: str) -> DatasetEntry:
+    name, format, path, kind = dataset
     return DatasetEntry(name=name, format=format, path=path, split=split, kind=kind)
 
 
@@ -168,7 +170,9 @@ def _metrics(read: Mapping[DatasetEntry, Sequence[Sample]]) -> dict[str, float]:
         if entry.name == "scenes_single" and entry.split == "val":
             shares = [rle.area(_mask(s)) / (s.height * s.width) for s in samples]
             regions = next(
-                found for e, found in read.items() if e.name == "scenes_regions" and e.split == "val"
+                region_samples
+                for e, region_samples in read.items()
+                if e.name == "scenes_regions" and e.split == "val"
             )
             metrics["val_target_area_median"] = float(np.median(shares))
             metrics["val_scenes_with_distractor"] = _distractor_share(samples, regions)

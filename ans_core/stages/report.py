@@ -106,10 +106,10 @@ def run(
 def _learned(rows: Sequence[str], inputs: dict[str, Path]) -> list[str]:
     """List the stages with learning curves in order; `memory` and `sft` only if they trained."""
     memory = ["memory"] if "memory" in inputs and (inputs["memory"] / "curves.csv").exists() else []
-    found = [stage for row in rows[1:] for stage in (*(memory if row == "sft" else ()), row)]
-    if "sft" in found and "sft" in inputs and is_passed_through(inputs["sft"]):
-        found.remove("sft")
-    return found
+    stages = [stage for row in rows[1:] for stage in (*(memory if row == "sft" else ()), row)]
+    if "sft" in stages and "sft" in inputs and is_passed_through(inputs["sft"]):
+        stages.remove("sft")
+    return stages
 
 
 def _metrics(folder: Path | None) -> dict[str, float]:
@@ -119,8 +119,8 @@ def _metrics(folder: Path | None) -> dict[str, float]:
 
 def _skipped(folders: Iterable[Path | None]) -> dict[str, str]:
     """Return the benchmarks and data sets without figures, and why."""
-    found = [folder / "skipped.json" for folder in folders if folder]
-    return {name: reason for path in found if path.exists() for name, reason in read_json(path).items()}
+    paths = [folder / "skipped.json" for folder in folders if folder]
+    return {name: reason for path in paths if path.exists() for name, reason in read_json(path).items()}
 
 
 def _write_json(path: Path, values: Summary) -> None:
@@ -132,7 +132,7 @@ def _cards(summary: Summary) -> list[dict[str, Any]]:
     of_row = {row: metrics.short(values) for row, values in summary.items()}
     cards = []
     for name in CARDS:
-        having = [(row, own[name]) for row, own in of_row.items() if name in own]
+        having = [(row, row_figures[name]) for row, row_figures in of_row.items() if name in row_figures]
         if having:
             row, value = having[-1]
             before, start = having[-2] if len(having) > 1 else (None, value)
@@ -171,14 +171,14 @@ def _galleries(
     samples, lost = samples_of(
         wanted, prepared=inputs.get("data"), split=cfg.evaluate.split, sources=cfg.evaluate.sources
     )
-    drawn = {
+    pictures = {
         row: gallery.pictures({name: inputs.get(f"evaluate/{name}") for name in pair}, chosen[row], samples)
         for row, pair in pairs.items()
     }
-    return {row: drawn.get(row, []) for row in reversed(rows)}, lost
+    return {row: pictures.get(row, []) for row in reversed(rows)}, lost
 
 
-def _versions(given: dict[str, str]) -> dict[str, str]:
+def _versions(recorded: dict[str, str]) -> dict[str, str]:
     """Return versions of code and data (written by whoever started the run), then of the machine and the
     packages of this process."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -188,4 +188,4 @@ def _versions(given: dict[str, str]) -> dict[str, str]:
         "report made on": machine,
         "packages": ", ".join([f"python {platform.python_version()}", *packages]),
     }
-    return (given or {"code and data": "not there"}) | here
+    return (recorded or {"code and data": "not there"}) | here

@@ -107,13 +107,13 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Questions) -> AgentPractice:
     settings, episode = cfg.agent.rft, cfg.agent.episode
-    told = operations_told(toolbox, episode.operations_told)
+    operations = operations_told(toolbox, episode.operations_told)
     phases = settings.phases
     return AgentPractice(
         policy.model,
         toolbox,
         question=questions.named,
-        ask=lambda question: request_of(question, told),
+        ask=lambda question: request_of(question, operations),
         families=cfg.agent.families,
         limits=Limits.of(episode),
         batch=episode.batch,
@@ -142,9 +142,9 @@ def grpo_settings(cfg: Config) -> Rl:
         "kl", "entropy",
         "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
     )  # fmt: skip
-    given = {name: getattr(s, name) for name in names}
+    shared = {name: getattr(s, name) for name in names}
     optim, tokens = KeepingOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens
-    return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **given)
+    return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **shared)
 
 
 class Questions:

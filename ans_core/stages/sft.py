@@ -100,8 +100,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     operations = Operations(model)
 
     def counts(batch: Batch) -> dict[str, float]:
-        found = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
-        return found if peak is None else found | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+        numbers = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
+        return (
+            numbers if peak is None else numbers | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+        )
 
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
@@ -128,7 +130,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             "seg_object_score": model.config.seg_object_score,
         }
         base_hash = checkpoint.weights_hash(base)
-        checkpoint.save_delta(memory.beside(of_memory, trained), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(memory.joined(of_memory, trained), out, base_hash=base_hash, config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
@@ -137,7 +139,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     for step in states.as_kept(scratch / "sft", kept, module, device=machine.device):
         trained = adapters.trained(model)
         if dist.rank() == 0:
-            tensors = memory.beside(of_memory, trained)
+            tensors = memory.joined(of_memory, trained)
             checkpoint.save_delta(tensors, out / STEPS / str(step), base_hash=base_hash, config=config)
     dist.wait_for_all()
     return last_means(curves)
@@ -158,7 +160,7 @@ def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
         base_hash = checkpoint.weights_hash(base)
         of_memory, _ = checkpoint.load_delta(inputs["memory"], base_hash=base_hash)
         config = {"stage": "sft", "lora": None}
-        checkpoint.save_delta(memory.beside(of_memory, {}), out, base_hash=base_hash, config=config)
+        checkpoint.save_delta(memory.joined(of_memory, {}), out, base_hash=base_hash, config=config)
     return {"trained": 0.0}
 
 

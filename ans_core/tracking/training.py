@@ -58,7 +58,7 @@ class Tracking(nn.Module):
         self.reached.update(state["reached"])
 
     def begin_step(self, batches: Sequence[TrackingBatch]) -> list[TrackingBatch]:
-        """Count the step's predictions, as the loop's WholeStep asks."""
+        """Count the step's predictions, as the loop's StepModule asks."""
         count = torch.tensor(sum(map(predictions, batches)))
         total = int(dist.shared_sum(count, self.sam2.device))
         return [replace(batch, total=total) for batch in batches]

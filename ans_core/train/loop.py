@@ -97,7 +97,7 @@ class Machine:
 
 
 @runtime_checkable
-class WholeStep(Protocol):
+class StepModule(Protocol):
     """A loss module that sees all of this process's micro-batches of a step before it computes the first of
     them.
 
@@ -201,7 +201,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = schedule.lr * group["scale"] * factor
             speed.clear()
-            metrics, told, spoiled = _step(
+            metrics, diagnostics, spoiled = _step(
                 accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed
             )
             finite = spoiled is None
@@ -212,7 +212,7 @@ def train(
                 metrics |= shared_means([after_step(step)])
             metrics["skipped"] = float(not finite)
             if machine.compile:
-                told |= graphs.found(step)
+                diagnostics |= graphs.metrics(step)
             if validation is not None and validation.due(step + 1, schedule.steps):
                 metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
             curves += [(step, key, value) for key, value in metrics.items()]
@@ -224,7 +224,7 @@ def train(
                 log(
                     {
                         f"{name}/{key}": value
-                        for key, value in (metrics | told | {"lr": schedule.lr * factor}).items()
+                        for key, value in (metrics | diagnostics | {"lr": schedule.lr * factor}).items()
                     },
                     step,
                 )
@@ -345,10 +345,10 @@ def _step(
 
     DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
     """
-    found: list[dict[str, Any]] = []
+    micro_metrics: list[dict[str, Any]] = []
     micros = [speed.take(batches) for _ in range(schedule.accumulate)]
     parts = 1
-    if isinstance(module, WholeStep):
+    if isinstance(module, StepModule):
         # undoes two means: accelerate's, and that of DDP or DeepSpeed
         parts = schedule.accumulate * world_size()
         with machine.autocast():
@@ -358,14 +358,14 @@ def _step(
             with machine.autocast():
                 loss, metrics = wrapped(batch.to(machine.device))
                 loss = loss * parts
-            found.append({"loss": loss.detach(), **metrics})
+            micro_metrics.append({"loss": loss.detach(), **metrics})
             if machine.deepspeed_stage:
                 # so that no gradient of an infinite loss is finite
                 loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
             accelerator.backward(loss)  # divides by the number of micro-batches
-    told: dict[str, float] = {}
+    diagnostics: dict[str, float] = {}
     if machine.deepspeed_stage:
-        totals = shared_means(found)
+        totals = shared_means(micro_metrics)
         norm = wrapped.get_global_grad_norm()
         totals["grad_norm"] = math.nan if norm is None else float(norm)
         finite = math.isfinite(totals["grad_norm"])
@@ -373,27 +373,31 @@ def _step(
         norms = gradient_norms(module, watch.part_of)
         parameters = [p for g in optimizer.param_groups for p in g["params"]]
         norms["grad_norm"] = accelerator.clip_grad_norm_(parameters, schedule.clip_grad)
-        *found, told = read_together([*found, norms])  # the one time that a step waits for its device
-        totals = shared_means(found) | {"grad_norm": told.pop("grad_norm")}
+        *micro_metrics, diagnostics = read_together(
+            [*micro_metrics, norms]
+        )  # the one time that a step waits for its device
+        totals = shared_means(micro_metrics) | {"grad_norm": diagnostics.pop("grad_norm")}
         finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
         if finite:
             optimizer.step()
         optimizer.zero_grad()
-    told |= speed.found(machine.device)
-    return totals, told, None if finite else _spoiled(module, micros, found, machine, watch)
+    diagnostics |= speed.metrics(machine.device)
+    return totals, diagnostics, None if finite else _spoiled(module, micros, micro_metrics, machine, watch)
 
 
 def _spoiled(
     module: nn.Module,
     micros: Sequence[Any],
-    found: Sequence[Mapping[str, Any]],
+    micro_metrics: Sequence[Mapping[str, Any]],
     machine: Machine,
     watch: Watch,
 ) -> str:
     """Name what spoiled the first of this process's micro-batches with a non-finite loss. Under ZeRO-3 a
     process can't run alone."""
     broken = [
-        batch for batch, values in zip(micros, found, strict=True) if not math.isfinite(float(values["loss"]))
+        batch
+        for batch, values in zip(micros, micro_metrics, strict=True)
+        if not math.isfinite(float(values["loss"]))
     ]
     if not broken or not watch.runs_again or machine.deepspeed_stage == 3:
         return ""

@@ -46,15 +46,15 @@ def read(
     if not divided:  # no step moved anything so far
         return {}
     step = next(iter(divided.values()))["step"]
-    found: dict[str, dict[str, Tensor]] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
     for name, p in trained.items():
-        whole = {moment: safe_get_full_optimizer_state(p, moment) for moment in MOMENTS}
+        full = {moment: safe_get_full_optimizer_state(p, moment) for moment in MOMENTS}
         if rank() == 0:
-            found[name] = {
+            moments[name] = {
                 "step": step.cpu().clone(),
-                **{moment: value.cpu() for moment, value in whole.items()},
+                **{moment: value.cpu() for moment, value in full.items()},
             }
-    return found
+    return moments
 
 
 def write(
@@ -105,12 +105,12 @@ def _parts(optimizer: Any) -> Sequence[Optimizer]:
     return getattr(optimizer.optimizer, "parts", (optimizer.optimizer,))
 
 
-def _set(p: Any, whole: Tensor, moment: str | None) -> None:
+def _set(p: Any, full: Tensor, moment: str | None) -> None:
     """Set this process's part of a moment, or of the weights that the optimizer keeps (None), as DeepSpeed's
     `safe_set_...` functions do; those want parameters that ZeRO-3 divides evenly."""
     if sharding.is_divided(p):
         size = p.ds_tensor.numel()
-        padded = F.pad(whole.flatten(), (0, size * world_size() - whole.numel()))
+        padded = F.pad(full.flatten(), (0, size * world_size() - full.numel()))
         p._z3_optimizer.set_local_hp_param(padded[rank() * size :][:size], p, moment)
     else:
-        p.set_full_hp_param(whole, moment)
+        p.set_full_hp_param(full, moment)

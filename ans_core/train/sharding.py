@@ -19,7 +19,7 @@ def is_divided(p: Tensor) -> bool:
 
 
 @contextmanager
-def _whole(p: Any, *, change: bool) -> Iterator[None]:
+def _gathered(p: Any, *, change: bool) -> Iterator[None]:
     if not is_divided(p):
         yield
         return
@@ -32,14 +32,14 @@ def _whole(p: Any, *, change: bool) -> Iterator[None]:
 def read(p: nn.Parameter) -> Tensor:
     """Return a parameter's values: itself without a graph, or a copy in main memory where it is divided. All
     processes must call it."""
-    with _whole(p, change=False):
+    with _gathered(p, change=False):
         return p.detach().cpu().clone() if is_divided(p) else p.detach()
 
 
 @torch.no_grad()
 def write(p: nn.Parameter, values: Tensor) -> None:
     """Set a parameter; all processes must call it, with the same values."""
-    with _whole(p, change=True):
+    with _gathered(p, change=True):
         p.copy_(values)
 
 

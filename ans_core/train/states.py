@@ -189,11 +189,11 @@ def resume(
                 logging.warning("%s %s and was put aside as %s", path, why, aside.name)
             continue
         if (before := manifest["processes"]) != world_size():
-            told = (
+            message = (
                 "%d processes go on from a state of %d: the same rows at every step, other rounding, so not "
                 "the same bits"
             )
-            logging.warning(told, world_size(), before)
+            logging.warning(message, world_size(), before)
         state = torch.load(path / "state.pt", map_location=device, weights_only=True)
         _put(module, state["trained"])
         module.load_state_dict(state["extra"], strict=False)
@@ -283,6 +283,6 @@ def _kept_file(folder: Path, step: int) -> Path:
 
 
 def _put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    own = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     for name, values in tensors.items():
-        sharding.write(own[name], values)
+        sharding.write(parameters[name], values)

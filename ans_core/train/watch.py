@@ -105,18 +105,18 @@ class Speed:
                 self.done[name] += count
         return batch
 
-    def found(self, device: torch.device) -> dict[str, float]:
+    def metrics(self, device: torch.device) -> dict[str, float]:
         """Return this step's numbers: counts of all processes, and how long the slowest and the median one
         took; waiting and memory of this one. All processes must call it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds, processes = time.perf_counter() - self.began, world_size()
         names = sorted(self.done)
-        own = torch.zeros(len(names) + processes, dtype=torch.float64)
-        own[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
+        local_sums = torch.zeros(len(names) + processes, dtype=torch.float64)
+        local_sums[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
         # each process has a place of its own, so their sum has the seconds of all
-        own[len(names) + rank()] = seconds
-        summed = shared_sum(own, device).tolist()
+        local_sums[len(names) + rank()] = seconds
+        summed = shared_sum(local_sums, device).tolist()
         totals, times = dict(zip(names, summed, strict=False)), summed[len(names) :]
         operations = totals.pop(OPERATIONS, 0.0)
         numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
@@ -148,13 +148,13 @@ class GraphWatch:
     """Tells once, on the terminal, that a run compiles more graphs than it should."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.warned = False
 
-    def found(self, step: int) -> dict[str, float]:
+    def metrics(self, step: int) -> dict[str, float]:
         """Return `compiled_graphs` after a step."""
         counts = compiled_graphs()
-        if counts["compile/graphs"] > MOST_GRAPHS and not self.told and rank() == 0:
-            self.told = True
+        if counts["compile/graphs"] > MOST_GRAPHS and not self.warned and rank() == 0:
+            self.warned = True
             tqdm.write(
                 f"{counts['compile/graphs']:.0f} graphs were compiled by step {step}; {MOST_GRAPHS} are "
                 "expected in a whole run."
@@ -236,6 +236,6 @@ def profiled(path: Path, steps: int) -> Iterator[Callable[[], None]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     plan = profiler_schedule(wait=1, warmup=1, active=steps, repeat=1)
     with profile(
-        schedule=plan, on_trace_ready=lambda found: found.export_chrome_trace(str(path)), profile_memory=True
+        schedule=plan, on_trace_ready=lambda trace: trace.export_chrome_trace(str(path)), profile_memory=True
     ) as profiler:
         yield profiler.step

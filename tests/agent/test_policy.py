@@ -212,7 +212,7 @@ def _read(policy: AgentPolicy, episodes: Sequence[PlayedEpisode]) -> Float[Tenso
     logits = []
     for episode in episodes:
         packed = Packed(**pack([Group(prefix=episode.prefix, rollouts=(episode.rollout,))], pad_id=0)[0])
-        with torch.no_grad(), model.own_precision():
+        with torch.no_grad(), model.inference_autocast():
             image = joined([model.project(of) for of in features.of([episode.overview, *episode.crops[1:]])])
             at, place = packed.loss_mask.nonzero(as_tuple=True)
             logits.append(model.logits(model.hidden_states(packed, [image])[at, place - 1]).float())

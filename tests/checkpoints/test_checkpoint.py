@@ -26,7 +26,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import Network
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 from tests.golden import GOLDEN, needs_golden
 
 
@@ -461,7 +461,7 @@ def change(values: dict[str, Any], key: str, value: object) -> None:
 
 
 def test_a_checkpoint_that_does_not_fit_the_disk_is_refused_before_writing(tmp_path: Path):
-    with pytest.raises(OSError, match=r"needs 1000000\.00 GB"), written_whole(tmp_path / "m", size=10**15):
+    with pytest.raises(OSError, match=r"needs 1000000\.00 GB"), atomic_folder(tmp_path / "m", size=10**15):
         raise AssertionError("the body must not run")
     assert not list(tmp_path.iterdir())
 
@@ -469,7 +469,7 @@ def test_a_checkpoint_that_does_not_fit_the_disk_is_refused_before_writing(tmp_p
 def test_a_failed_write_leaves_the_old_folder(tmp_path: Path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "old").touch()
-    with pytest.raises(RuntimeError), written_whole(tmp_path / "m", size=1) as partial:  # noqa: PT012
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "m", size=1) as partial:  # noqa: PT012
         (partial / "new").touch()
         raise RuntimeError
     assert [f.relative_to(tmp_path).as_posix() for f in sorted(tmp_path.rglob("*"))] == ["m", "m/old"]

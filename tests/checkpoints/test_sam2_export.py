@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     of_memory = memory.load_into(model, folder / "memory", base=base)
     adapters.prepare_sft(model, adapters.lora_config(**SFT_LORA), seed=1)
-    both = memory.beside(of_memory, shaken(adapters.trained(model), 1))
+    both = memory.joined(of_memory, shaken(adapters.trained(model), 1))
     checkpoint.save_delta(
         both, sft, base_hash=hash_of(base), config={"stage": "sft", "lora": SFT_LORA, "seed": 0}
     )

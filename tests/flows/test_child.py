@@ -197,7 +197,7 @@ def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(
 
     for module in (_common, _yaml):
         monkeypatch.setattr(module, "_dump_data", module._dump_data)
-    dvc_state.write_files_whole()
+    dvc_state.write_files_atomically()
     lock = tmp_path / "dvc.lock"
     _yaml.dump_yaml(str(lock), {"stages": {}})
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from flows.paths import deployment_names
-from flows.prefect_server import OwnAddressOnly
+from flows.prefect_server import LocalAddressOnly
 from tasks.stages import STAGES
 from tests.ports import free_port
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
@@ -346,7 +346,7 @@ def test_only_the_servers_own_address_is_answered(scope: str, headers: dict[str,
         sent.append(message)
 
     raw = [(key.encode(), value.encode()) for key, value in headers.items()]
-    asyncio.run(OwnAddressOnly(app, port=4200)({"type": scope, "headers": raw}, None, send))
+    asyncio.run(LocalAddressOnly(app, port=4200)({"type": scope, "headers": raw}, None, send))
     assert bool(reached) == answers
     refused = {"http": ("http.response.start", 403), "websocket": ("websocket.close", 1008)}[scope]
     assert answers or (sent[0]["type"], sent[0].get("status", sent[0].get("code"))) == refused

@@ -87,7 +87,7 @@ def test_the_shift_ends_at_the_same_update_of_every_arm(
 
         updates = asked(0, 1, 2, 3)
         assert asked(2) == updates[2:3]
-        plain = parts.drawn(split="train", first=STREAM_FROM)
+        plain = parts.questions(split="train", first=STREAM_FROM)
         have_shift = [{one.frames != plain.named(one.request).frames for one in update} for update in updates]
     assert have_shift == [{step < 4 * (1 - back)} for step in range(4)]
     assert [one.request for update in updates for one in update] == [

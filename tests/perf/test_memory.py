@@ -20,11 +20,11 @@ from ans_core.model.footprint import (
     Work,
     activation_bytes,
     held_bytes,
-    kept_bytes,
     layer_bytes,
     parameters_of,
     peak_flops,
     recomputed_layers,
+    saved_bytes,
 )
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
@@ -91,7 +91,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(
         )
         own = {p.untyped_storage().data_ptr() for p in model.parameters()}
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            return kept_bytes(lambda: model.hidden_states(packed, [None] * 2), own), TextShape.of(model)
+            return saved_bytes(lambda: model.hidden_states(packed, [None] * 2), own), TextShape.of(model)
 
     (one, _), (three, text) = kept(1), kept(3)
     batch = MicroBatch(rows=2, tokens=200, learned=100)

@@ -220,7 +220,7 @@ def test_loops_keep_the_score_of_every_sample(tmp_path: Path):
     """The caption is right and the mask, an 8 x 8 corner of nothing, is wrong: loop 1 redraws it wrong, loop
     2 retells it right."""
     regions = [tiny.region(n, text="a red square") for n in range(2)]
-    asked = evaluate.Asked(benchmark="loops", dataset=None, split="test", samples=regions)
+    asked = evaluate.Evaluation(benchmark="loops", dataset=None, split="test", samples=regions)
 
     def ask(requests: list[Request]) -> list[Prediction]:
         corner = ((tiny.square(0, 0, 8, 8),),)

@@ -321,7 +321,7 @@ def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another
         model.sam2.original_mask_decoder.conv_s0,
     ):
         assert (part.weight == 1).all()
-    assert handed_on.taken(handed_on.beside(tensors, {"x": torch.ones(1)})) == (tensors, {"x": torch.ones(1)})
+    assert handed_on.taken(handed_on.joined(tensors, {"x": torch.ones(1)})) == (tensors, {"x": torch.ones(1)})
     checkpoint.save(own_model, tmp_path / "other", metadata={})
     with pytest.raises(ValueError, match="was trained on the base"):
         handed_on.load_into(own_model, tmp_path / "memory", base=tmp_path / "other")

@@ -594,7 +594,7 @@ def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monke
     )
     speed.take(iter([None]))
     time.sleep(0.02)
-    told = speed.found(CPU.device)
+    told = speed.metrics(CPU.device)
     seconds = told["speed/step_s"]
     assert told["speed/tokens_per_s"] == pytest.approx(300 / seconds)
     assert told["speed/tokens_per_s_per_process"] == pytest.approx(100 / seconds)

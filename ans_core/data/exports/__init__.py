@@ -33,7 +33,7 @@ from ans_core.data.exports.labelled import Export, Labelled
 from ans_core.data.formats import checks, layouts, plain
 from ans_core.pictures import orientation, rle, transforms
 from ans_core.types import RLE
-from ans_core.written import written_whole
+from ans_core.written import atomic_folder
 
 Reader = Callable[[Path, list[Path]], Export]
 
@@ -77,7 +77,7 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
         raise checks.DataError(f"{source} does not exist; give the export: a zip, a folder or a file")
     if form is not None and form not in EXPORTS:
         raise checks.DataError(f"no export format {form!r}; there are {sorted(EXPORTS)}")
-    with written_whole(out) as partial:
+    with atomic_folder(out) as partial:
         with tempfile.TemporaryDirectory() as unpacked:
             place = _unpacked(source, Path(unpacked)) if source.suffix.lower() == ".zip" else source
             try:

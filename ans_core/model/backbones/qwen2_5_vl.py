@@ -36,10 +36,10 @@ class Qwen2_5VL(QwenVL):
         vision = self.native.config.vision_config
         # of a window, in image tokens
         side = vision.window_size // vision.patch_size // vision.spatial_merge_size
-        whole = len(vision.fullatt_block_indexes)
+        full_layers = len(vision.fullatt_block_indexes)
         rows, columns = (
             sum(min(side, length - start) ** 2 for start in range(0, length, side)) for length in grid
         )
         windows = rows * columns * vision.spatial_merge_size**4
         full = (grid[0] * grid[1] * vision.spatial_merge_size**2) ** 2
-        return int(whole * full + (vision.depth - whole) * windows)
+        return int(full_layers * full + (vision.depth - full_layers) * windows)

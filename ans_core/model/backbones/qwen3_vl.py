@@ -52,7 +52,7 @@ class Qwen3VL(QwenVL):
             }
         states: list[Tensor] = []
         model = self.native.model.language_model
-        handle = model.norm.register_forward_pre_hook(lambda norm, given: states.append(given[0]))
+        handle = model.norm.register_forward_pre_hook(lambda norm, arguments: states.append(arguments[0]))
         try:
             out = model(
                 inputs_embeds=embeds,

@@ -26,13 +26,13 @@ MIN_PIXELS, MAX_PIXELS = 512 * 28 * 28, 2048 * 28 * 28
 
 def needed(name: str) -> Any:
     """Return a class of transformers; raises ValueError where the installed version is too old to have it."""
-    found = getattr(transformers, name, None)
-    if found is None:
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
         raise ValueError(
             f"transformers {transformers.__version__} has no {name}; install that of constraints.txt:"
             " pip install -c constraints.txt transformers"
         )
-    return found
+    return model_class
 
 
 class QwenVL(Backbone):
@@ -143,19 +143,19 @@ class QwenVL(Backbone):
         """Text counts in all three rows. A picture's cells lie at (start, start + row, start + column), and
         what follows in its branch goes on after the largest of these. Cells of regions, which stand in a
         question, count as text."""
-        found = order.expand(3, -1, -1).clone()
-        for row, (counted, marked, own) in enumerate(zip(order, slots, grids, strict=True)):
+        positions = order.expand(3, -1, -1).clone()
+        for row, (counted, marked, row_grids) in enumerate(zip(order, slots, grids, strict=True)):
             places, done = marked.nonzero()[:, 0], 0
-            for height, width in own:
+            for height, width in row_grids:
                 cells, done = places[done : done + height * width], done + height * width
-                start = found[0, row, cells[0]].clone()
+                start = positions[0, row, cells[0]].clone()
                 lines = torch.arange(height, device=order.device).repeat_interleave(width)
                 columns = torch.arange(width, device=order.device).repeat(height)
                 of = branch[row, cells[0]]
                 after = (counted > counted[cells[-1]]) & ((branch[row] == of) | (of == 0))
-                found[:, row, after] += max(height, width) - height * width
-                found[:, row, cells] = start + torch.stack([torch.zeros_like(lines), lines, columns])
-        return found
+                positions[:, row, after] += max(height, width) - height * width
+                positions[:, row, cells] = start + torch.stack([torch.zeros_like(lines), lines, columns])
+        return positions
 
     def language_model(
         self,
