@@ -133,7 +133,7 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
     rows.warn_of_limits(own_model, [golden, unlearned], folder, limits)
     assert caplog.text == ""
     rows.warn_of_limits(own_model, [golden, words, calls, unlearned], folder, limits)
-    length = len(tokens.turn_ids(own_model, words.said))
+    length = len(tokens.turn_ids(own_model, words.final_answer))
     assert (
         f"no episode can repeat 2 of 4 traces within the limits of agent.episode: words (turn 3 has {length} tokens, of 48)"
         in caplog.text

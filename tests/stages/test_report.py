@@ -424,7 +424,7 @@ def test_pictures_carry_what_the_filters_ask_for_and_the_filters_offer_it(writte
 
 def test_samples_are_chosen_of_every_benchmark_the_most_changed_and_right_and_wrong_ones():
     def of(scores: list[float]) -> Answers:
-        answers = {("d", str(i), 0): Answer(score=score, asked="a") for i, score in enumerate(scores)}
+        answers = {("d", str(i), 0): Answer(score=score, question="a") for i, score in enumerate(scores)}
         return {"referring/val": answers, "loop1/val": answers, "video/val": answers}
 
     before, after = of([0.9, 0.1, 0.5, 0.9, 0.2, 0.2, 0.9, 0.8]), of([0.9, 0.1, 0.4, 0.6, 0.2, 0.2, 0.9, 0.8])
@@ -440,7 +440,7 @@ def test_a_caption_that_became_right_word_for_word_is_among_the_first_that_are_s
         scores = {"dog": 0.5, "cat": 0.0}  # METEOR of a single word
         return {
             "region_caption/val": {
-                ("d", str(i), 0): Answer(score=scores[t], asked="dog", text=t) for i, t in enumerate(texts)
+                ("d", str(i), 0): Answer(score=scores[t], question="dog", text=t) for i, t in enumerate(texts)
             }
         }
 
