@@ -3,6 +3,7 @@ pipeline run, one nested run per stage, also under a bare `dvc repro`. tasks/tra
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -88,7 +89,10 @@ def client(root: Path) -> MlflowClient:
     database = root.resolve() / ".ans/mlflow.db"
     check_database(database)
     try:
-        return MlflowClient(f"sqlite:///{database}")
+        # two processes that open a new store would both make its tables, and one would fail
+        with (root / ".ans/mlflow.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return MlflowClient(f"sqlite:///{database}")
     except MlflowException as error:
         why = str(error).partition(". ")[0]
         remedy = (
@@ -115,7 +119,12 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
         place = (
             None if "MLFLOW_TRACKING_URI" in os.environ else (root.resolve() / ".ans/mlartifacts").as_uri()
         )
-        return mlflow.create_experiment(EXPERIMENT, artifact_location=place, tags={KIND: TRAINING})
+        try:
+            return mlflow.create_experiment(EXPERIMENT, artifact_location=place, tags={KIND: TRAINING})
+        except MlflowException:
+            experiment = mlflow.get_experiment_by_name(EXPERIMENT)  # another process has made it
+            if experiment is None:
+                raise
     if KIND not in experiment.tags:
         mlflow.set_experiment_tag(experiment.experiment_id, KIND, TRAINING)
     return experiment.experiment_id

@@ -24,7 +24,7 @@ from ans_core import data, dist, precision
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
-from ans_core.config.training import DataOptim, Optim
+from ans_core.config.training import DataOptim, KeepingOptim, Optim
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.inference import predict as answering
 from ans_core.inference.predict import predict
@@ -210,7 +210,7 @@ def test_rl_learns_from_rows_of_sft_beside_its_loops(runs: Path, tmp_path: Path)
 
 def test_fewer_rows_than_micro_batches_are_refused():
     with pytest.raises(ValueError, match=r"rows is 1, less than the 2 micro-batches of a step"):
-        Rl(rows=1, optim=DataOptim(steps=1, batch=2, lr=1e-4, accumulate=2))
+        Rl(rows=1, optim=KeepingOptim(steps=1, batch=2, lr=1e-4, accumulate=2))
 
 
 @pytest.mark.parametrize(
@@ -375,9 +375,10 @@ runs, folder, moment = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 real, seen = Path.replace, []
 
 def dying(path, target):
-    seen.extend([target] if Path(target).name.startswith("step-") else [])
-    if len(seen) == moment:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if Path(target).name.startswith("step-"):
+        seen.append(target)
+        if len(seen) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
     return real(path, target)
 
 Path.replace = dying
@@ -405,12 +406,14 @@ def test_sft_on_two_processes_one_of_which_is_killed_ends_with_the_same_bits_whe
     )
     assert "SIGKILL" in killed.stderr, killed.stderr[-3000:]
     assert sorted(path.name for path in (tmp_path / "cut/scratch/sft/sft").iterdir()) == [
+        "kept-0000001.pt",
+        "kept-0000002.pt",
         "step-0000001",
         "step-0000002.partial",
     ]
     for folder in ("cut", "whole"):
         workspace.launch(script, str(runs), str(tmp_path / folder), "0")
-    for file in ("delta.safetensors", "curves.csv"):
+    for file in ("delta.safetensors", "steps/1/delta.safetensors", "curves.csv"):
         assert (tmp_path / "cut/sft" / file).read_bytes() == (tmp_path / "whole/sft" / file).read_bytes()
 
 

@@ -284,7 +284,9 @@ def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself
     kinds = ("mask", "box", "point")
     made = [batch_of(kind, count=2, clicks=0 if kind == "mask" else 1) for kind in kinds]
     groups = [replace(b.tracks[0][0], objects=b.tracks[0][0].objects + 2 * n) for n, b in enumerate(made)]
-    common = {name: torch.cat([getattr(b, name) for b in made]) for name in ("frames", "targets", "has_truth")}
+    common = {
+        name: torch.cat([getattr(b, name) for b in made]) for name in ("frames", "targets", "has_truth")
+    }
     rows = torch.cat([b.rows + n * len(b.frames) for n, b in enumerate(made)])
     apart = replace(made[0], **common, rows=rows, tracks=[[group] for group in groups])
     open_modules(sam2, (*MEMORY, "sam_prompt_encoder"))
