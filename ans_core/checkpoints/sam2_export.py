@@ -65,7 +65,7 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
 def _base_of(source: Path) -> Path:
     """Find the base in the run's folder: beside the stage's output, or above memory/last/epoch-0003 or
     sft/steps/100."""
-    for folder in source.resolve().parents[:4]:
+    for folder in source.resolve().parents[:3]:
         for base in (folder / "base/base", folder / "base/sam2"):
             if base.is_dir():
                 return base

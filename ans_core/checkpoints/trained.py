@@ -57,9 +57,8 @@ def refuse_untaught(base: Path) -> None:
         )
         raise ValueError(
             f"{base} is {what}: it has not learned to draw what it answers with [SEG], so it can't be "
-            "passed through;"
-            " train it (sft.optim.steps), or start from a Sa2VA: base.internvl names its folder or hub id, "
-            "and base.sam2 stays empty"
+            "passed through; train it (sft.optim.steps), or start from a Sa2VA: base.internvl names its "
+            "folder or hub id, and base.sam2 stays empty"
         )
 
 
@@ -92,10 +91,10 @@ def stage_model(
     device: torch.device | str = "cpu",
     kind: type[Network] = Network,
 ) -> Network:
-    """Load the model that a stage's output makes: of `sft`, `rl` (or the teacher or a step in it) or `memory`,
-    with the outputs of the stages before it from the folder around it. Merged in the base's own precision, as the
-    stage `convert` does, then cast to `dtype`. Raises ValueError for another stage's output, and where one
-    before it is missing."""
+    """Load the model that a stage's output makes: of `sft`, `rl` (or a step or the teacher in it) or
+    `memory`, with the outputs of the stages before it from the folder around it. Merged in the base's own
+    precision, as the stage `convert` does, then cast to `dtype`. Raises ValueError for another stage's
+    output, and where one before it is missing."""
     stage, base, sft = trained_on(output)
     if stage == "memory":
         model = checkpoint.load_as(kind, base, device=device)

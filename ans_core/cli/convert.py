@@ -117,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_stage(source: Path, target: Path, arguments: argparse.Namespace, metadata: dict[str, str]) -> None:
-    """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher, rl/steps/100), in any layout."""
+    """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher, rl/steps/100), in any
+    layout."""
     from ans_core.checkpoints import checkpoint, conversion
 
     model, how = checkpoint.load(source), {"max_shard": arguments.max_shard, "metadata": metadata}

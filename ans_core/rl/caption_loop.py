@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.data.regions import is_region
+from ans_core.rewards import WORDLESS
 from ans_core.rl.step import Experience, Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, learn, read_reference
 
@@ -27,18 +28,16 @@ def act(step: RolloutStep) -> Experience:
 
 
 def _average_over_views(step: RolloutStep, done: Experience) -> None:
-    """Make each reward the weighted mean over the picture as it is and its other views (`rl.views`)."""
+    """Make each reward the weighted mean over the picture as it is and its other views (`rl.views`). Parts
+    that compare the caption with the true one are the same in every view."""
     weights = step.settings.views
-    total = 1 + sum(weights.values())
-    parts = {part: values / total for part, values in done.rewards.items()}
+    sums = {part: values for part, values in done.rewards.items() if part in WORDLESS}
+    done.metrics |= {f"views/unchanged/{part}": float(values.nanmean()) for part, values in sums.items()}
     for (name, weight), view in zip(weights.items(), step.augmented(), strict=True):
-        for part, values in view.score(view.inverse_masks(done.texts), done.rewards).items():
-            parts[part] += weight / total * values
-            done.metrics[f"views/{name}/{part}"] = float(values[~values.isnan()].mean())
-    done.metrics |= {
-        f"views/unchanged/{part}": float(v[~v.isnan()].mean()) for part, v in done.rewards.items()
-    }
-    done.rewards = parts
+        for part, values in view.score(view.inverse_masks(done.texts), list(sums)).items():
+            sums[part] = sums[part] + weight * values
+            done.metrics[f"views/{name}/{part}"] = float(values.nanmean())
+    done.rewards |= {part: values / (1 + sum(weights.values())) for part, values in sums.items()}
 
 
 LOOP = Loop(

@@ -211,9 +211,8 @@ class DualLoop(nn.Module):
         if s.stop_identical and self.exploration.identical >= s.stop_identical:
             raise RuntimeError(
                 f"rl: in {self.exploration.identical} updates in a row every group of loop 2 had one mask "
-                "only, so it has no gradient;"
-                f" mask_policy is {s.mask_policy!r} with width {self.exploration.width:.3g}: use another, "
-                "or raise rl.mask_sigma"
+                f"only, so it has no gradient; mask_policy is {s.mask_policy!r} with width "
+                f"{self.exploration.width:.3g}: use another, or raise rl.mask_sigma"
             )
         return metrics | self.monitor.found(step, self.model.device)
 
@@ -581,7 +580,6 @@ def check_learned(curves: Curves) -> None:
     if not any(value for _, name, value in curves if name == "grad_norm"):
         raise RuntimeError(
             "RL learned nothing: in every step all answers of each group had the same reward (zero_spread "
-            "is 1), so no step had a gradient."
-            " Take more steps, larger groups (`group`) or a higher temperature, or start from a model whose "
-            "answers are right at times"
+            "is 1), so no step had a gradient. Take more steps, larger groups (`group`) or a higher "
+            "temperature, or start from a model whose answers are right at times"
         )

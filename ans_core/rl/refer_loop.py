@@ -127,8 +127,7 @@ def _place_loss(
     answers, logits, _ = single_things(step, packed, hidden, rollout)
     every = MaskActions(
         choice=actions.choice.view(-1, 1), masks=actions.masks.flatten(0, 1)[:, None],
-        confidence=actions.confidence.view(-1, 1),
-        scale=actions.scale, width=actions.width,
+        confidence=actions.confidence.view(-1, 1), scale=actions.scale, width=actions.width,
     )  # fmt: skip
     tried = every.choice[answers, 0] != NOWHERE
     logps = PLACE.drawn(logits[tried], every.take(answers[tried]))[:, 0]

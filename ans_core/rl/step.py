@@ -132,7 +132,7 @@ def rl_batch(
             augmented=augmented,
         )
 
-    def augmented(name: str) -> RlBatch:
+    def in_view(name: str) -> RlBatch:
         pairs = []
         for chosen, image, repeat in zip(samples, images, repeats, strict=True):
             rng = rng_of(*seeds, name, chosen.dataset, chosen.sample_id, repeat)
@@ -144,7 +144,7 @@ def rl_batch(
             pairs.append((shown, view))
         return batch_of([shown for shown, _ in pairs], [view for _, view in pairs], [])
 
-    return batch_of(samples, images, [augmented(name) for name in augmentations])
+    return batch_of(samples, images, [in_view(name) for name in augmentations])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,10 +176,12 @@ def _run(
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
-    for step in states.as_kept(scratch / "rl", states.kept(scratch / "rl"), module, device=machine.device):
+    folder = scratch / "rl"
+    for steps in states.saved_steps(folder):
+        states.load_weights(states.step_file(folder, steps), steps, module, device=machine.device)
         if dist.rank() == 0:
-            tensors = policies.tensors("policy")
-            checkpoint.save_delta(tensors, out / STEPS / str(step), base_hash=base_hash, config=config)
+            target = out / STEPS / str(steps)
+            checkpoint.save_delta(policies.tensors("policy"), target, base_hash=base_hash, config=config)
     dist.wait_for_all()
     return last_means(curves)
 
@@ -257,9 +259,8 @@ def with_absent(samples: Selected, share: float) -> Selected:
     if share and len(there) and not len(silent):
         warnings.warn(
             f"rl.absent is {share:g}, but no expression of the training data names an absent thing: the "
-            "loop refer never practises to deny."
-            " gRefCOCO has some (format grefcoco in prepare.sources), drawn scenes too; rl.absent=0 leaves "
-            "this line out",
+            "loop refer never practises to deny. gRefCOCO has some (format grefcoco in prepare.sources), "
+            "drawn scenes too; rl.absent=0 leaves this line out",
             stacklevel=2,
         )
     wanted = round(len(there) * share / (1 - share)) if len(silent) else 0
@@ -349,14 +350,15 @@ class RolloutBatches:
             ]
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         try:
-            return self._read(kind, rollout, own)
+            return self._read(kind, step, own)
         except ValueError:
-            return self._read(kind, rollout, self._readable(kind, step, own, candidates))
+            return self._read(kind, step, self._readable(kind, step, own, candidates))
 
-    def _read(self, kind: int, rollout: int, own: Sequence[tuple[int, int]]) -> RlBatch:
+    def _read(self, kind: int, step: int, own: Sequence[tuple[int, int]]) -> RlBatch:
         """Read samples and choose what they are asked. own: index of the sample, and how often it stands in
         the step before."""
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
+        rollout, inner = divmod(step, s.inner_steps)
         asked = []
         for i, repeat in own:
             rng = dist.rng_of(
@@ -376,7 +378,8 @@ class RolloutBatches:
             self.model,
             mask_size=cfg.sft.mask_size,
             repeats=repeats,
-            augmentations=list(s.views) if kind == self.practice.of.get("caption") else (),
+            # rewards alone need them, and later steps on the same rollouts have theirs
+            augmentations=list(s.views) if not inner and kind == self.practice.of.get("caption") else (),
             seeds=(cfg.seed, "rl views", rollout),
         )
 

@@ -117,30 +117,34 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )
     curves = loop.train(
         module, make, name="sft", schedule=schedule_of(optim), machine=machine, seed=cfg.seed,
-        scratch=scratch, log=log,
-        after_step=lambda step: left_out.metrics(step, machine.device),
+        scratch=scratch, log=log, after_step=lambda step: left_out.metrics(step, machine.device),
         scales={"sam_mask_decoder": settings.decoder_lr}, watch=watch,
     )  # fmt: skip
-    moved, trained = check_moved(before, model), adapters.trained(model)
+    moved = check_moved(before, model)
+    config = {
+        "stage": "sft",
+        "lora": lora,
+        "seed": cfg.seed,
+        "seg_object_score": model.config.seg_object_score,
+    }
+    base_hash = checkpoint.weights_hash(base) if dist.rank() == 0 else ""
+
+    def write(folder: Path) -> None:
+        trained = adapters.trained(model)  # by all processes: ZeRO-3 has divided it
+        if dist.rank() == 0:
+            tensors = memory.joined(of_memory, trained)
+            checkpoint.save_delta(tensors, folder, base_hash=base_hash, config=config)
+
+    write(out)
     if dist.rank() == 0:
-        config = {
-            "stage": "sft",
-            "lora": lora,
-            "seed": cfg.seed,
-            "seg_object_score": model.config.seg_object_score,
-        }
-        base_hash = checkpoint.weights_hash(base)
-        checkpoint.save_delta(memory.joined(of_memory, trained), out, base_hash=base_hash, config=config)
         loop.write_curves(out / "curves.csv", {"sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
-    kept = best_of(states.kept(scratch / "sft"), curves, count=settings.keep_best)
-    for step in states.as_kept(scratch / "sft", kept, module, device=machine.device):
-        trained = adapters.trained(model)
-        if dist.rank() == 0:
-            tensors = memory.joined(of_memory, trained)
-            checkpoint.save_delta(tensors, out / STEPS / str(step), base_hash=base_hash, config=config)
+    folder = scratch / "sft"
+    for steps in best_of(states.saved_steps(folder), curves, count=settings.keep_best):
+        states.load_weights(states.step_file(folder, steps), steps, module, device=machine.device)
+        write(out / STEPS / str(steps))
     dist.wait_for_all()
     return last_means(curves)
 

@@ -64,7 +64,7 @@ class Schedule:
     muon_lr: float = 0.0
     """Not 0: Muon for the matrices of stacked layers."""
     keep_every: int = 0
-    """Steps between trained tensors that are kept to the end (`states.kept`); 0 = none."""
+    """Steps between trained tensors that are kept to the end (`states.step_file`); 0 = none."""
     save_unit: int = 1
     """A state can be written after every so many steps."""
 
@@ -217,9 +217,9 @@ def train(
                 metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
             curves += [(step, key, value) for key, value in metrics.items()]
             if validation is not None and validation.best(curves) == step:
-                writer.save_best(folder, step, loss_module)
+                writer.save_weights(states.best_file(folder), step, loss_module)
             if schedule.keep_every and (step + 1) % schedule.keep_every == 0:
-                writer.keep(folder, step + 1, loss_module)
+                writer.save_weights(states.step_file(folder, step + 1), step + 1, loss_module)
             if rank() == 0:
                 log(
                     {
@@ -256,7 +256,7 @@ def train(
                 wait_for_all()
                 raise stop.Stopped(ending, step + 1)
     if validation is not None and (best := validation.best(curves)) is not None:
-        states.load_best(folder, best, loss_module, device=machine.device)
+        states.load_weights(states.best_file(folder), best, loss_module, device=machine.device)
     accelerator.free_memory()
     return curves
 
@@ -280,14 +280,12 @@ def _skip(
     if machine.halt_on_nan:
         raise RuntimeError(
             f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} "
-            "are not both finite, and"
-            f" launch.halt_on_nan is set; {where}{path} names the rows"
+            f"are not both finite, and launch.halt_on_nan is set; {where}{path} names the rows"
         )
     if skipped > MAX_SKIPPED:
         raise RuntimeError(
             f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; "
-            "lower the learning rate;"
-            f" {where}{path} names the rows"
+            f"lower the learning rate; {where}{path} names the rows"
         )
     if spoiled:
         tqdm.write(f"{name}: step {step} is skipped: {where}{path} names the rows")

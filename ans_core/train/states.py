@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -97,22 +96,14 @@ class Writer:
             tensors = {"state.pt": _copied(state), "optimizer.pt": moments}
             self.writing = self.thread.submit(_save, folder, step, tensors, list(curves), facts, keep)
 
-    def save_best(self, folder: Path, step: int, module: nn.Module) -> None:
-        """Keep the trained tensors of this step as the best so far, in place of those before. All processes
-        must call it."""
+    def save_weights(self, path: Path, step: int, module: nn.Module) -> None:
+        """Write the trained tensors of this step to a file (`best_file`, `step_file`), in place of those in
+        it. All processes must call it."""
         self.wait()
         tensors = trained_tensors(module)
         if rank() == 0:
-            best = _copied({"step": step, "trained": tensors})
-            self.writing = self.thread.submit(_save_tensors, folder / "best.pt", best)
-
-    def keep(self, folder: Path, step: int, module: nn.Module) -> None:
-        """Keep the trained tensors of this step to the end of the training. All processes must call it."""
-        self.wait()
-        tensors = trained_tensors(module)
-        if rank() == 0:
-            content = _copied({"step": step, "trained": tensors})
-            self.writing = self.thread.submit(_save_tensors, _kept_file(folder, step), content)
+            weights = _copied({"step": step, "trained": tensors})
+            self.writing = self.thread.submit(_save_weights, path, weights)
 
 
 def _copied(state: Any) -> Any:
@@ -139,8 +130,7 @@ def _save(
         shutil.rmtree(partial, ignore_errors=True)
         raise RuntimeError(
             f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk "
-            f"({error}). The states before"
-            " it are kept: make room and start again"
+            f"({error}). The states before it are kept: make room and start again"
         ) from error
     partial.replace(final)
     sync(folder)
@@ -241,45 +231,38 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _save_tensors(path: Path, tensors: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(tensors, partial)
-    sync(partial)
-    partial.replace(path)
+def best_file(folder: Path) -> Path:
+    """Return the file of the weights that were best in validation."""
+    return folder / "best.pt"
 
 
-def load_best(folder: Path, step: int, module: nn.Module, *, device: torch.device) -> None:
-    """Give the module the best's tensors. Raises RuntimeError if they are of another step."""
-    wait_for_all()  # for the first process's file
-    state = torch.load(folder / "best.pt", map_location=device, weights_only=True)
-    if state["step"] != step:
-        raise RuntimeError(
-            f"{folder / 'best.pt'} holds step {state['step']}, and validation was best at step {step}; "
-            "start the stage anew"
-        )
-    _put(module, state["trained"])
+def step_file(folder: Path, steps: int) -> Path:
+    """Return the file of the weights after so many steps that stay to the end of the training."""
+    return folder / f"kept-{steps:07d}.pt"
 
 
-def kept(folder: Path) -> list[int]:
-    """Return the steps that were kept, in order. All processes must call it."""
+def saved_steps(folder: Path) -> list[int]:
+    """Return the numbers of steps that have a `step_file`, in order. All processes must call it."""
     wait_for_all()  # for the first process's files
     return sorted(int(file.stem.removeprefix("kept-")) for file in folder.glob("kept-*[0-9].pt"))
 
 
-def as_kept(folder: Path, steps: Iterable[int], module: nn.Module, *, device: torch.device) -> Iterator[int]:
-    """Give the module the tensors of each of these kept steps in turn and yield the step; at the end the
-    module has its own again. All processes must walk through it."""
-    last = _copied(trained_tensors(module))
-    for step in steps:
-        state = torch.load(_kept_file(folder, step), map_location=device, weights_only=True)
-        _put(module, state["trained"])
-        yield step
-    _put(module, last)
+def _save_weights(path: Path, weights: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(weights, partial)
+    sync(partial)
+    partial.replace(path)
 
 
-def _kept_file(folder: Path, step: int) -> Path:
-    return folder / f"kept-{step:07d}.pt"
+def load_weights(path: Path, step: int, module: nn.Module, *, device: torch.device) -> None:
+    """Give the module the tensors of a file that `save_weights` wrote. All processes must call it. Raises
+    RuntimeError if they are of another step."""
+    wait_for_all()  # for the first process's file
+    state = torch.load(path, map_location=device, weights_only=True)
+    if state["step"] != step:
+        raise RuntimeError(f"{path} holds step {state['step']}, not step {step}; start the stage anew")
+    _put(module, state["trained"])
 
 
 def _put(module: nn.Module, tensors: dict[str, Tensor]) -> None:
