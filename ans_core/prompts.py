@@ -99,44 +99,33 @@ VIDEO_EVAL = "<image>\n" + VIDEO_QUESTION
 
 GROUNDED_QUESTIONS = (
     "Could you please give me a brief description of the image? Please respond with interleaved "
-    "segmentation masks for the"
-    " corresponding parts of the answer.",
+    "segmentation masks for the corresponding parts of the answer.",
     "Can you provide a brief description of the image? Please output with interleaved segmentation masks "
     "for the corresponding phrases.",
     "Please briefly describe the contents of the image. Please respond with interleaved segmentation masks "
-    "for the corresponding"
-    " parts of the answer.",
+    "for the corresponding parts of the answer.",
 )
 GROUNDED_EVAL = "<image>\n" + GROUNDED_QUESTIONS[0]
 DETAILED_GROUNDED_QUESTIONS = (
     *GROUNDED_QUESTIONS,
     "Could you give a brief explanation of what can be found within this picture? Please output with "
-    "interleaved segmentation masks for the"
-    " corresponding phrases.",
+    "interleaved segmentation masks for the corresponding phrases.",
     "Could you give me a brief explanation of this picture? Please respond with interleaved segmentation "
-    "masks for the corresponding"
-    " phrases.",
+    "masks for the corresponding phrases.",
     "Could you provide me with a brief analysis of this photo? Please output with interleaved segmentation "
-    "masks for the corresponding"
-    " parts of the answer.",
+    "masks for the corresponding parts of the answer.",
     "Could you please give me a detailed description of the image? Please respond with interleaved "
-    "segmentation masks for the"
-    " corresponding parts of the answer.",
+    "segmentation masks for the corresponding parts of the answer.",
     "Can you provide a thorough description of this image? Please output with interleaved segmentation "
-    "masks for the corresponding"
-    " phrases.",
+    "masks for the corresponding phrases.",
     "Please describe in detail the contents of the image. Please respond with interleaved segmentation "
-    "masks for the corresponding parts of"
-    " the answer.",
+    "masks for the corresponding parts of the answer.",
     "Could you give a comprehensive explanation of what can be found within this picture? Please output "
-    "with interleaved segmentation masks"
-    " for the corresponding phrases.",
+    "with interleaved segmentation masks for the corresponding phrases.",
     "Could you give me an elaborate explanation of this picture? Please respond with interleaved "
-    "segmentation masks for the corresponding"
-    " phrases.",
+    "segmentation masks for the corresponding phrases.",
     "Could you provide me with a detailed analysis of this photo? Please output with interleaved "
-    "segmentation masks for the corresponding"
-    " parts of the answer.",
+    "segmentation masks for the corresponding parts of the answer.",
 )
 """For the published grounded captions: upstream's first version asks for a brief description, its second for
 a detailed one."""

@@ -62,8 +62,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     folder, form, imported = source, arguments.format or infer(source), None
     identity = {
         "source": str(source), "files": fingerprint(source), "model": arguments.model,
-        "profile": arguments.profile,
-        "settings": list(arguments.settings), "steps": arguments.steps,
+        "profile": arguments.profile, "settings": list(arguments.settings), "steps": arguments.steps,
     }  # fmt: skip
     refuse_another(out / "finetune.json", identity, FINETUNE.noun)
     if form in EXPORTS and (form not in SPLITS or not {"train", "val"} <= {*SPLITS[form](source)}):

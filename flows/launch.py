@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 SHOWN = (
     "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR",
-    "region_caption/exact_match",
-    "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR", "video/J&F",
+    "region_caption/exact_match", "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR",
+    "video/J&F",
 )  # fmt: skip
 
 

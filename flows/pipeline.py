@@ -195,8 +195,7 @@ def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
     if any(stage.group != MAIN for stage in stages) and not base.is_dir() and not maker_of(base, config):
         raise ConfigError(
             f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO "
-            "DIR` fetches one from the hub), "
-            "or leave it empty for what this pipeline makes"
+            "DIR` fetches one from the hub), or leave it empty for what this pipeline makes"
         )
 
 
@@ -212,8 +211,7 @@ def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
     if not (folder / FILE).is_file():
         raise ConfigError(
             f"agent.sft.traces = {config.agent.sft.traces!r} has no {FILE}; name a folder that has one, or "
-            "leave it empty for the traces"
-            " of the stage cota"
+            "leave it empty for the traces of the stage cota"
         )
     read_traces(folder)
 

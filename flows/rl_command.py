@@ -72,9 +72,8 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     )
     identity = {
         "data": [str(path) for path in paths], "files": [fingerprint(path) for path in paths],
-        "model": arguments.model,
-        "judge": arguments.judge, "profile": arguments.profile, "settings": list(arguments.settings),
-        "steps": arguments.steps,
+        "model": arguments.model, "judge": arguments.judge, "profile": arguments.profile,
+        "settings": list(arguments.settings), "steps": arguments.steps,
     }  # fmt: skip
     refuse_another(out / "rl.json", identity, RL.noun)
     sets = [read_set(path, arguments.format, name=name) for path, name in zip(paths, names, strict=True)]

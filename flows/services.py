@@ -154,8 +154,7 @@ def start(command: list[str], here: Path, log: Path, **extra: str) -> subprocess
     with log.open("wb") as file:
         return subprocess.Popen(
             command, cwd=here, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
         )  # fmt: skip
 
 

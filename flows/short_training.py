@@ -334,8 +334,8 @@ def run_ranks(
     pipe = subprocess.PIPE if capture else None
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, *command], cwd=root(),
-        env={**environment, "ANS_PARENT_PID": str(os.getpid())}, stdout=pipe,
-        stderr=pipe, text=True, start_new_session=True, close_fds=False,
+        env={**environment, "ANS_PARENT_PID": str(os.getpid())}, stdout=pipe, stderr=pipe, text=True,
+        start_new_session=True, close_fds=False,
     )  # fmt: skip
     try:
         stdout, stderr = process.communicate()
@@ -412,9 +412,8 @@ def estimate(request: Request) -> str:
     most = f" {longest_rows(request, measured['total'])}" if measured["gpu"] else ""
     return (
         f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes "
-        "of training; "
-        f"{measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB here).{most} "
-        "Evaluation comes before and after."
+        f"of training; {measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB "
+        f"here).{most} Evaluation comes before and after."
     )
 
 

@@ -91,8 +91,7 @@ def weakened(cfg: Config, runs: Path, traces: Path, folder: Path) -> Path:
         part = Part(name="weak", traces=lessons, before=(), first=0, steps=settings.optim.steps)
         loop.train(
             Supervised(policy.model, mask_weight=0.0, dice_weight=0.0, points=cfg.sft.mask_points),
-            batches.of(part), name="weak start",
-            schedule=schedule_of(settings.optim),
+            batches.of(part), name="weak start", schedule=schedule_of(settings.optim),
             machine=replace(machine_of(cfg.launch, settings.dtype), deepspeed_stage=0), seed=cfg.seed,
             scratch=folder / "scratch", log=lambda metrics, step: None,
         )  # fmt: skip

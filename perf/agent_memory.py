@@ -78,8 +78,7 @@ def line(profile: str, *, crops: int, crop_tiles: int, words: int, learned: int)
 def table(**episode: int) -> str:
     head = (
         "| profile | parameters | adapter | tokens of a group | base | SFT: weights, gradients, Adam | RFT: "
-        "the same, three adapters |"
-        " activations of a group | KV cache | RFT, one GPU |"
+        "the same, three adapters | activations of a group | KV cache | RFT, one GPU |"
     )
     return "\n".join([head, "|" + "---|" * 10, *(line(profile, **episode) for profile in SIZES)])
 

@@ -60,8 +60,7 @@ def table(profile: str, split: str) -> str:
     if lacking or not runs:
         raise SystemExit(
             f"{RESULTS}/{profile}-{split}-seed*.json: no metrics of split {split!r} of seeds "
-            f"{lacking or 'any'}; run them, or give their"
-            " --split"
+            f"{lacking or 'any'}; run them, or give their --split"
         )
     lines = [
         f"{len(runs)} seeds: {sorted(runs)}",

@@ -93,9 +93,8 @@ def main(layers: int, shard: str) -> None:
             total = sum(f.stat().st_size for f in folder.weight_files(root / target))
             print(
                 f"to {kind}: {total / 1e6:.0f} MB in {count} shards (largest {largest / 1e6:.0f} MB, "
-                f"largest tensor {tensor / 1e6:.1f} MB),"
-                f" {seconds:.1f} s, peak {peak / 1e6:.0f} MB = {peak / (largest + tensor):.2f} x (shard + "
-                "tensor)"
+                f"largest tensor {tensor / 1e6:.1f} MB), {seconds:.1f} s, peak {peak / 1e6:.0f} MB = "
+                f"{peak / (largest + tensor):.2f} x (shard + tensor)"
             )
         one, other = (dict(folder.tensors(folder.weight_files(root / which))) for which in ("ours", "again"))
         same = one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)

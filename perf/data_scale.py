@@ -84,8 +84,7 @@ def samples_of(folder: Path, count: int) -> Iterator[Sample]:
     for number, (image, text, mask) in enumerate(values(count), start=1):
         yield Sample(
             sample_id=f"line {number}", dataset="set", image_id=image, frames=(folder / image,),
-            height=SIDE[1], width=SIDE[0],
-            task="referring", text=text, masks=((mask,),),
+            height=SIDE[1], width=SIDE[0], task="referring", text=text, masks=((mask,),),
         )  # fmt: skip
 
 

@@ -30,10 +30,9 @@ from perf.bar import RESULTS, spread
 
 METRICS = (
     "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
-    "referring/{split}/T_acc",
-    "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
-    "grounded_caption/{split}/mIoU_all_objects",
-    "video/{split}/J&F", "loop1/{split}/IoU", "loop2/{split}/METEOR",
+    "referring/{split}/T_acc", "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
+    "grounded_caption/{split}/mIoU_all_objects", "video/{split}/J&F", "loop1/{split}/IoU",
+    "loop2/{split}/METEOR",
 )  # fmt: skip
 
 

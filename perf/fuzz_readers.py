@@ -114,11 +114,9 @@ def mutate(which: str, values: Any, root: Path, rng: Random) -> str | None:
 
 NEEDED = {"image", "text", "masks", "question", "answer", "size", "counts", "sentences", "sent", "ann_id", "segmentation", "caption",
           "groundings", "token_positives", "rle_masks", "file_name", "frames", "exp", "anno_id", "mask_rle",
-          "conversations", "value",
-          "objects", "masks_file", "file", "mask", "shapes", "points", "sentence", "refs", "img_file_name",
-          "tokens_positive", "sam_mask",
-          "annotation", "category_id", "images", "annotations", "masklet", "segmentations", "file_names",
-          "type_id", "video_path",
+          "conversations", "value", "objects", "masks_file", "file", "mask", "shapes", "points", "sentence",
+          "refs", "img_file_name", "tokens_positive", "sam_mask", "annotation", "category_id", "images",
+          "annotations", "masklet", "segmentations", "file_names", "type_id", "video_path",
           "anno_path", "formated", "video", "videos"}  # fmt: skip
 TEXTS = {
     "text",

@@ -135,8 +135,7 @@ def facts(given: argparse.Namespace) -> dict[str, Any]:
     card = torch.cuda.get_device_name() if given.device.startswith("cuda") else "CPU"
     return {
         "card": card, "size": given.size, "quick": given.quick, "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": date.today().isoformat(), "commit": given.commit,
+        "transformers": transformers.__version__, "date": date.today().isoformat(), "commit": given.commit,
     }  # fmt: skip
 
 

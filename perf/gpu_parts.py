@@ -176,9 +176,8 @@ def samples_of() -> list[Sample]:
             found.append(
                 Sample(
                     sample_id=f"{index}-{number}", dataset="drawn", image_id=str(index), frames=(picture,),
-                    height=height, width=width,
-                    task="region_caption" if number % 2 else "referring", text=region_caption(thing),
-                    masks=((rle.encode(mask),),),
+                    height=height, width=width, task="region_caption" if number % 2 else "referring",
+                    text=region_caption(thing), masks=((rle.encode(mask),),),
                 )
             )  # fmt: skip
     return found
@@ -223,8 +222,8 @@ class Enough(Exception):
 
 def train(
     job: Job, module: torch.nn.Module, make: Callable[[int, int], Any], metrics: list[dict[str, float]], *,
-    name: str, accumulate: int,
-    compiled: bool, watch: Watch | None = None, after_step: Callable[[int], dict[str, float]] | None = None,
+    name: str, accumulate: int, compiled: bool, watch: Watch | None = None,
+    after_step: Callable[[int], dict[str, float]] | None = None,
 ) -> None:  # fmt: skip
     """Train for as many steps as `metrics` has places, as the stages do, and write each step's metrics
     there."""
@@ -251,8 +250,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder, suppress(Enough):
         loop.train(
             module, make, name=name, schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
-            log=note, watch=watch,
-            after_step=after_step,
+            log=note, watch=watch, after_step=after_step,
         )  # fmt: skip
 
 
@@ -464,8 +462,8 @@ def rl(job: Job) -> None:
     batch, group, tokens = (2, 2, 8) if job.tiny else (8, GROUP, 64)
     config = job.config(
         f"rl.optim.batch={batch}", "rl.optim.accumulate=1", f"rl.group={group}", f"rl.max_tokens={tokens}",
-        "rl.checkpointing=layers",
-        "rl.loops={caption: 1.0, mask: 0.2}", "rl.samples_every=0", "rl.rows=0", "rl.use_llm_judge=false",
+        "rl.checkpointing=layers", "rl.loops={caption: 1.0, mask: 0.2}", "rl.samples_every=0", "rl.rows=0",
+        "rl.use_llm_judge=false",
     )  # fmt: skip
     policies = policies_of(job, samples, config)
     model = policies.model
@@ -479,8 +477,8 @@ def rl(job: Job) -> None:
         job.reset_peak()
         module = DualLoop(
             policies, config.rl, seed=0, points=config.sft.mask_points,
-            loss_weights=(config.sft.mask_weight, config.sft.dice_weight),
-            rewards=REWARDS, log=lambda found, step, metrics=metrics: metrics[step].update(found),
+            loss_weights=(config.sft.mask_weight, config.sft.dice_weight), rewards=REWARDS, log=lambda found,
+            step, metrics=metrics: metrics[step].update(found),
         )  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             make = RolloutBatches(

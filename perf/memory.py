@@ -46,8 +46,7 @@ MACHINES = (
 def table(*, rank: int, gpus: int) -> str:
     lines = [
         f"| profile | parameters | trained (LoRA r{rank} + full modules) | base, disk | delta, disk | "
-        "training state, disk |"
-        f" training, each of {gpus} GPUs | inference, one GPU |",
+        f"training state, disk | training, each of {gpus} GPUs | inference, one GPU |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in PUBLISHED:
@@ -72,9 +71,8 @@ def steps_table(
     """One row a profile: memory of a GPU with and without checkpointing, and estimated hours."""
     lines = [
         "| profile | activations, no checkpointing | activations, `checkpointing: layers` | each GPU, "
-        "ZeRO-2, no checkpointing |"
-        " each GPU, ZeRO-2 + layers | each GPU, ZeRO-3 + layers"
-        " | operations a step | hours per 1,000 steps, estimated | feature cache, estimated |",
+        "ZeRO-2, no checkpointing | each GPU, ZeRO-2 + layers | each GPU, ZeRO-3 + layers | operations a "
+        "step | hours per 1,000 steps, estimated | feature cache, estimated |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name in PUBLISHED:

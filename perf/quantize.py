@@ -155,8 +155,7 @@ def random_text_model(layers: int, width: int, dtype: torch.dtype) -> Qwen2Model
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        num_key_value_heads=width // 64, vocab_size=1000,
+        num_attention_heads=width // 64, num_key_value_heads=width // 64, vocab_size=1000,
     )  # fmt: skip
     return Qwen2Model(config).to(dtype).eval().requires_grad_(False)
 

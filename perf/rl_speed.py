@@ -314,9 +314,8 @@ def difference(own: Own, trl: Trl, length: int) -> tuple[float, float, float]:
             )[0]
     inputs = {
         "prompt_ids": asked, "prompt_mask": torch.ones_like(asked), "completion_ids": answers,
-        "completion_mask": torch.ones_like(answers),
-        "advantages": advantage, "ref_per_token_logps": their_reference,
-        "num_items_in_batch": torch.tensor(answers.numel()),
+        "completion_mask": torch.ones_like(answers), "advantages": advantage,
+        "ref_per_token_logps": their_reference, "num_items_in_batch": torch.tensor(answers.numel()),
     }  # fmt: skip
     trainer._compute_loss(trl.model, inputs).backward()
     gradients = [torch.cat([p.grad.flatten() for p in side.learner.trained]) for side in (own, trl)]
@@ -353,8 +352,7 @@ def regions(side: int, count: int) -> list[Sample]:
         samples.append(
             Sample(
                 sample_id=str(index), dataset="drawn", image_id=str(index), frames=(file.getvalue(),),
-                height=side, width=side,
-                task="region_caption", text=region_caption(scene.things[0]),
+                height=side, width=side, task="region_caption", text=region_caption(scene.things[0]),
                 masks=((rle.encode(scene.masks[0]),),),
             )
         )  # fmt: skip
@@ -369,8 +367,8 @@ class Captions:
         tokenizer = build_tokenizer(told)
         config = tiny_config(
             vision=Vision(image_size=side).model_dump(), language=Language().model_dump(),
-            grounding=GroundingConfig(**Sam().model_dump()),
-            tokenizer=tokenizer, template="qwen_chat", video_frames=4,
+            grounding=GroundingConfig(**Sam().model_dump()), tokenizer=tokenizer, template="qwen_chat",
+            video_frames=4,
         )  # fmt: skip
         self.model = build_tiny(config, tokenizer, seed=0).eval()
         self.policies = Policies(
@@ -424,9 +422,8 @@ class Captions:
         return RolloutStep(
             policies=self.policies, settings=self.settings, reader=self.reader, batch=self.batch,
             encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS,
-            mask_policy=MASK_POLICIES["token"](8),
-            exploration=Exploration(width=0.5), mask_points=1, mask_losses=(0.0, 0.0), seeds=(0, turn),
-            timer=StepTimer(),
+            mask_policy=MASK_POLICIES["token"](8), exploration=Exploration(width=0.5), mask_points=1,
+            mask_losses=(0.0, 0.0), seeds=(0, turn), timer=StepTimer(),
         )  # fmt: skip
 
     def act(self, step: RolloutStep) -> Experience:

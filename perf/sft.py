@@ -63,8 +63,8 @@ LIKE_1B: dict[str, dict[str, Any]] = {
     "language": {"hidden": 224, "layers": 8, "heads": 7, "kv_heads": 1, "mlp": 1216},
     "sam": {
         "image_size": 512, "embed": 24, "heads": 1, "stages": (1, 2, 6, 1), "global_blocks": (5, 7),
-        "windows": (8, 4, 8, 4), "width": 64,
-        "memory_layers": 1, "memory_feedforward": 64, "memory_width": 16,
+        "windows": (8, 4, 8, 4), "width": 64, "memory_layers": 1, "memory_feedforward": 64,
+        "memory_width": 16,
     },
 }  # fmt: skip
 """sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture

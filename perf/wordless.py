@@ -34,8 +34,7 @@ METRICS = (
 )  # fmt: skip
 GAPS = (
     LOOP1, "region_caption/test/METEOR", "region_caption/test/exact_match",
-    "region_caption/test/attribute_accuracy",
-    "region_caption/test/attribute_accuracy/shape",
+    "region_caption/test/attribute_accuracy", "region_caption/test/attribute_accuracy/shape",
 )  # fmt: skip
 START, FULL = "sft", "sft, all captions"
 

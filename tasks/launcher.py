@@ -52,8 +52,7 @@ def check_sharding(stage: Stage, config: Config) -> None:
     }[stage.task]
     raise ConfigError(
         f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them "
-        f"whole: {reason}."
-        " Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
+        f"whole: {reason}. Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
     )
 
 

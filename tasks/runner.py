@@ -109,8 +109,7 @@ def check_disk(stage: Stage, config: Config, root: Path) -> None:
     if free < need:
         raise ConfigError(
             f"{stage.name} needs about {need / 1e9:.1f} GB in {root.resolve()}, {free / 1e9:.1f} GB are "
-            "free: "
-            "`dvc gc -w --all-commits`, or a larger disk"
+            "free: `dvc gc -w --all-commits`, or a larger disk"
         )
 
 
@@ -205,8 +204,7 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
     )
     with stage_run(
         root, stage=stage.name, version=Code(root).version_of(stage), profile=config.profile, state_key=key,
-        params=params,
-        settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
+        params=params, settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
         stage_function(stage)  # its imports count not as its duration
         start_s = time.monotonic()

@@ -87,8 +87,7 @@ def row(
     schema = model.model_json_schema()
     cells = [
         f"`{prefix}{name}`", values_text(schema["properties"][name], schema.get("$defs", {})),
-        value_text(defaults[name]),
-        prose(meanings(model).get(name)), "<br>".join(differing),
+        value_text(defaults[name]), prose(meanings(model).get(name)), "<br>".join(differing),
     ]  # fmt: skip
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 

@@ -107,8 +107,7 @@ def sbatch_words(job: Job) -> list[str]:
     """Return the command that submits the job and prints its number."""
     script = SCRIPT.format(
         notes=shlex.quote(str(job.notes)), python=shlex.quote(sys.executable), port=shlex.quote(PORT),
-        asked=ASKED,
-        task=shlex.join([sys.executable, "-m", "tasks.slurm_task", *job.words]),
+        asked=ASKED, task=shlex.join([sys.executable, "-m", "tasks.slurm_task", *job.words]),
     )  # fmt: skip
     about = [f"--job-name={job.name}", f"--chdir={job.root}", f"--output={job.log('%j')}"]
     return [

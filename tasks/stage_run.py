@@ -192,8 +192,7 @@ class StageRun:
 
     def __init__(
         self, root: Path, *, stage: str, version: str, profile: str, state_key: str, params: dict[str, Any],
-        settings: dict[str, Any],
-        data: dict[str, str], pid: int, pipeline: dict[str, str],
+        settings: dict[str, Any], data: dict[str, str], pid: int, pipeline: dict[str, str],
     ) -> None:  # fmt: skip
         """pid: of the stage's process. pipeline: what its flow has left in its environment."""
         self.pid, self._root = pid, root
@@ -214,10 +213,8 @@ class StageRun:
         }
         self.record = Record(
             stage=stage, profile=profile, pipeline=pipeline.get("ANS_PIPELINE") or tracking.pipeline_key(pid),
-            in_flow=flow_pid is not None,
-            owner=int(flow_pid or pid), tags=tags, params=tracking.flat(params),
-            settings=tracking.flat(settings), data=data,
-            start_ms=int(time.time() * 1000),
+            in_flow=flow_pid is not None, owner=int(flow_pid or pid), tags=tags, params=tracking.flat(params),
+            settings=tracking.flat(settings), data=data, start_ms=int(time.time() * 1000),
         )  # fmt: skip
         self._warned = "ANS_STORE_AWAY" in pipeline  # the flow has said so
         self._to_say: str | None = None

@@ -97,9 +97,8 @@ def _evaluate(row: str) -> Stage:
     # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
     return Stage(
         name=f"evaluate@{row}", version="1", row=row,
-        inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])),
-        out=f"evaluate/{row}", sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S,
-        item=ROW_MODEL[row], one_node=True,
+        inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])), out=f"evaluate/{row}",
+        sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
     )  # fmt: skip
 
 
@@ -119,8 +118,7 @@ def _agent_sft(row: str) -> Stage:
         out=f"agent/sft/{row}", group=AGENT,
         sections=(
             "agent.tiles", "agent.reader", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
-            "sft.mask_weight",
-            "sft.dice_weight", "sft.questions_per_image", "seed",
+            "sft.mask_weight", "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
     )  # fmt: skip
@@ -133,8 +131,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
         out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
             "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate",
-            "evaluate.max_tokens", "evaluate.batch",
-            "seed",
+            "evaluate.max_tokens", "evaluate.batch", "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
     )  # fmt: skip

@@ -90,8 +90,8 @@ def _start(address: Path) -> None:
     address.unlink(missing_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.forks", str(address)], cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, "-m", "tests.forks", str(address)], cwd=ROOT, env=environment, text=True,
+        stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert server.stdout is not None
     assert server.stdout.readline() == "ready\n"

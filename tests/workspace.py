@@ -270,8 +270,8 @@ class Commands:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMANDS], cwd=self._home, env=environment(self._home), text=True, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, "-c", COMMANDS], cwd=self._home, env=environment(self._home), text=True,
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert self._process.stdout is not None
         self._server: dict[str, str] = json.loads(self._process.stdout.readline())

@@ -50,8 +50,7 @@ def check_reader(reader: str, *, setting: str = "agent.reader") -> None:
     if reader == "rapidocr" and missing:
         raise ValueError(
             f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(missing)}; `pip install "
-            "-e '.[ocr]'`, or take the"
-            " reader `template`, which knows the digits of drawn scenes alone"
+            "-e '.[ocr]'`, or take the reader `template`, which knows the digits of drawn scenes alone"
         )
 
 

@@ -64,8 +64,7 @@ def check_lengths(
         named = ", ".join(too_long[:SHOWN]) + (", ..." if len(too_long) > SHOWN else "")
         raise ValueError(
             f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, "
-            f"{max_length}: {named}; raise it, or"
-            " leave them out, or use fewer tiles"
+            f"{max_length}: {named}; raise it, or leave them out, or use fewer tiles"
         )
 
 

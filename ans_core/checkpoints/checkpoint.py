@@ -137,8 +137,7 @@ def opened(path: Path) -> tuple[Sa2VAConfig, PreTrainedTokenizerBase, Iterable[t
     if base := BASES.get(values["model_type"]):
         raise ValueError(
             f"{path}/config.json: model_type {values['model_type']!r} is no Sa2VA ({OUR_TYPE}, "
-            f"{RELEASE_TYPE});"
-            f" a base ({base}) is imported together with SAM2 (base.internvl, base.sam2)"
+            f"{RELEASE_TYPE}); a base ({base}) is imported together with SAM2 (base.internvl, base.sam2)"
         )
     folders.verify(path)
     tokenizer = read_tokenizer(path)

@@ -329,9 +329,8 @@ def training_file(source: Path) -> Path | None:
         place = state.resolve()
         raise ValueError(
             f"{state} holds weights that ZeRO-3 divided among processes. DeepSpeed's zero_to_fp32.py joins "
-            "them: `python -m"
-            f" deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} --max_shard_size 1000GB`; "
-            "then give OUT/pytorch_model.bin"
+            f"them: `python -m deepspeed.utils.zero_to_fp32 {place.parent} OUT -t {place.name} "
+            "--max_shard_size 1000GB`; then give OUT/pytorch_model.bin"
         )
     return file if file.is_file() else None
 

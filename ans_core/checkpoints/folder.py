@@ -117,9 +117,8 @@ def verify(folder: Path) -> None:
         if (actual := file_hash(file)) != expected:
             raise ValueError(
                 f"{file} is damaged, or was edited: {file.stat().st_size} bytes with SHA-256 {actual[:12]}, "
-                f"{MANIFEST} says"
-                f" {expected[:12]}; {AGAIN}, or, if the edit was intended, take the line of {name} out of "
-                f"{MANIFEST}"
+                f"{MANIFEST} says {expected[:12]}; {AGAIN}, or, if the edit was intended, take the line of "
+                f"{name} out of {MANIFEST}"
             )
 
 

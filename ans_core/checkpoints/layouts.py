@@ -386,8 +386,7 @@ def check_sam2(keys: Collection[str]) -> None:
     if grounding and not any(key.startswith(f"{UP_SAM}.image_encoder.") for key in grounding):
         raise ValueError(
             f"its grounding encoder is no SAM2 (it has {grounding[0]} and no image_encoder); releases on "
-            "SAM3 are not read"
-            " (docs/backbones.md says why)"
+            "SAM3 are not read (docs/backbones.md says why)"
         )
 
 

@@ -212,16 +212,14 @@ def stock_config(config: GroundingConfig) -> dict[str, Any]:
 
     trunk = {
         "_target_": f"{modeling}.backbones.hieradet.Hiera", "embed_dim": config.embed,
-        "num_heads": config.heads,
-        "stages": list(config.stages), "global_att_blocks": list(config.global_blocks),
-        "window_spec": list(config.windows),
+        "num_heads": config.heads, "stages": list(config.stages),
+        "global_att_blocks": list(config.global_blocks), "window_spec": list(config.windows),
         "window_pos_embed_bkg_spatial_size": list(config.background),
     }  # fmt: skip
     neck = {
         "_target_": f"{modeling}.backbones.image_encoder.FpnNeck", "position_encoding": sine(config.width),
-        "d_model": config.width,
-        "backbone_channel_list": config.trunk_channels, "fpn_top_down_levels": list(config.top_down_levels),
-        "fpn_interp_model": "nearest",
+        "d_model": config.width, "backbone_channel_list": config.trunk_channels,
+        "fpn_top_down_levels": list(config.top_down_levels), "fpn_interp_model": "nearest",
     }  # fmt: skip
     layer = {
         "_target_": f"{modeling}.memory_attention.MemoryAttentionLayer", "activation": "relu",
@@ -249,8 +247,7 @@ def stock_config(config: GroundingConfig) -> dict[str, Any]:
         "image_encoder": {"_target_": f"{modeling}.backbones.image_encoder.ImageEncoder", "scalp": 1, "trunk": trunk, "neck": neck},
         "memory_attention": {
             "_target_": f"{modeling}.memory_attention.MemoryAttention", "d_model": config.width,
-            "pos_enc_at_input": True, "layer": layer,
-            "num_layers": config.memory_layers,
+            "pos_enc_at_input": True, "layer": layer, "num_layers": config.memory_layers,
         },
         "memory_encoder": encoder,
     }  # fmt: skip
@@ -359,9 +356,8 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
     image, heads = config.image_size, [config.heads * 2**i for i in range(4)]
     backbone = {
         "model_type": "sam2_hiera_det_model", "hidden_size": config.embed,
-        "num_attention_heads": config.heads,
-        "image_size": [image, image], "blocks_per_stage": list(config.stages),
-        "embed_dim_per_stage": config.trunk_channels[::-1],
+        "num_attention_heads": config.heads, "image_size": [image, image],
+        "blocks_per_stage": list(config.stages), "embed_dim_per_stage": config.trunk_channels[::-1],
         "num_attention_heads_per_stage": heads, "window_size_per_stage": list(config.windows),
         "global_attention_blocks": list(config.global_blocks),
         "window_positional_embedding_background_size": list(config.background),
@@ -370,8 +366,7 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
         "model_type": "sam2_vision_model", "backbone_config": backbone,
         "backbone_channel_list": config.trunk_channels,
         "backbone_feature_sizes": [[image // 4] * 2, [image // 8] * 2, [image // 16] * 2],
-        "fpn_hidden_size": config.width,
-        "fpn_top_down_levels": list(config.top_down_levels),
+        "fpn_hidden_size": config.width, "fpn_top_down_levels": list(config.top_down_levels),
     }  # fmt: skip
     decoder = {
         "hidden_size": config.width,
@@ -380,20 +375,17 @@ def transformers_config(config: GroundingConfig) -> dict[str, Any]:
     }
     return {
         "model_type": TRANSFORMERS_TYPE, "architectures": ["Sam2VideoModel"], "image_size": image,
-        "vision_config": vision,
-        "prompt_encoder_config": {"hidden_size": config.width, "image_size": image},
-        "mask_decoder_config": decoder,
-        "num_maskmem": config.memory_frames, "max_object_pointers_in_encoder": config.max_object_pointers,
+        "vision_config": vision, "prompt_encoder_config": {"hidden_size": config.width, "image_size": image},
+        "mask_decoder_config": decoder, "num_maskmem": config.memory_frames,
+        "max_object_pointers_in_encoder": config.max_object_pointers,
         "enable_occlusion_spatial_embedding": config.temporal_pointers,
         "enable_temporal_pos_encoding_for_object_pointers": config.temporal_pointers,
-        "memory_attention_hidden_size": config.width,
-        "memory_attention_num_layers": config.memory_layers,
+        "memory_attention_hidden_size": config.width, "memory_attention_num_layers": config.memory_layers,
         "memory_attention_feed_forward_hidden_size": config.memory_feedforward,
         "memory_attention_rope_feat_sizes": [image // 16, image // 16],
-        "memory_encoder_hidden_size": config.width,
-        "memory_encoder_output_channels": config.memory_width, "mask_downsampler_embed_dim": config.width,
-        "memory_fuser_num_layers": config.fuser_layers, "memory_fuser_embed_dim": config.width,
-        "memory_fuser_intermediate_dim": 4 * config.width,
+        "memory_encoder_hidden_size": config.width, "memory_encoder_output_channels": config.memory_width,
+        "mask_downsampler_embed_dim": config.width, "memory_fuser_num_layers": config.fuser_layers,
+        "memory_fuser_embed_dim": config.width, "memory_fuser_intermediate_dim": 4 * config.width,
     }  # fmt: skip
 
 

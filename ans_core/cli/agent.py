@@ -226,8 +226,7 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
                     number = record["id"]
                     raise ValueError(
                         f"experience {number} has lost its picture {picture}; put it back from a backup, or "
-                        "remove the experience"
-                        f" (`ans agent forget {number}`), and export again"
+                        f"remove the experience (`ans agent forget {number}`), and export again"
                     ) from None
             exported = record | {"pictures": [f"pictures/{picture.name}" for picture in record["pictures"]]}
             file.write(json.dumps(exported) + "\n")

@@ -13,8 +13,7 @@ ALLOWED = {
     "CHECKPOINT": frozenset[str](),
     "BENCHMARK": frozenset((
         "model", "agent", "reader", "data", "split", "limit", "out", "batch", "max_tokens", "video_mode",
-        "processes", "device", "dtype",
-        "quantize", "text_encoder", "convention",
+        "processes", "device", "dtype", "quantize", "text_encoder", "convention",
     )),
     "score": frozenset(("predictions", "data", "split", "out", "replay", "convention", "text_encoder", "predicted_only")),
     "compare": frozenset(("out",)),

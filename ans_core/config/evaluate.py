@@ -76,6 +76,5 @@ def require_samples(settings: Evaluate, available: Collection[str]) -> None:
     if missing:
         raise ConfigError(
             f"no data set has samples of split {settings.split!r} for {', '.join(missing)} of "
-            "evaluate.benchmarks: add data, name them in "
-            "evaluate.optional, or take them out"
+            "evaluate.benchmarks: add data, name them in evaluate.optional, or take them out"
         )

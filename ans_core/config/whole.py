@@ -134,8 +134,7 @@ class Config(Section):
                 raise Impossible(
                     f"evaluate.benchmarks.{place}",
                     f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} "
-                    f"of split {split!r}; "
-                    "draw some, name it in evaluate.optional, or take it out",
+                    f"of split {split!r}; draw some, name it in evaluate.optional, or take it out",
                 )
 
     def _check_memory(self) -> None:
@@ -173,8 +172,7 @@ class Config(Section):
         raise Impossible(
             "sft.optim.steps",
             f"without steps and epochs the base is passed through, and {what}: give steps, or start from a "
-            "Sa2VA (base.source=published,"
-            " base.internvl=its folder or hub id, base.sam2 empty)",
+            "Sa2VA (base.source=published, base.internvl=its folder or hub id, base.sam2 empty)",
         )
 
     def _check_loops(self) -> None:
@@ -216,8 +214,7 @@ class Config(Section):
                 raise Impossible(
                     f"{section}.optim.batch",
                     f"{optim.batch} is less than a sample for each of {optim.accumulate} micro-batches "
-                    "(accumulate) on each of "
-                    f"{processes} processes (launch); raise it",
+                    f"(accumulate) on each of {processes} processes (launch); raise it",
                 )
             if optim.muon_lr and self.launch.deepspeed_stage:
                 raise Impossible(

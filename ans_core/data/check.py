@@ -29,16 +29,14 @@ GUESSED = ("train", "val", "test")
 """Splits that are read where faults keep the data set from telling its own."""
 TURNED = (
     "{count:,} pictures have an EXIF tag that turns them, as {example}. They are shown upright, and masks "
-    "of the stored pixels are turned "
-    "along; masks count as of the upright picture only where the annotation states its size. Look at them "
-    "(`ans data show`); if they lie "
-    "wrong, turn the pixels, drop the tag and annotate these again"
+    "of the stored pixels are turned along; masks count as of the upright picture only where the annotation "
+    "states its size. Look at them (`ans data show`); if they lie wrong, turn the pixels, drop the tag and "
+    "annotate these again"
 )
 NO_IDENTITIES = (
     "split {split!r}: {count:,} masks join all of a category in a clip, since the annotation has no "
-    "instance_id or track_id. They teach"
-    " what the category's name means; the stage `memory` leaves them out: give each object a number of its "
-    "own, the same in every frame"
+    "instance_id or track_id. They teach what the category's name means; the stage `memory` leaves them "
+    "out: give each object a number of its own, the same in every frame"
 )
 SHOWN = 5
 """Pairs of pictures that are named."""

@@ -181,8 +181,7 @@ def _annotations(
         made.append(
             {
                 "id": first + i, "image_id": image_id, "category_id": SHAPES.index(thing.shape) + 1,
-                "segmentation": masks[i],
-                "area": int(mask.sum()), "bbox": bbox, "iscrowd": 0,
+                "segmentation": masks[i], "area": int(mask.sum()), "bbox": bbox, "iscrowd": 0,
             }
         )  # fmt: skip
     return made

@@ -52,9 +52,8 @@ def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str 
         page = build(loads, held_out(Path(model)), albums_of(Path(model)), Path(scratch))
         page.queue(default_concurrency_limit=4).launch(
             server_name=host, server_port=port, auth=user, css=css(), theme=_theme(),
-            max_file_size=MOST_BYTES, share=False, ssr_mode=False,
-            quiet=True, footer_links=[], mcp_server=False, enable_monitoring=False, pwa=False,
-            prevent_thread_lock=True,
+            max_file_size=MOST_BYTES, share=False, ssr_mode=False, quiet=True, footer_links=[],
+            mcp_server=False, enable_monitoring=False, pwa=False, prevent_thread_lock=True,
             app_kwargs={"middleware": _middleware(host)},
         )  # fmt: skip
         print(f"ans demo: {page.local_url} (Ctrl-C ends it)", flush=True)

@@ -36,9 +36,8 @@ def endpoint_of(cfg: Config, *, deadline_s: float | None = None, processes: int 
     limit = settings.max_cost_usd / processes
     return EndpointJudge(
         model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
-        cache=Path(settings.cache),
-        concurrency=max(1, settings.concurrency // processes), timeout_s=settings.timeout_s,
-        retries=settings.retries,
+        cache=Path(settings.cache), concurrency=max(1, settings.concurrency // processes),
+        timeout_s=settings.timeout_s, retries=settings.retries,
         deadline_s=settings.deadline_s if deadline_s is None else deadline_s,
         price=Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=limit),
     )  # fmt: skip
@@ -52,6 +51,6 @@ def replies_of(cfg: Config, *, root: Path) -> Replies | None:
     price = Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=settings.max_cost_usd)
     return Replies(
         model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
-        cache=root / settings.cache,
-        concurrency=settings.concurrency, timeout_s=settings.timeout_s, retries=settings.retries, price=price,
+        cache=root / settings.cache, concurrency=settings.concurrency, timeout_s=settings.timeout_s,
+        retries=settings.retries, price=price,
     )  # fmt: skip

@@ -57,8 +57,7 @@ class EndpointJudge:
         breaker = Breaker(failures=breaker_failures, pause_s=breaker_pause_s)
         self._chat = Chat(
             model=model, base_url=base_url, api_key_env=api_key_env, concurrency=concurrency,
-            timeout_s=timeout_s, retries=retries,
-            price=price, breaker=breaker,
+            timeout_s=timeout_s, retries=retries, price=price, breaker=breaker,
         )  # fmt: skip
         self._model, self._deadline_s = model, deadline_s
         self._cache = Cache(cache)
@@ -191,8 +190,7 @@ class EndpointJudge:
         return {
             "calls": float(usage.calls), "cached": float(counts.cached), "failed": float(counts.failed),
             "parse_failed": float(counts.parse_failed), "tokens_in": float(usage.tokens_in),
-            "tokens_out": float(usage.tokens_out),
-            "cost": usage.cost, "latency_s": latency_s,
+            "tokens_out": float(usage.tokens_out), "cost": usage.cost, "latency_s": latency_s,
         }  # fmt: skip
 
     async def _end(self) -> None:

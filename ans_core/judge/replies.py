@@ -29,15 +29,13 @@ class Replies:
 
     def __init__(
         self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path,
-        concurrency: int = 16,
-        timeout_s: float = 30.0, retries: int = 3, price: Price = FREE,
+        concurrency: int = 16, timeout_s: float = 30.0, retries: int = 3, price: Price = FREE,
     ) -> None:  # fmt: skip
         self.name = f"{model} at {base_url or 'api.openai.com'}"
         self._model, self._cache = model, cache
         self._settings: dict[str, Any] = {
             "model": model, "base_url": base_url, "api_key_env": api_key_env, "concurrency": concurrency,
-            "timeout_s": timeout_s,
-            "retries": retries, "price": price,
+            "timeout_s": timeout_s, "retries": retries, "price": price,
         }  # fmt: skip
         self._chat()  # a missing key is said before anything is asked
 

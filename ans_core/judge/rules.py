@@ -41,16 +41,12 @@ PARTIAL = (
 FUNCTION_WORDS = frozenset(
     words(
         "a about above across after against all along also among an and another any are around as at back "
-        "be been before behind "
-        "being below beneath beside between both but by can could do does down each every few for from "
-        "front had has have he "
-        "her here him his how i if in inside into is it its just like many may more most much near next no "
-        "not of off on one "
-        "only onto or other out outside over own same several she so some such than that the their them "
-        "then there these they "
-        "this those through to together too toward towards under up upon very was we were what when where "
-        "which while who whose "
-        "will with within without would you your "
+        "be been before behind being below beneath beside between both but by can could do does down each "
+        "every few for from front had has have he her here him his how i if in inside into is it its just "
+        "like many may more most much near next no not of off on one only onto or other out outside over "
+        "own same several she so some such than that the their them then there these they this those "
+        "through to together too toward towards under up upon very was we were what when where which while "
+        "who whose will with within without would you your "
     )
 )
 _QUOTED = re.compile(r'"([^"]+)"')

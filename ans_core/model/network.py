@@ -66,9 +66,8 @@ class Network(nn.Module):
         if len(ids) != 1:
             raise ValueError(
                 f"the tokenizer splits {token!r} into {len(ids)} tokens: it is a base's, or was saved "
-                "before Sa2VA's tokens were added;"
-                " copy the tokenizer's files (tokenizer.json, tokenizer_config.json, added_tokens.json ...)"
-                " from the checkpoint that was trained"
+                "before Sa2VA's tokens were added; copy the tokenizer's files (tokenizer.json, "
+                "tokenizer_config.json, added_tokens.json ...) from the checkpoint that was trained"
             )
         return ids[0]
 

@@ -214,8 +214,8 @@ class OnlinePractice:
         self.outcomes.append(
             Outcome(
                 experience=task.experience, label=decision.label, share=decision.share,
-                verified=decision.verified, verdict=verdict,
-                flipped=flipped, provenance=decision.provenance(),
+                verified=decision.verified, verdict=verdict, flipped=flipped,
+                provenance=decision.provenance(),
             )
         )  # fmt: skip
         return decision, verdict

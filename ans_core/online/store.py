@@ -340,8 +340,8 @@ class Store:
         by_id = {
             row[0]: Task(
                 experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
-                clip=bool(row[3]), form=row[4],
-                policy=row[5], label=row[6], verdict=row[7], visits=row[8], flips=row[9],
+                clip=bool(row[3]), form=row[4], policy=row[5], label=row[6], verdict=row[7], visits=row[8],
+                flips=row[9],
             )
             for row in rows
             if row[0] in pictures  # else it was forgotten between the two questions
@@ -361,8 +361,7 @@ class Store:
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
             "SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id "
-            f"IN ({marks})"
-            " AND verdict = COALESCE(?, verdict)",
+            f"IN ({marks}) AND verdict = COALESCE(?, verdict)",
             *numbers,
             verdict,
         )
@@ -429,8 +428,7 @@ def _insert(
         "?, ?, ?, ?)",
         (
             experience.request, time.time(), scrub(experience.question), experience.clip, experience.form,
-            experience.answer,
-            experience.policy,
+            experience.answer, experience.policy,
         ),
     )  # fmt: skip
     number = int(cursor.lastrowid or 0)
@@ -481,12 +479,10 @@ def count(db: sqlite3.Connection, name: str, more: int = 1) -> None:
 def _write_outcome(db: sqlite3.Connection, outcome: Outcome) -> None:
     db.execute(
         "UPDATE experiences SET label = ?, share = ?, verified = ?, verdict = ?, provenance = ?, visits = "
-        "visits + 1, flips = flips + ?"
-        " WHERE id = ?",
+        "visits + 1, flips = flips + ? WHERE id = ?",
         (
             outcome.label, outcome.share, outcome.verified, outcome.verdict,
-            json.dumps([dict(v) for v in outcome.provenance]),
-            int(outcome.flipped), outcome.experience,
+            json.dumps([dict(v) for v in outcome.provenance]), int(outcome.flipped), outcome.experience,
         ),
     )  # fmt: skip
 

@@ -139,8 +139,7 @@ class Worker:
         try:
             loop.train(
                 module, self.batch, name="online", schedule=schedule, machine=machine, seed=self.seed,
-                scratch=scratch, log=log,
-                after_step=self.after_step,
+                scratch=scratch, log=log, after_step=self.after_step,
             )  # fmt: skip
         except Stopped:
             return False
@@ -438,6 +437,5 @@ def _sample(lesson: Lesson) -> Sample:
     frames: Any = lesson.request.frames
     return Sample(
         sample_id=lesson.name, dataset="online", image_id=lesson.name, frames=frames, height=1, width=1,
-        task="conversation",
-        text=lesson.truth or "", question=lesson.request.text,
+        task="conversation", text=lesson.truth or "", question=lesson.request.text,
     )  # fmt: skip

@@ -49,7 +49,6 @@ def fault(numbers: Collection[int], inside: Collection[int]) -> str:
         shown = ", ".join(map(str, sorted(objects)[:5]))
         return (
             f"its PNGs hold {shown} and {VOID}, which look like grey levels of objects; {VOID} means void "
-            "(no object, not judged): number "
-            f"the objects 1, 2, ..., and write {VOID} for void alone"
+            f"(no object, not judged): number the objects 1, 2, ..., and write {VOID} for void alone"
         )
     return ""

@@ -17,11 +17,9 @@ INK = "#010203"
 """Placeholder for the page's text colour until the SVG is written."""
 _STYLE: Any = {
     "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10,
-    "legend.fontsize": 8,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK, "ytick.color": INK, "axes.grid": True, "grid.alpha": 0.15, "grid.color": INK,
-    "lines.linewidth": 1.6,
+    "legend.fontsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
+    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.grid": True,
+    "grid.alpha": 0.15, "grid.color": INK, "lines.linewidth": 1.6,
 }  # fmt: skip
 
 Curve = Sequence[tuple[float, float]]

@@ -41,8 +41,8 @@ def render(profile: str, figures: Figures, albums: Mapping[str, Sequence[Mapping
     made = tables(figures)
     return page.render_page(
         "episodes.html.j2", profile=profile, rows=list(figures),
-        short=short(figures, [table["title"] for table in made]), tables=made,
-        controls=controls(figures), albums=albums, rewards=REWARDS,
+        short=short(figures, [table["title"] for table in made]), tables=made, controls=controls(figures),
+        albums=albums, rewards=REWARDS,
     )  # fmt: skip
 
 

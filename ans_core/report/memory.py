@@ -33,8 +33,7 @@ def figures_of(folder: Path) -> dict[str, float]:
 def render(profile: str, folder: Path, figures: Figures) -> str:
     return page.render_page(
         "memory.html.j2", profile=profile, lines=lines(figures), figures=figures,
-        distances=distances(folder, figures),
-        curves=drawn.curves(folder), clips=clips(folder),
+        distances=distances(folder, figures), curves=drawn.curves(folder), clips=clips(folder),
     )  # fmt: skip
 
 

@@ -36,8 +36,8 @@ MAIN = {
 HEADLINE = {
     "rl": (
         "referring/gIoU", "referring/cIoU", "referring/N_acc", "region_caption/METEOR",
-        "region_caption/exact_match",
-        "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU", "loop2/METEOR",
+        "region_caption/exact_match", "grounded_caption/mIoU_all_objects", "video/J&F", "loop1/IoU",
+        "loop2/METEOR",
     ),
     "sft": ("referring/gIoU", "loop1/IoU", "loop2/METEOR"),
 }  # fmt: skip

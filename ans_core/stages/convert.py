@@ -39,8 +39,7 @@ HALF_TOLERANCE, HALF_TEXTS = 0.1, 0.25
 weights are rounded. (tiny's, cast to bf16: 0.011 and none of 16.)"""
 CARD_SETTINGS: Any = {
     "seed": True, "base": True, "memory": True, "sft": True, "rl": True, "convert": True,
-    "evaluate": {"split"},
-    "judge": {"model", "meteor_weight", "judge_weight", "on_failure"},
+    "evaluate": {"split"}, "judge": {"model", "meteor_weight", "judge_weight", "on_failure"},
 }  # fmt: skip
 """Settings that decide the weights and this stage's output: a card with others would make another folder of
 equal weights."""

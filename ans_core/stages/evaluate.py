@@ -143,8 +143,7 @@ def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch:
         folder = "-".join(filter(None, (one.name, split)))
         session = Session(
             name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=out / folder, model=row,
-            limit=one.limit,
-            batch=settings.batch, absent=runner.missing(data, split),
+            limit=one.limit, batch=settings.batch, absent=runner.missing(data, split),
         )  # fmt: skip
         words = in_words(model, max_tokens=one.max_tokens, video_mode=model.video_mode(settings.video_mode))
         answer = follow if runner.follows else words

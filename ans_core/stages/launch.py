@@ -76,10 +76,9 @@ def check_shared_memory(
         return
     raise RuntimeError(
         f"{folder} has {free / 1e6:,.0f} MB free, and {processes} x {workers} loader processes "
-        "(launch.workers) pass batches of up to"
-        f" {batch_bytes / 1e6:,.0f} MB through it: give the container more (docker run "
-        f"--shm-size={math.ceil(2 * needed / 1e9)}g;"
-        f" Kubernetes: a volume emptyDir of medium Memory at {folder}), or set launch.workers=0"
+        f"(launch.workers) pass batches of up to {batch_bytes / 1e6:,.0f} MB through it: give the container "
+        f"more (docker run --shm-size={math.ceil(2 * needed / 1e9)}g; Kubernetes: a volume emptyDir of "
+        f"medium Memory at {folder}), or set launch.workers=0"
     )
 
 

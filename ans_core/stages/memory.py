@@ -207,8 +207,7 @@ def _train(
     make = _batches(cfg, pool, sam2.image_size, left_out)
     curves = loop.train(
         module, make, name="memory", schedule=schedule_of(settings.optim), machine=machine, seed=cfg.seed,
-        scratch=scratch, log=log,
-        after_step=after,
+        scratch=scratch, log=log, after_step=after,
     )  # fmt: skip
     if not gradients_judged:  # the last step was skipped, or a run before this one did it
         check.judge(steps)
@@ -225,8 +224,7 @@ def _batches(
     prompts = settings.prompts
     options = PromptOptions(
         kinds=dict(prompts.kinds), points=prompts.num_pos_points, include_center=prompts.include_center,
-        clicks=prompts.clicks,
-        second_frame=prompts.second_frame, at_once=settings.objects_at_once,
+        clicks=prompts.clicks, second_frame=prompts.second_frame, at_once=settings.objects_at_once,
     )  # fmt: skip
     common = {"size": size, "max_objects": settings.max_objects}
 
@@ -319,8 +317,7 @@ def _check_pool(
         if left_out:
             raise ValueError(
                 f"all {len(left_out)} clips are left out, the first is {left_out[0]}; lower memory.frames "
-                "(prepare.clip_frames for"
-                " drawn clips), or give the objects identities where they have none"
+                "(prepare.clip_frames for drawn clips), or give the objects identities where they have none"
             )
         raise ValueError(
             f"no videos with masks in {names}; add some to prepare.sources, or set memory.image_share=1 or "
@@ -362,10 +359,9 @@ def _held_out(settings: Memory, sources: Sequence[Source]) -> Clips:
         return clips.at(chosen)
     raise ValueError(
         f"no {'data set' if not settings.data else f'data set of memory.data {list(settings.data)}'} has a "
-        "split 'val' with videos in"
-        " which an object can be followed, or with pictures with masks of single objects: J&F on them "
-        "chooses the best epoch; give about"
-        " one video in ten to it, or, without videos, one picture in ten, or set memory.train=false"
+        "split 'val' with videos in which an object can be followed, or with pictures with masks of single "
+        "objects: J&F on them chooses the best epoch; give about one video in ten to it, or, without "
+        "videos, one picture in ten, or set memory.train=false"
     )
 
 

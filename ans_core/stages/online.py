@@ -137,8 +137,7 @@ def run_arm(
         settings, rows = cfg.agent.online, folder / ROWS
         worker = worker_of(
             parts, waits=False, guard=arm.guard, wrap=lambda confirm: _verifier(cfg, arm, confirm),
-            relabel=_relabel(cfg, arm),
-            truth=stream.truth, before_batch=stream.fill,
+            relabel=_relabel(cfg, arm), truth=stream.truth, before_batch=stream.fill,
         )  # fmt: skip
         stream.worker = worker
 
@@ -259,8 +258,7 @@ def of_store(parts: Parts) -> dict[str, float]:
     counts = overview.counts(parts.store)
     names = (
         "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review",
-        "stale", "flooded", "unreadable",
-        "not_finite",
+        "stale", "flooded", "unreadable", "not_finite",
     )  # fmt: skip
     figures = {f"store/{name}": float(counts.get(name, 0)) for name in names}
     return figures | {"store/frozen": float(parts.snapshots.frozen() is not None)}

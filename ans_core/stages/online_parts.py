@@ -103,8 +103,7 @@ class Parts:
     def engine(self, *, read_only: bool = False) -> Engine:
         return Engine(
             self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED,
-            limits=self.limits, ask=self.ask,
-            batch=self.cfg.agent.episode.batch, read_only=read_only,
+            limits=self.limits, ask=self.ask, batch=self.cfg.agent.episode.batch, read_only=read_only,
         )  # fmt: skip
 
 
@@ -255,8 +254,8 @@ def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Lo
     )
     return OnlineLoop(
         parts.policy.adapters, control=control, practice=worker.practice,
-        settings=rl_settings(parts.cfg, guard), seed=parts.cfg.seed,
-        points=0, loss_weights=(0.0, 0.0), rewards={}, log=log,
+        settings=rl_settings(parts.cfg, guard), seed=parts.cfg.seed, points=0, loss_weights=(0.0, 0.0),
+        rewards={}, log=log,
     )  # fmt: skip
 
 
@@ -267,11 +266,9 @@ def rl_settings(cfg: Config, guard: Guard) -> Rl:
     optim = KeepingOptim(**update.optim.model_dump())
     return Rl(
         loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group,
-        temperature=update.temperature,
-        max_tokens=(episode.calls + 2) * episode.turn_tokens, clip_low=update.clip_low,
-        clip_high=update.clip_high, kl=update.beta,
-        scale_rewards="none", ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0,
-        samples_every=0,
+        temperature=update.temperature, max_tokens=(episode.calls + 2) * episode.turn_tokens,
+        clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta, scale_rewards="none",
+        ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
     )  # fmt: skip
 
 

@@ -49,8 +49,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         if not len(samples) and entry.hold_out:
             raise ValueError(
                 f"data set {entry.name!r} ({entry.path}): hold_out {entry.hold_out:g} puts no picture into "
-                f"{entry.split!r};"
-                " raise it, or set it to 0"
+                f"{entry.split!r}; raise it, or set it to 0"
             )
         if not len(samples):
             raise ValueError(

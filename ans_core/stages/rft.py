@@ -57,8 +57,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     base = inputs["model"]
     policy = load_policy(
         base, inputs["agent/sft/tools"], operations=OPERATIONS, device=machine.device, names=ADAPTERS,
-        dtype=weights_dtype(machine.dtype),
-        reader=cfg.agent.reader,
+        dtype=weights_dtype(machine.dtype), reader=cfg.agent.reader,
     )  # fmt: skip
     policy.model.checkpointing = layers_again(settings.checkpointing)
     before, boundaries = hashes(policy.model), scratch / "boundaries"
@@ -85,8 +84,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
         curves = loop.train(
             module, questions.batches(policy.model), name="rft",
-            schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps),
-            machine=machine, seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
+            schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine,
+            seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
         )  # fmt: skip
     check_learned(curves)
     save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)
@@ -139,8 +138,7 @@ def grpo_settings(cfg: Config) -> Rl:
     s, episode = cfg.agent.rft, cfg.agent.episode
     names = (
         "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high",
-        "kl", "entropy",
-        "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
+        "kl", "entropy", "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
     )  # fmt: skip
     shared = {name: getattr(s, name) for name in names}
     optim, tokens = KeepingOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens

@@ -179,8 +179,7 @@ def _resized(coded: RLE, picture: tuple[int, int], size: int, where: str) -> Boo
     if tuple(coded["size"]) != picture:
         raise ValueError(
             f"{where}: the mask is {coded['size'][1]} x {coded['size'][0]}, the frame {picture[1]} x "
-            f"{picture[0]};"
-            " is it the mask of another frame, or of this one at another size?"
+            f"{picture[0]}; is it the mask of another frame, or of this one at another size?"
         )
     full = rle.decode(coded)
     mask = resize_mask(full, size)

@@ -220,10 +220,9 @@ class GradientCheck:
 
 def _no_gradient(names: Sequence[str], *, steps: int) -> str:
     return (
-        f"after {_steps(steps)} no gradient has reached {_some(names)} ({len(names)}); take them out of"
-        " memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips "
-        "whose later frames have ground"
-        " truth"
+        f"after {_steps(steps)} no gradient has reached {_some(names)} ({len(names)}); take them out of "
+        "memory.trainable_modules, prompt with what they read (memory.prompts.kinds), or train on clips "
+        "whose later frames have ground truth"
     )
 
 

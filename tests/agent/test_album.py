@@ -152,8 +152,9 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
     end = Exit(threshold=2.0, slope=-9.0, steps=9)
     with Toolbox(model) as toolbox:
         practice = AgentPractice(
-            model, toolbox, question=lambda name: question, ask=request_of, families=[family], limits=LIMITS, batch=4, weights=weights,
-            curious_steps=1, rules=Rules(base=end, coherence=end, every=1, allowed_loss=0.0), seed=0,
+            model, toolbox, question=lambda name: question, ask=request_of, families=[family], limits=LIMITS,
+            batch=4, weights=weights, curious_steps=1,
+            rules=Rules(base=end, coherence=end, every=1, allowed_loss=0.0), seed=0,
         )  # fmt: skip
         practice.steps = 1  # curiosity's bonus is over
     records = []

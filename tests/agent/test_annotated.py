@@ -43,8 +43,9 @@ def samples(
     frame = media.reference(pixels)
     return [
         Sample(
-            sample_id=f"{picture_id}_{name}", dataset="boxes", image_id=picture_id, frames=(frame,), height=HEIGHT, width=WIDTH,
-            task="referring", text=name, masks=tuple((rle.encode(mask),) for mask in own),
+            sample_id=f"{picture_id}_{name}", dataset="boxes", image_id=picture_id, frames=(frame,),
+            height=HEIGHT, width=WIDTH, task="referring", text=name,
+            masks=tuple((rle.encode(mask),) for mask in own),
             meta=({"category": name} if category else {}) | ({"joined": [0]} if name in joined else {}),
         )
         for name, own in masks.items()

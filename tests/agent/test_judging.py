@@ -322,8 +322,9 @@ def test_at_the_cost_limit_nothing_is_asked_any_more(drawn: list[Trace], make: M
 @pytest.mark.parametrize(
     ("reply", "score"),
     [
-        ('{"score": 4}', 4), ('Sure: ```json\n{"score": "5"}\n```', 5), ('<think>{"score": 1}</think>{"score": 3.0}', 3), ("4", 4),
-        ('{"score": 4.5}', None), ('{"score": 0}', None), ('{"score": 6}', None), ('{"score": true}', None), ('{"grade": 4}', None),
+        ('{"score": 4}', 4), ('Sure: ```json\n{"score": "5"}\n```', 5),
+        ('<think>{"score": 1}</think>{"score": 3.0}', 3), ("4", 4), ('{"score": 4.5}', None),
+        ('{"score": 0}', None), ('{"score": 6}', None), ('{"score": true}', None), ('{"grade": 4}', None),
         ('{"score": null}', None), ("[4]", None), ("fine", None), ("", None), ('{"score": [4]}', None),
     ],
 )  # fmt: skip

@@ -88,16 +88,17 @@ def practice(
     limits = Limits(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
-        model, toolbox, question=question, ask=ask, families=families, limits=limits, batch=at_a_time, weights=weights, curious_steps=10,
-        rules=rules, seed=0,
+        model, toolbox, question=question, ask=ask, families=families, limits=limits, batch=at_a_time,
+        weights=weights, curious_steps=10, rules=rules, seed=0,
     )  # fmt: skip
 
 
 def batch(model: Network, step: int = 0, names: tuple[str, ...] = NAMES, inner_steps: int = 1) -> Batches:
     asked = [question(name) for name in names]
     return Batches(
-        batches=[rl_batch([sample_of(q) for q in asked], [q.text for q in asked], model, mask_size=1)], of={"agent": 0}, learned=len(names),
-        rollout=step // inner_steps, micro=0, inner=step % inner_steps, step=step,
+        batches=[rl_batch([sample_of(q) for q in asked], [q.text for q in asked], model, mask_size=1)],
+        of={"agent": 0}, learned=len(names), rollout=step // inner_steps, micro=0, inner=step % inner_steps,
+        step=step,
     )  # fmt: skip
 
 

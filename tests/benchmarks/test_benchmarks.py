@@ -34,8 +34,9 @@ def sample(
 ):
     boxes = [box(6 * i, 6 * i + 5) for i in range(objects)]
     return Sample(
-        sample_id=sample_id, dataset="d", image_id=image_id, frames=(Path("x.png"),) * frames, height=H, width=W, task="referring",
-        text=text, masks=tuple((mask,) * frames for mask in boxes), phrases=((0, 5), (7, 12), (17, 23))[:objects], meta=meta,
+        sample_id=sample_id, dataset="d", image_id=image_id, frames=(Path("x.png"),) * frames, height=H,
+        width=W, task="referring", text=text, masks=tuple((mask,) * frames for mask in boxes),
+        phrases=((0, 5), (7, 12), (17, 23))[:objects], meta=meta,
     )  # fmt: skip
 
 

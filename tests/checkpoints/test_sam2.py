@@ -40,8 +40,9 @@ PUBLISHED_TRUNKS: dict[str, dict[str, Any]] = {
         "window_positional_embedding_background_size": [14, 14],
     },
     "large": {
-        "hidden_size": 144, "embed_dim_per_stage": [144, 288, 576, 1152], "num_attention_heads_per_stage": [2, 4, 8, 16],
-        "blocks_per_stage": [2, 6, 36, 4], "global_attention_blocks": [23, 33, 43], "window_size_per_stage": [8, 4, 16, 8],
+        "hidden_size": 144, "embed_dim_per_stage": [144, 288, 576, 1152],
+        "num_attention_heads_per_stage": [2, 4, 8, 16], "blocks_per_stage": [2, 6, 36, 4],
+        "global_attention_blocks": [23, 33, 43], "window_size_per_stage": [8, 4, 16, 8],
     },
 }  # fmt: skip
 PROMPTS = {

@@ -112,8 +112,9 @@ def ego4d(folder: Path, *, queries: int = 1) -> None:
 
 
 PROBLEM = {
-    "pid": "1", "question": "How many?", "image": "images/1.jpg", "answer": "4", "query": "Hint: an integer.\nQuestion: How many?",
-    "question_type": "free_form", "answer_type": "integer", "choices": None, "precision": None, "metadata": {"task": "geometry"},
+    "pid": "1", "question": "How many?", "image": "images/1.jpg", "answer": "4",
+    "query": "Hint: an integer.\nQuestion: How many?", "question_type": "free_form", "answer_type": "integer",
+    "choices": None, "precision": None, "metadata": {"task": "geometry"},
 }  # fmt: skip
 
 

@@ -22,8 +22,8 @@ def write_run(run: Path) -> Path:
         for name in ("000.png", "000-0-0.png", "001.png"):
             (folder / name).write_bytes(tiny.picture(len(name)))
         looked = {
-            "said": '{"name": "zoom_in"} <b>', "given": False, "shown": "image_2: the part", "error": None, "pictures": ["000-0-0.png"],
-            "masks": [{"label": "mask_1", "picture": "001.png"}],
+            "said": '{"name": "zoom_in"} <b>', "given": False, "shown": "image_2: the part", "error": None,
+            "pictures": ["000-0-0.png"], "masks": [{"label": "mask_1", "picture": "001.png"}],
         }  # fmt: skip
         told: dict[str, Any] = {
             "question_id": "q0",

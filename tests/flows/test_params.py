@@ -146,8 +146,8 @@ def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them
     weights.parent.mkdir()
     weights.write_bytes(b"one")
     words = (
-        "base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large", f"sft.lora_ranks_from={weights.parent}",
-        "agent.sft.traces=mine",
+        "base.source=published", "base.internvl=mine", "base.sam2=facebook/sam2-hiera-large",
+        f"sft.lora_ranks_from={weights.parent}", "agent.sft.traces=mine",
     )  # fmt: skip
     write("smoke", workspace, words)
 

@@ -102,8 +102,8 @@ def logged(folder: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
 def start_stalled(folder: Path, words: list[str], at: str, **extra: str) -> subprocess.Popen[bytes]:
     """Starts a command whose stage stalls at step `at`, and waits until it stands there."""
     process = subprocess.Popen(
-        [sys.executable, *words], cwd=folder, env=environment(folder, FAKE_STALL=at, **extra), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, *words], cwd=folder, env=environment(folder, FAKE_STALL=at, **extra),
+        start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     name, _, step = at.partition(":")
 
@@ -368,8 +368,9 @@ def test_dvc_killed_just_as_a_stage_starts_leaves_nothing_behind(workspace: Path
     """The stage is not yet far enough to have asked for the signal of its parent's death."""
     for _ in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-m", "dvc", "repro", "base"], cwd=workspace, env=environment(workspace, FAKE_STALL="prepare:0"),
-            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "dvc", "repro", "base"], cwd=workspace,
+            env=environment(workspace, FAKE_STALL="prepare:0"), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until(
             lambda: [p for p in living(workspace) if "tasks.prepare" in words_of(p)],

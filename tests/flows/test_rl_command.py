@@ -41,8 +41,8 @@ needs_reference = pytest.mark.skipif(
     not REFERENCE.is_dir(), reason=f"no reference data at {REFERENCE} (set ANS_REFERENCE)"
 )
 FEW_WORDS = (  # of the tiny profile, shrunk
-    "sft.mask_points=64", "sft.mask_size=32", "rl.group=2", "rl.max_tokens=4", "rl.lora.rank=2", "rl.lora.alpha=4", "rl.mask_grid=4",
-    "evaluate.max_tokens=4", "evaluate.batch=4", "report.overlays=4",
+    "sft.mask_points=64", "sft.mask_size=32", "rl.group=2", "rl.max_tokens=4", "rl.lora.rank=2",
+    "rl.lora.alpha=4", "rl.mask_grid=4", "evaluate.max_tokens=4", "evaluate.batch=4", "report.overlays=4",
 )  # fmt: skip
 
 

@@ -103,8 +103,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = str(workspace / ".ans/prefect")
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "server", "--port", str(port)], cwd=workspace, stdout=file, stderr=file,
-            env=environment(workspace, PREFECT_HOME=home), start_new_session=True,
+            [sys.executable, "-m", "flows.cli", "server", "--port", str(port)], cwd=workspace, stdout=file,
+            stderr=file, env=environment(workspace, PREFECT_HOME=home), start_new_session=True,
         )  # fmt: skip
     try:
         until(
@@ -366,8 +366,8 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
     }
     server = subprocess.Popen(
-        [sys.executable, "-m", "flows.services", str(port)], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, env=environ,
+        [sys.executable, "-m", "flows.services", str(port)], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
 

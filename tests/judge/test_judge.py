@@ -237,9 +237,10 @@ OPTIONS = ["red", "dark red", "not said", "blue or green"]
     ("piece", "expected"),
     [
         ("b", 1), ("B.", 1), ("(c)", 2), ("**d**", 3), ("a. red", 0), ("b) Dark Red", 1), ('"not said"', 2),
-        ("The colour is not said.", 2), ("It is dark red.", 1), ("c, it is not red", 0), ("c. It is neither red nor dark", 2),
-        ("not red but blue or green", 3), ("blue", 3), ("covered", None), ("the answer is b", 1), ("Option C", 2), ("I choose (d)", 3),
-        ("e", None), ("", None), ("a or b?", None), ("perhaps", None),
+        ("The colour is not said.", 2), ("It is dark red.", 1), ("c, it is not red", 0),
+        ("c. It is neither red nor dark", 2), ("not red but blue or green", 3), ("blue", 3),
+        ("covered", None), ("the answer is b", 1), ("Option C", 2), ("I choose (d)", 3), ("e", None),
+        ("", None), ("a or b?", None), ("perhaps", None),
     ],
 )  # fmt: skip
 def test_one_answer_is_read_by_letter_then_by_text(piece: str, expected: int | None):
@@ -252,7 +253,8 @@ THREE = (question("positive", 1, 0), question("positive", 1, 0, -1), question("n
 @pytest.mark.parametrize(
     "reply",
     [
-        '{"q1": "b", "q2": "c", "q3": "a"}', '{"answers": ["b", "c", "a"]}', '["b", "c", "a"]', '{"3": "a", "1": "b", "2": "c"}',
+        '{"q1": "b", "q2": "c", "q3": "a"}', '{"answers": ["b", "c", "a"]}', '["b", "c", "a"]',
+        '{"3": "a", "1": "b", "2": "c"}',
         '[{"question": 1, "answer": "b"}, {"question": 2, "answer": "c. option 2"}, {"question": 3, "answer": "A"}]',
         'Sure! ```json\n["B", "C", "A"]\n``` I hope this helps.', '{"q1": "b", "q2": "c", "q3": "a', '["b", "c", "a',
         '{"answers": ["b", "c", "a"]',

@@ -382,7 +382,8 @@ def test_a_supervised_step_trains_the_text_side_and_leaves_the_vision_tower(kind
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert not without
     assert {part for part in hashes(model) if "(trained)" in part} == {
-        "embeddings (trained)", "head (trained)", "language model (trained)", "text_hidden_fcs (trained)", "SAM2 mask decoder (trained)",
+        "embeddings (trained)", "head (trained)", "language model (trained)", "text_hidden_fcs (trained)",
+        "SAM2 mask decoder (trained)",
     }  # fmt: skip
 
 

@@ -99,7 +99,8 @@ def test_votes_are_counted_in_four_ways_and_abstentions_count_against_all() -> N
     assert (by_majority.label, by_majority.verified) == ("vertical", False)
     assert (weighted.label, weighted.share, weighted.verified) == ("checked", pytest.approx(6 / 9), True)
     assert weighted.provenance()[2] == {
-        "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "by": "", "strategy": "weighted",
+        "source": "rollout 2", "answer": "checked", "confidence": 0.9, "verified": True, "by": "",
+        "strategy": "weighted",
     }  # fmt: skip
     assert decide(VOTES[3:], "majority") == Decision(
         label=None, share=0.0, verified=False, strategy="majority", votes=tuple(VOTES[3:])
@@ -133,8 +134,8 @@ def test_the_entropy_of_answers_is_a_share_of_what_so_many_votes_can_have(
 
 def task(**changes: object) -> Task:
     values: dict[str, object] = {
-        "experience": 1, "request": "r", "question": "q", "frames": (), "clip": False, "form": "pattern", "policy": 0, "label": None,
-        "verdict": None, "visits": 0, "flips": 0,
+        "experience": 1, "request": "r", "question": "q", "frames": (), "clip": False, "form": "pattern",
+        "policy": 0, "label": None, "verdict": None, "visits": 0, "flips": 0,
     }  # fmt: skip
     return Task(**(values | changes))
 

@@ -42,8 +42,8 @@ def practised(
 ) -> OnlinePractice:
     values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
-        store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48, gate=Gate(**values), strategy="weighted",
-        weigh_labels=True, confirm=lambda lesson, looked: confirmed,
+        store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48,
+        gate=Gate(**values), strategy="weighted", weigh_labels=True, confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 
 

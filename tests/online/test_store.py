@@ -27,8 +27,9 @@ VECTOR = np.arange(4, dtype=np.float32)
 
 def experience(number: int, **changes: object) -> Experience:
     values: dict[str, object] = {
-        "request": f"r{number}", "question": "Which pattern is on the red square?", "frames": (tiny.picture(number),), "clip": False,
-        "form": "pattern", "answer": "vertical", "policy": 0,
+        "request": f"r{number}", "question": "Which pattern is on the red square?",
+        "frames": (tiny.picture(number),), "clip": False, "form": "pattern", "answer": "vertical",
+        "policy": 0,
     }  # fmt: skip
     return Experience(**(values | changes))
 
@@ -57,7 +58,8 @@ def test_an_experience_is_kept_once_with_vector_picture_and_task(tmp_path: Path)
         second = store.add(experience(1), VECTOR + 1)
     with Store(tmp_path) as store:
         assert overview.counts(store) | {"audit rows": 0} == {
-            "experiences": 2, "vectors": 2, "pictures": 2, "waiting": 2, "learned, weights not on disk": 0, "audit rows": 0,
+            "experiences": 2, "vectors": 2, "pictures": 2, "waiting": 2, "learned, weights not on disk": 0,
+            "audit rows": 0,
         }  # fmt: skip
         numbers, vectors = store.vectors(after=1)
         assert numbers.tolist() == [second]
@@ -238,7 +240,8 @@ def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(
     monkeypatch.setattr(os, "fsync", fsync)
     digest = picture_files.put(tmp_path / "pictures", b"pixels")
     assert synced[1:] == [
-        (tmp_path / "pictures" / digest[:2], [f"{digest}.png"]), (tmp_path / "pictures", [digest[:2]]), (tmp_path, ["pictures"]),
+        (tmp_path / "pictures" / digest[:2], [f"{digest}.png"]), (tmp_path / "pictures", [digest[:2]]),
+        (tmp_path, ["pictures"]),
     ]  # fmt: skip
 
 

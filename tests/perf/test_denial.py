@@ -54,8 +54,8 @@ def test_drawn_scenes_have_absent_things_of_every_kind():
 
 def test_a_pictures_things_are_its_regions_with_attributes():
     region = Sample(
-        sample_id="1", dataset="d", image_id="i", frames=(Path("x.png"),), height=8, width=8, task="region_caption", text="a red circle",
-        meta=THINGS[0],
+        sample_id="1", dataset="d", image_id="i", frames=(Path("x.png"),), height=8, width=8,
+        task="region_caption", text="a red circle", meta=THINGS[0],
     )  # fmt: skip
     others = [
         replace(region, frames=(Path("y.png"),), meta={}),

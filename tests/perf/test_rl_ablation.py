@@ -26,8 +26,8 @@ def box(start: int, end: int) -> dict:
 
 def referring(text: str, *masks: dict) -> Sample:
     return Sample(
-        sample_id=text, dataset="d", image_id="i", frames=(Path("x.png"),), height=H, width=W, task="referring", text=text,
-        masks=tuple((mask,) for mask in masks),
+        sample_id=text, dataset="d", image_id="i", frames=(Path("x.png"),), height=H, width=W,
+        task="referring", text=text, masks=tuple((mask,) for mask in masks),
     )  # fmt: skip
 
 

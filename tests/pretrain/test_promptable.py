@@ -101,8 +101,9 @@ def test_objects_in_one_batch_are_segmented_as_one_by_one(tiny_model: Network):
         alone = [
             Promptable(tiny_model.sam2)(
                 PromptBatch(
-                    pictures=both.pictures, image=both.image[n : n + 1], coordinates=both.coordinates[n : n + 1],
-                    labels=both.labels[n : n + 1], targets=both.targets[n : n + 1],
+                    pictures=both.pictures, image=both.image[n : n + 1],
+                    coordinates=both.coordinates[n : n + 1], labels=both.labels[n : n + 1],
+                    targets=both.targets[n : n + 1],
                 )
             )[0]
             for n in range(2)

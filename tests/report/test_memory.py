@@ -14,8 +14,8 @@ from ans_core.report import memory
 from ans_core.stages import memory_report
 
 TRAINED = {
-    "J&F/before": 0.125, "J&F/best": 0.6543214, "J&F/before_without_memory": 0.25, "J&F/best_without_memory": 0.5, "best_epoch": 2.0,
-    "left_out_clips": 3.0, "tensors_without_gradient": 0.0,
+    "J&F/before": 0.125, "J&F/best": 0.6543214, "J&F/before_without_memory": 0.25,
+    "J&F/best_without_memory": 0.5, "best_epoch": 2.0, "left_out_clips": 3.0, "tensors_without_gradient": 0.0,
 }  # fmt: skip
 EPOCHS = {9: (0.5, 0.75, 0.25), 19: (0.654321, 0.875, 0.5), 29: (0.625, 0.8, 0.4)}
 """Step -> J&F (six digits, as curves.csv has them), J one frame and two frames after the prompt."""

@@ -35,8 +35,8 @@ from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 
 SETTINGS = Rl().model_copy(update={
-    "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within", "mask_grid": 4, "samples_every": 0,
-    "ema": 0.99, "ema_warmup": True,
+    "loops": {"caption": 1.0, "mask": 0.5}, "group": 3, "max_tokens": 5, "scale_rewards": "within",
+    "mask_grid": 4, "samples_every": 0, "ema": 0.99, "ema_warmup": True,
 })  # fmt: skip
 SAMPLES = (
     tiny.region(0, "a red square"),

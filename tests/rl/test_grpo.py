@@ -221,8 +221,8 @@ def trls(
     vars(trainer).update(settings)
     inputs = {
         "prompt_ids": torch.zeros(3, 1, dtype=torch.long), "prompt_mask": torch.ones(3, 1, dtype=torch.long),
-        "completion_ids": torch.zeros(3, 5, dtype=torch.long), "completion_mask": mask, "advantages": advantage,
-        "old_per_token_logps": before, "num_items_in_batch": mask.sum(),
+        "completion_ids": torch.zeros(3, 5, dtype=torch.long), "completion_mask": mask,
+        "advantages": advantage, "old_per_token_logps": before, "num_items_in_batch": mask.sum(),
     }  # fmt: skip
     found = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     assert isinstance(found, torch.Tensor)

@@ -43,12 +43,13 @@ CONFIG = Config.model_validate(
             "episode": {"turn_tokens": 4, "batch": 8},
             "cota": {"train": 10, "more": {"text": 13}, "val": 10},
             "sft": {
-                "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 1}, "lora": {"rank": 2, "alpha": 4},
-                "curriculum": [0.5, 0.25, 0.25], "checked": 1, "referring": 0.5,
+                "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 1},
+                "lora": {"rank": 2, "alpha": 4}, "curriculum": [0.5, 0.25, 0.25], "checked": 1,
+                "referring": 0.5,
             },
             "rft": {
-                "often": {"text": 2}, "optim": {"steps": 3, "batch": 2, "lr": 1e-3, "save_every": 1}, "samples_every": 2,
-                "phases": {"every": 1, "base": {"threshold": 0.0, "steps": 9}},
+                "often": {"text": 2}, "optim": {"steps": 3, "batch": 2, "lr": 1e-3, "save_every": 1},
+                "samples_every": 2, "phases": {"every": 1, "base": {"threshold": 0.0, "steps": 9}},
             },
             "evaluate": {"each": 2, "control_each": 1, "referring": 2, "shown": 1},
         },

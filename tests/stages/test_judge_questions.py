@@ -74,8 +74,8 @@ def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_
     assert RuleJudge().submit(asked).result() == [1.0] * len(samples)
     captions = float(len({sample.text for sample in samples}))
     assert metrics == {
-        "samples": len(samples), "captions": captions, "captions_without_questions": 0, "questions_per_caption": 6,
-        "dropped_by_self_check": 0,
+        "samples": len(samples), "captions": captions, "captions_without_questions": 0,
+        "questions_per_caption": 6, "dropped_by_self_check": 0,
     }  # fmt: skip
     run(config(positives=3, negatives=2), prepared, tmp_path / "again")
     assert (tmp_path / "again/questions.jsonl").read_bytes() == (tmp_path / "questions.jsonl").read_bytes()

@@ -32,8 +32,9 @@ from tests.checkpoints.test_sam2 import WIDE, drawn
 from tests.workspace import LIMIT_S, ROOT, launch
 
 TRAIN = {
-    "train": True, "optim": {"steps": 4, "batch": 2, "lr": 1e-3, "save_every": 1}, "frames": 3, "limit_train_batches": 2,
-    "limit_val_batches": 1, "trainable_modules": ["memory_attention", "memory_encoder", "sam_mask_decoder"],
+    "train": True, "optim": {"steps": 4, "batch": 2, "lr": 1e-3, "save_every": 1}, "frames": 3,
+    "limit_train_batches": 2, "limit_val_batches": 1,
+    "trainable_modules": ["memory_attention", "memory_encoder", "sam_mask_decoder"],
     "prompts": {"kinds": {"box": 1.0}, "clicks": 1}, "clips_shown": 1, "image_share": 0.5,
 }  # fmt: skip
 CLIPS = {
@@ -395,9 +396,10 @@ def test_pictures_in_cocos_format_alone_train_the_memory(
     (made / "annotations/instances_train2017.json").rename(mine / "annotations/instances_val2017.json")
     sam2_files.save(drawn(temporal=True, **WIDE), tmp_path / "published", metadata={})
     words = (
-        f"prepare.sources=[{{name: mine, format: coco, path: {mine}}}]", "prepare.clips=0", "memory.image_share=1",
-        f"base.sam2={tmp_path}/published", "memory.image_size=64", "memory.frames=3", "memory.dtype=fp32", "memory.val_prompt=box",
-        "memory.optim.steps=4", "memory.limit_train_batches=2", "memory.clips_shown=1",
+        f"prepare.sources=[{{name: mine, format: coco, path: {mine}}}]", "prepare.clips=0",
+        "memory.image_share=1", f"base.sam2={tmp_path}/published", "memory.image_size=64", "memory.frames=3",
+        "memory.dtype=fp32", "memory.val_prompt=box", "memory.optim.steps=4", "memory.limit_train_batches=2",
+        "memory.clips_shown=1",
     )  # fmt: skip
     cfg = Config.model_validate(resolve(ROOT / "profiles/sam2-memory.yaml", words))
     judged: list[list[tuple[object, ...]]] = []

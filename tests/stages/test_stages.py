@@ -45,14 +45,15 @@ CONFIG = Config.model_validate(
         "profile": "tiny",
         "seed": 1,
         "prepare": {
-            "scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 3, "val_clips": 1, "test_clips": 0, "clip_frames": 4, "image_size": 64,
+            "scenes": 8, "val_scenes": 3, "test_scenes": 0, "clips": 3, "val_clips": 1, "test_clips": 0,
+            "clip_frames": 4, "image_size": 64,
         },
         "base": {
             "vision": {"image_size": 32, "patch_size": 8, "hidden": 32, "layers": 2, "heads": 2, "mlp": 32},
             "language": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "mlp": 32},
             "sam": {
-                "image_size": 64, "embed": 16, "heads": 1, "stages": [1, 1, 2, 1], "global_blocks": [3], "windows": [4, 2, 4, 2],
-                "width": 32, "memory_layers": 1, "memory_width": 16,
+                "image_size": 64, "embed": 16, "heads": 1, "stages": [1, 1, 2, 1], "global_blocks": [3],
+                "windows": [4, 2, 4, 2], "width": 32, "memory_layers": 1, "memory_width": 16,
             },
             "vision_words": OPTIM, "alignment": OPTIM, "sam_images": OPTIM, "language_text": OPTIM,
         },
@@ -549,9 +550,9 @@ def test_the_model_card_depends_on_no_setting_that_the_weights_do_not_depend_on(
 def test_every_row_is_evaluated_with_the_same_metrics(runs: Path, tmp_path: Path, row: str):
     found = run(evaluate, tmp_path, row, {k: runs / k for k in ("data", "base", "sft", "model")}, row=row)
     needed = {
-        "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text", "region_caption/val/METEOR",
-        "region_caption/val/attribute_accuracy", "loop1/val/IoU", "loop2/val/METEOR", "loop1/val/IoU_self", "loop2/val/METEOR_self",
-        "video/val/J&F",
+        "referring/val/gIoU", "referring/val/cIoU", "referring/val/gIoU_shuffled_text",
+        "region_caption/val/METEOR", "region_caption/val/attribute_accuracy", "loop1/val/IoU",
+        "loop2/val/METEOR", "loop1/val/IoU_self", "loop2/val/METEOR_self", "video/val/J&F",
     }  # fmt: skip
     assert needed <= set(found)
     assert json.loads((tmp_path / row / "metrics.json").read_text()) == found

@@ -164,8 +164,9 @@ def begun(folder: Path) -> bool:
 def start(folder: Path, variables: dict[str, str], **extra: str) -> subprocess.Popen[str]:
     """Start sft by `dvc repro`; return once both of its processes have begun."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", "sft"], cwd=folder, start_new_session=True, text=True,
-        env=variables_of(folder, variables, **extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", "sft"], cwd=folder,
+        start_new_session=True, text=True, env=variables_of(folder, variables, **extra),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     until(lambda: begun(folder) or process.poll() is not None, "sft does not begin")
     assert process.poll() is None, process.communicate()[0]

@@ -110,7 +110,8 @@ def test_prompts_are_checked_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         track.write_track(
-            video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
+            video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False,
+            fps=8.0,
         )  # fmt: skip
 
 
@@ -157,7 +158,8 @@ def test_frames_of_unequal_size_are_named_before_a_model_is_loaded(tmp_path: Pat
         ValueError, match=r"2\.png is 32 x 64, .*0\.png 64 x 64; bring the frames to one size"
     ):
         track.write_track(
-            video, [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False, fps=8.0,
+            video, [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu",
+            gif=False, fps=8.0,
         )  # fmt: skip
 
 

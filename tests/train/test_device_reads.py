@@ -70,8 +70,9 @@ def test_a_step_reads_its_device_once(tmp_path: Path, monkeypatch: pytest.Monkey
         steps=2, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=3, save_every=2
     )
     curves = loop.train(
-        module, make, name="sft", schedule=schedule, machine=loop.Machine(device=torch.device("cpu")), seed=0, scratch=tmp_path,
-        log=lambda metrics, step: None, watch=Watch(part_of=lambda name: part_of(name.removeprefix("model."))),
+        module, make, name="sft", schedule=schedule, machine=loop.Machine(device=torch.device("cpu")), seed=0,
+        scratch=tmp_path, log=lambda metrics, step: None,
+        watch=Watch(part_of=lambda name: part_of(name.removeprefix("model."))),
     )  # fmt: skip
     assert {"loss", "text", "bce", "dice", "mask_iou", "object", "grad_norm"} <= {
         name for _, name, _ in curves

@@ -454,8 +454,8 @@ def test_muon_on_all_matrices_of_a_shape_at_once_is_torchs_own(native: bool, mon
 def test_muon_is_refused_with_deepspeed(tmp_path: Path):
     with pytest.raises(ValueError, match=r"set muon_lr=0, or launch\.deepspeed_stage=0"):
         loop.train(
-            Regression(), batch, name="fit", schedule=schedule(muon_lr=0.1), machine=replace(CPU, deepspeed_stage=2), seed=3,
-            scratch=tmp_path, log=lambda metrics, step: None,
+            Regression(), batch, name="fit", schedule=schedule(muon_lr=0.1),
+            machine=replace(CPU, deepspeed_stage=2), seed=3, scratch=tmp_path, log=lambda metrics, step: None,
         )  # fmt: skip
 
 
@@ -536,8 +536,8 @@ def test_speed_rate_norms_by_part_and_a_trace_are_told_and_no_curve_has_them(tmp
     watch = Watch(counts=lambda batch: {"rows": float(len(batch.x))}, part_of=lambda name: name.split(".")[1])
     machine = loop.Machine(device=torch.device("cpu"), profile_steps=2)
     curves = loop.train(
-        Regression(), slowly, name="fit", schedule=schedule(steps=4, accumulate=2), machine=machine, seed=3, scratch=tmp_path,
-        log=lambda metrics, step: told.append(metrics), watch=watch,
+        Regression(), slowly, name="fit", schedule=schedule(steps=4, accumulate=2), machine=machine, seed=3,
+        scratch=tmp_path, log=lambda metrics, step: told.append(metrics), watch=watch,
     )  # fmt: skip
     assert {name for _, name, _ in curves} == {"loss", "seen", "grad_norm", "skipped"}
     assert [row["fit/lr"] for row in told] == pytest.approx([0.05, 0.05, 0.0375, 0.0125])
@@ -563,8 +563,8 @@ def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.Ca
         module = Regression()
         module.poison = {8 + runs_again}  # the second look counts, too
         loop.train(
-            module, overflowing, name="fit", schedule=schedule(accumulate=2), machine=CPU, seed=3, scratch=tmp_path / folder,
-            log=lambda metrics, step: None, watch=Watch(runs_again=runs_again),
+            module, overflowing, name="fit", schedule=schedule(accumulate=2), machine=CPU, seed=3,
+            scratch=tmp_path / folder, log=lambda metrics, step: None, watch=Watch(runs_again=runs_again),
         )  # fmt: skip
         lines = (tmp_path / folder / "fit/skipped-0.jsonl").read_text().splitlines()
         return [f"{line['step']} {line['module']}" for line in map(json.loads, lines)], module

@@ -60,9 +60,8 @@ NUMBERS = tuple(str(number) for number in range(1, MOST_COUNTED + 1))
 THIRDS = ("left", "middle", "right")
 PLURALS = {
     "person": "people", "sheep": "sheep", "knife": "knives", "mouse": "mice", "bus": "buses",
-    "bench": "benches", "couch": "couches",
-    "sandwich": "sandwiches", "toothbrush": "toothbrushes", "wine glass": "wine glasses",
-    "hair brush": "hair brushes",
+    "bench": "benches", "couch": "couches", "sandwich": "sandwiches", "toothbrush": "toothbrushes",
+    "wine glass": "wine glasses", "hair brush": "hair brushes",
 }  # fmt: skip
 PLURAL_ALREADY = ("skis", "scissors")
 """COCO's classes that are no single things by their names."""

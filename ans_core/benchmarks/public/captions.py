@@ -26,8 +26,7 @@ from ans_core.types import RLE, Prediction, Request
 
 METEOR_NOTE = (
     "METEOR_nltk is NLTK's METEOR; the METEOR of COCO-style tables comes from a Java program with other "
-    "weights and a paraphrase table,"
-    " which is not run here. The two must not be compared"
+    "weights and a paraphrase table, which is not run here. The two must not be compared"
 )
 """The same pair can differ by .25."""
 

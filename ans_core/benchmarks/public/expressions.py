@@ -182,8 +182,7 @@ def _samples(folder: Path, split: str, *, single: bool) -> Sequence[Sample]:
     if single and (others := [sample.sample_id for sample in samples if len(sample.masks) != 1]):
         raise ValueError(
             f"{folder}, {split}: {len(others)} of {len(samples)} expressions mean several objects or none "
-            f"({files.shown(others)}): this is"
-            " gRefCOCO; its figures are `grefcoco`'s"
+            f"({files.shown(others)}): this is gRefCOCO; its figures are `grefcoco`'s"
         )
     return samples
 

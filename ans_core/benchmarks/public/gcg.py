@@ -35,8 +35,7 @@ from ans_core.types import RLE, Prediction, Request
 
 QUESTION = (
     "<image>\nCould you please give me a brief description of the image? Please respond with interleaved    "
-    " segmentation masks for the"
-    " corresponding parts of the answer."
+    " segmentation masks for the corresponding parts of the answer."
 )
 """Upstream's, with its five blanks."""
 SPLITS = ("val", "test")

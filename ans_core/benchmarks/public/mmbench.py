@@ -28,8 +28,7 @@ _NAMED = re.compile(r"answer\s+is\s+\**([A-D])", re.IGNORECASE)
 """Any word may begin with the letter, as in the official program: "the answer is a dog" means A."""
 _REFUSALS = (
     "Sorry, I can't help with images of people yet.", "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
+    "I'm sorry, but without the image provided", "Cannot determine the answer",
 )  # fmt: skip
 
 

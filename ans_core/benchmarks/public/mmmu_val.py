@@ -37,8 +37,7 @@ DOMAINS = {
     "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
     "Tech and Engineering": (
         "Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
+        "Materials", "Mechanical_Engineering",
     ),
 }  # fmt: skip
 _DOMAIN_OF = {subject: domain for domain, subjects in DOMAINS.items() for subject in subjects}

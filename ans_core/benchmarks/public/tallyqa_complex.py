@@ -23,8 +23,7 @@ from ans_core.types import Prediction, Request
 
 WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen",
-    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
 NUMBERS = {word: number for number, word in enumerate(WORDS)} | {"no": 0, "none": 0}
 """`none` and `no` alone are 0; in a sentence they say nothing."""

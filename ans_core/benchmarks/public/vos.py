@@ -144,8 +144,7 @@ def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> S
     if gaps and convention == "davis":
         notes.append(
             f"{gaps} videos have gaps in their object numbers: only objects that exist are counted; "
-            "--convention davis2017-evaluation"
-            " also counts the missing numbers, as DAVIS' own code does"
+            "--convention davis2017-evaluation also counts the missing numbers, as DAVIS' own code does"
         )
     elif gaps:
         notes.append(

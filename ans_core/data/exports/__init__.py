@@ -237,10 +237,8 @@ def _doubtful(pictures: Iterable[Path]) -> list[str]:
         return []
     return [
         f"warning: {len(names):,} pictures are turned or mirrored by an EXIF tag that leaves their size, as "
-        f"{names[0]}. Their masks are "
-        "taken as drawn on the turned picture, which tools show: look at them (`ans data show`); if they "
-        "lie wrong, turn the pixels, drop "
-        "the tag and label these again"
+        f"{names[0]}. Their masks are taken as drawn on the turned picture, which tools show: look at them "
+        "(`ans data show`); if they lie wrong, turn the pixels, drop the tag and label these again"
     ]
 
 

@@ -33,8 +33,7 @@ VOID_COLOUR = 224 + 256 * 224 + 65536 * 192
 """Pascal VOC's void: as VOID in masks of values no class, unless the list names it."""
 HOW = (
     "write classes.txt beside the folder of masks, one class a line: the first line is value 0 "
-    "(background), the second value 1, and so "
-    "on; of masks of 0 and 255 the second line is 255"
+    "(background), the second value 1, and so on; of masks of 0 and 255 the second line is 255"
 )
 
 
@@ -63,8 +62,7 @@ def read(place: Path, file: Path) -> Export:
     if lonely := [mask for mask in masks if mask not in pairs]:
         raise checks.DataError(
             f"{lonely[0]} and {len(lonely) - 1} more masks have no picture of their name in "
-            f"{', '.join(PICTURE_FOLDERS)}; put them there,"
-            " or remove these"
+            f"{', '.join(PICTURE_FOLDERS)}; put them there, or remove these"
         )
     two = not classes.coloured and max(classes.names) == 1
     is_binary = two and all(set(np.unique(_values(mask, coloured=False))) <= {0, VOID} for mask in pairs)

@@ -175,8 +175,7 @@ LOOKED_AT = 50
 """Files of a folder whose content is looked at to tell its layout."""
 IMPORT = (
     "{path} is labelled in the layout {layout!r}: `ans data import {path} --out DIR` makes a folder of it "
-    "that training reads, with the "
-    "splits it has, else with one picture in five as val; then give DIR"
+    "that training reads, with the splits it has, else with one picture in five as val; then give DIR"
 )
 
 

@@ -43,8 +43,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             *past, (question, answer) = exchanges(turns)
             yield Sample(
                     sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height,
-                    width=width,
-                    task="conversation", text=answer, question=question, past=tuple(past),
+                    width=width, task="conversation", text=answer, question=question, past=tuple(past),
                 )  # fmt: skip
     faults.tell()
     skipped.tell()

@@ -188,8 +188,7 @@ def image_size(
     if stated[0] not in (None, height) or stated[1] not in (None, width):
         raise DataError(
             f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the "
-            f"file has {[height, width]};"
-            " put the original there, or scale the annotations too"
+            f"file has {[height, width]}; put the original there, or scale the annotations too"
         )
     return height, width
 

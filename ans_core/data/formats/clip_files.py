@@ -102,8 +102,7 @@ def size_of(
         if (size := checks.image_size(frame, where=where, stated=stated)) != first:
             raise checks.DataError(
                 f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, "
-                "width); the frames of a video are "
-                "of one size"
+                "width); the frames of a video are of one size"
             )
         if transforms.stored(frame)[1] != turn:
             raise checks.DataError(

@@ -70,8 +70,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     ids.append((f"{file}: query {sample_id}", sample_id))
                     yield Sample(
                         sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames,
-                        height=height, width=width,
-                        task="conversation", question=question, text=answer,
+                        height=height, width=width, task="conversation", question=question, text=answer,
                         meta={"kind": query.template or ""},
                     )  # fmt: skip
     faults.tell()

@@ -12,8 +12,8 @@ from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = (
     "images", "../images", "../images/grandf/train", "../images/grandf/val_test",
-    "../images/coco2014/train2014", "../images/coco2017",
-    "../images/coco2017/train2017", "../images/flickr30k/Flickr30K",
+    "../images/coco2014/train2014", "../images/coco2017", "../images/coco2017/train2017",
+    "../images/flickr30k/Flickr30K",
 )  # fmt: skip
 """Relative to the folder of the annotations; upstream's data tree has all but the first two."""
 

@@ -29,14 +29,12 @@ KEYS = (
 """Layout -> keys of its JSON objects, the first that fits."""
 HOW = (
     "Layouts that are read: docs/your-data.md#importing-labels. Of any other, let the annotation tool "
-    "export COCO, or write "
-    "annotations.json (docs/your-data.md#step-by-step)"
+    "export COCO, or write annotations.json (docs/your-data.md#step-by-step)"
 )
 """What to do with labels that are in no known layout."""
 WORDLESS = (
     "{file} has masks without classes or texts, as SA-1B's files; export COCO segmentation instead. (Of "
-    "SA-1B itself, SAM2's memory can be "
-    "trained: the format sa1b)"
+    "SA-1B itself, SAM2's memory can be trained: the format sa1b)"
 )
 """What to do with files of the layout `sam`, as Roboflow exports for SAM 2."""
 ENCODING = "cp1252"

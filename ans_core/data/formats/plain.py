@@ -173,9 +173,8 @@ def _list(file: Path) -> list[Any]:
     if isinstance(content, dict) and {"images", "annotations"} <= set(content):
         raise checks.DataError(
             f"{file} is a COCO file (images, annotations). To learn its categories as texts, give the "
-            "file's own path with the format coco."
-            " For other texts, write one record for each, with the segmentations of the objects that it "
-            "means as masks"
+            "file's own path with the format coco. For other texts, write one record for each, with the "
+            "segmentations of the objects that it means as masks"
         )
     if not isinstance(content, list) or not content:
         raise checks.DataError(

@@ -137,8 +137,7 @@ def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts], *, name: str) 
             samples.append(
                 Sample(
                     sample_id=f"{clip}_{len(TEXTS) * k + a}", dataset=name, image_id=clip, frames=frames,
-                    height=height, width=width,
-                    task="referring", text=text, masks=masks, meta={"kind": kind},
+                    height=height, width=width, task="referring", text=text, masks=masks, meta={"kind": kind},
                 )
             )  # fmt: skip
     return samples

@@ -77,8 +77,7 @@ def _samples(
             samples.append(
                 Sample(
                     sample_id=f"{video}_{number}", dataset=name, image_id=video, frames=frames, height=height,
-                    width=width,
-                    task="referring", text=text, masks=(masklet,), detail=True,
+                    width=width, task="referring", text=text, masks=(masklet,), detail=True,
                 )
             )  # fmt: skip
     return samples

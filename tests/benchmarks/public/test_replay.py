@@ -213,8 +213,8 @@ def saco_veval() -> tuple[Scored, dict[str, float]]:
 
 
 CASES: list[Any] = [
-    vos, mask_pairs, gcg, nlg_eval, pytest.param(captions_magic, marks=pytest.mark.slow), dlc_bench, gar_bench, ferret_bench, mmmu_val,
-    mmmu_val_parsed, mmmu_pro_vision, seed_bench, vstar, saco_veval,
+    vos, mask_pairs, gcg, nlg_eval, pytest.param(captions_magic, marks=pytest.mark.slow), dlc_bench,
+    gar_bench, ferret_bench, mmmu_val, mmmu_val_parsed, mmmu_pro_vision, seed_bench, vstar, saco_veval,
 ]  # fmt: skip
 
 

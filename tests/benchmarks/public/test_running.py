@@ -453,7 +453,8 @@ def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tm
     runner = SCORERS["reasonseg"].runner
     assert runner is not None
     assert [item.request.text for item in runner.items(tmp_path, "val")] == [
-        "<image>\n Who is it? Please respond with a segmentation mask.", "<image>\n Please segment the cat in this image.",
+        "<image>\n Who is it? Please respond with a segmentation mask.",
+        "<image>\n Please segment the cat in this image.",
     ]  # fmt: skip
     assert runner.split_of is not None
     assert [runner.split_of(folder) for folder in (tmp_path, tmp_path / "val")] == ["val", "val"]
