@@ -39,4 +39,6 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # At once: while Python clears up, a signal has its default effect again, and srun sends TERM to the other
+    # nodes as soon as one has ended. The status would be that of a job that was killed.
+    os._exit(main(sys.argv[1:]))

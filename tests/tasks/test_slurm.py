@@ -19,7 +19,7 @@ import pytest
 from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
 from flows.eval_job import job_words
-from tasks import slurm
+from tasks import slurm, slurm_task
 from tasks.stages import TABLE
 from tests import slurm_cluster
 from tests.workspace import LIMIT_S, ROOT, ans, dvc, end_all, environment, executed, living, make, run
@@ -121,6 +121,26 @@ def test_what_is_submitted_has_the_stages_name_and_resources() -> None:
         subprocess.run(["sh", "-n"], input=script.removeprefix("--wrap="), text=True, check=False).returncode
         == 0
     )
+
+
+def test_a_node_that_was_told_to_stop_says_so_whenever_slurm_ends_it() -> None:
+    """srun sends TERM to a node as soon as another has ended: also to one that is just ending."""
+    words = [
+        "-c",
+        "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(1)); print(flush=True); time.sleep(60)",
+    ]
+    task = subprocess.Popen(
+        [sys.executable, "-m", "tasks.slurm_task", *words], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert task.stdout
+    task.stdout.readline()
+    (child,) = psutil.Process(task.pid).children()
+    task.send_signal(signal.SIGUSR1)
+    child.send_signal(signal.SIGUSR1)
+    child.wait(LIMIT_S)
+    while task.poll() is None:
+        task.send_signal(signal.SIGTERM)
+    assert task.returncode == slurm_task.ASKED
 
 
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
