@@ -102,17 +102,20 @@ def families(names: list[str], profiles: Iterable[str]) -> list[str]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the text below each field of a class."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    assert isinstance(definition, ast.ClassDef)
-    texts = {}
-    for field, after in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            texts[ast.unparse(field.target)] = str(after.value.value)
+    """Return the text below each field of a class and of those that it extends."""
+    texts: dict[str, str] = {}
+    for extended in reversed(model.mro()):
+        if not issubclass(extended, BaseModel) or extended is BaseModel:
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(extended))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, after in zip(definition.body, definition.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                texts[ast.unparse(field.target)] = str(after.value.value)
     return texts
 
 

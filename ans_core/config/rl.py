@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName, ViewName
-from ans_core.config.section import Count, Impossible, Positive, Rate, Section, Share, Weight, some_weight
-from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, some_length
+from ans_core.config.section import Count, Impossible, Positive, Rate, Share, Weight, some_weight
+from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, Validated, some_length
 
 
-class Rl(Section):
+class Rl(Validated):
     """Dual-loop GRPO from the merged SFT model, with an EMA teacher as the inverse model."""
 
     optim: KeepingOptim = KeepingOptim(steps=150, batch=8, lr=2e-4, weight_decay=0.0, save_every=25)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Impossible, Positive, Section, Weight, some_weight
-from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora
+from ans_core.config.section import Count, Impossible, Positive, Weight, some_weight
+from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, Validated
 
 
-class Sft(Section):
+class Sft(Validated):
     """Supervised fine-tuning on the mixture: text cross-entropy + mask losses, as the Sa2VA family trains
     (LOG, README)."""
 
@@ -58,29 +58,14 @@ class Sft(Section):
     checkpointing: AutoCheckpointing = "none"
     """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows
     need on these GPUs."""
-    val_every: Count = 0
-    """Steps between validations on held-out rows (split `val`, same mixture); the stage's result is then the
-    best of them. 0 = none."""
-    val_rows: Positive = 64
-    early_stop: Count = 0
-    """The stage ends after this many validations in a row without a lower loss; 0 = never."""
-    keep_best: Count = 0
-    """Of the steps kept by `optim.keep_every`, those with the lowest validation loss that stay; 0 = all."""
     overlays_every: Count = 0
     """Steps between pictures of validated masks beside the truth, in validations; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:
         some_weight(self.mixture.values(), key="mixture", why="nothing is trained on")
-        for name in ("early_stop", "keep_best", "overlays_every"):
-            if getattr(self, name) and not self.val_every:
-                raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
-        if self.keep_best and (not self.optim.keep_every or self.optim.keep_every % self.val_every):
-            raise Impossible(
-                "keep_best",
-                f"of every kept step the validation loss is needed: optim.keep_every {self.optim.keep_every} "
-                f"must be a multiple of val_every {self.val_every}",
-            )
+        if self.overlays_every and not self.val_every:
+            raise Impossible("overlays_every", f"{self.overlays_every} without validations; set val_every")
         if self.val_every and self.overlays_every % self.val_every:
             raise Impossible(
                 "overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}"

@@ -74,6 +74,34 @@ class KeepingOptim(DataOptim):
     and conversion as they were after N steps; 0 = none."""
 
 
+class Validated(Section):
+    """Settings of a stage that can measure itself on held-out data while it trains."""
+
+    optim: KeepingOptim
+    val_every: Count = 0
+    """Steps between validations on the split `val` (sft: losses of rows of the same mixture; rl: rewards of the
+    loops); the stage's result is then the best of them. 0 = none."""
+    val_rows: Positive = 64
+    """Rows; in rl, samples of each loop."""
+    early_stop: Count = 0
+    """The stage ends after this many validations in a row without a lower loss; 0 = never."""
+    keep_best: Count = 0
+    """Of the steps kept by `optim.keep_every`, those with the lowest validation loss that stay; 0 = all."""
+
+    @model_validator(mode="after")
+    def _measured(self) -> Validated:
+        for name in ("early_stop", "keep_best"):
+            if getattr(self, name) and not self.val_every:
+                raise Impossible(name, f"{getattr(self, name)} without validations; set val_every")
+        if self.keep_best and (not self.optim.keep_every or self.optim.keep_every % self.val_every):
+            raise Impossible(
+                "keep_best",
+                f"of every kept step the validation loss is needed: optim.keep_every {self.optim.keep_every} "
+                f"must be a multiple of val_every {self.val_every}",
+            )
+        return self
+
+
 def some_length(optim: DataOptim) -> None:
     """Refuse settings that train nothing. Raises Impossible."""
     if not (optim.steps or optim.epochs):

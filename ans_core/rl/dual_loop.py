@@ -360,32 +360,40 @@ class DualLoop(nn.Module):
 
     def _rollout_steps(self, batch: Batches) -> dict[str, RolloutStep]:
         with_masks = {batch.of[name] for name in self.settings.loops if LOOPS[name].decodes_masks}
-        with torch.no_grad(), self.timer.part("encode"):
-            seen = [
-                EncodedImages(
-                    vision=self._looked_at(b),
-                    frames=self.model.sam2.encode(b.pixels) if i in with_masks else None,
-                )
-                for i, b in enumerate(batch.batches)
-            ]
+        encoded = [self.encode(b, masks=i in with_masks) for i, b in enumerate(batch.batches)]
         return {
-            name: RolloutStep(
-                policies=self.policies,
-                settings=self.settings,
-                reader=self.reader,
-                batch=batch.batches[batch.of[name]],
-                encoded=seen[batch.of[name]],
-                rewards=self.rewards,
-                mask_policy=self.mask_policy,
-                exploration=self.exploration,
-                mask_points=self.points,
-                mask_losses=self.loss_weights,
-                seeds=(self.seed, name, batch.rollout),
-                timer=self.timer,
-                practice=self.practice,
+            name: self.rollout_step(
+                name, batch.batches[batch.of[name]], encoded[batch.of[name]], rollout=batch.rollout
             )
             for name in self.settings.loops
         }
+
+    def encode(self, batch: RlBatch, *, masks: bool) -> EncodedImages:
+        """Encode the samples' pictures; for SAM2 only where a loop draws in them (`masks`)."""
+        with torch.no_grad(), self.timer.part("encode"):
+            return EncodedImages(
+                vision=self._looked_at(batch), frames=self.model.sam2.encode(batch.pixels) if masks else None
+            )
+
+    def rollout_step(
+        self, name: str, batch: RlBatch, encoded: EncodedImages, *, rollout: int = 0
+    ) -> RolloutStep:
+        """Return what a loop needs to act on these samples. rollout: its number, for the seeds."""
+        return RolloutStep(
+            policies=self.policies,
+            settings=self.settings,
+            reader=self.reader,
+            batch=batch,
+            encoded=encoded,
+            rewards=self.rewards,
+            mask_policy=self.mask_policy,
+            exploration=self.exploration,
+            mask_points=self.points,
+            mask_losses=self.loss_weights,
+            seeds=(self.seed, name, rollout),
+            timer=self.timer,
+            practice=self.practice,
+        )
 
     def _looked_at(self, batch: RlBatch) -> list[ImageFeatures]:
         """Return the vision tower's features of every sample's picture. What a practice shows of it, the

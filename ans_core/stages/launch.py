@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ans_core.config import Launch, Optim
 from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.train.loop import Curves, Machine, Schedule
+from ans_core.train.watch import VALIDATION_LOSS
 from ans_core.types import Log
 
 LAST = 50
@@ -122,6 +123,12 @@ def last_means(curves: Curves) -> dict[str, float]:
     end = max(step for step, *_ in curves)
     rows: dict[str, list[float]] = {}
     for step, name, value in curves:
-        if step > end - LAST:
+        if step > max(end - LAST, -1):  # -1: before the first
             rows.setdefault(name, []).append(value)
     return {f"train/{name}": sum(values) / len(values) for name, values in rows.items()}
+
+
+def best_of(steps: Sequence[int], curves: Curves, *, count: int) -> list[int]:
+    """Return the `count` of these numbers of steps whose validation loss is lowest, in order; 0: all."""
+    losses = {step + 1: value for step, name, value in curves if name == VALIDATION_LOSS}
+    return sorted(sorted(steps, key=losses.__getitem__)[:count]) if count else list(steps)

@@ -42,8 +42,10 @@ from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
 from ans_core.rl.step import RlBatch, rl_batch
+from ans_core.rl.validation import HeldOutRewards
 from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import (
+    best_of,
     check_shared_memory,
     last_means,
     lasting,
@@ -54,6 +56,7 @@ from ans_core.stages.launch import (
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, states
+from ans_core.train.watch import VALIDATION_LOSS, Validation, Watch
 from ans_core.types import Log, Sample
 
 
@@ -153,6 +156,7 @@ def _run(
         log=log,
         pictures_to=scratch / "samples",
     )
+    validation = _validation(cfg, module, machine, inputs["data"]) if settings.val_every else None
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
     make = RolloutBatches(cfg, practice, model, joined, left_out, rows)
@@ -161,8 +165,10 @@ def _run(
         machine=machine, seed=cfg.seed,
         scratch=scratch, log=log,
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
-        scales=dict.fromkeys(modules, settings.modules_lr),
+        scales=dict.fromkeys(modules, settings.modules_lr), watch=Watch(validation=validation),
     )  # fmt: skip
+    if validation is not None:
+        warn_unless_better(curves)
     if must_learn:
         check_learned(curves)
     moved = check_moved(before, model)
@@ -177,13 +183,76 @@ def _run(
         if (scratch / "samples").is_dir():
             shutil.copytree(scratch / "samples", out / "samples")
     folder = scratch / "rl"
-    for steps in states.saved_steps(folder):
+    for steps in best_of(states.saved_steps(folder), curves, count=settings.keep_best):
         states.load_weights(states.step_file(folder, steps), steps, module, device=machine.device)
         if dist.rank() == 0:
             target = out / STEPS / str(steps)
             checkpoint.save_delta(policies.tensors("policy"), target, base_hash=base_hash, config=config)
     dist.wait_for_all()
     return last_means(curves)
+
+
+def _validation(cfg: Config, module: DualLoop, machine: loop.Machine, prepared: Path) -> Validation:
+    """Measure the loops on the split `val`. Raises ValueError if it has nothing that they could practise."""
+    s = cfg.rl
+    joined = Joined([source.samples for source in data.sources(prepared, "val")])
+    samples = {}
+    for name in s.loops:
+        taken = Selected(joined, joined.where(LOOPS[name].takes))
+        if some := held_out(taken, s.val_rows, module.model, mask_size=cfg.sft.mask_size, seed=cfg.seed):
+            samples[str(name)] = some
+        else:
+            logging.warning(
+                "rl.val_every: the split 'val' has nothing for the loop %s, which needs %s: its rewards are "
+                "not measured",
+                name,
+                LOOPS[name].wants,
+            )
+    if not samples:
+        raise ValueError(
+            "rl.val_every is set, and the split 'val' has nothing that a loop of rl.loops practises; add data "
+            "with one to prepare.sources, or set rl.val_every=0"
+        )
+    measured = HeldOutRewards(
+        module,
+        samples,
+        batch=max(1, s.optim.batch // (s.optim.accumulate * dist.world_size())),
+        mask_size=cfg.sft.mask_size,
+        autocast=machine.autocast(),
+    )
+    return Validation(
+        every=s.val_every, measure=lambda done: measured.measure(), patience=s.early_stop, at_start=True
+    )
+
+
+def held_out(
+    samples: Sequence[Sample], rows: int, model: Network, *, mask_size: int, seed: int
+) -> list[Sample]:
+    """Return so many samples that can be read, in an order that the seed decides."""
+    chosen: list[Sample] = []
+    for number in _epoch_order(len(samples), 0, dist.seed_of(seed, "rl validation")):
+        if len(chosen) == rows:
+            break
+        sample = samples[number]
+        try:
+            rl_batch([sample], [sample.text], model, mask_size=mask_size)
+        except ValueError as error:
+            logging.warning("rl: validation leaves out %s/%s: %s", sample.dataset, sample.sample_id, error)
+            continue
+        chosen.append(sample)
+    return chosen
+
+
+def warn_unless_better(curves: states.Curves) -> None:
+    """Say so where no validation was better than that of the model which RL began with."""
+    before, *after = [value for _, name, value in curves if name == VALIDATION_LOSS]
+    if dist.rank() == 0 and not min(after, default=math.inf) < before:
+        logging.warning(
+            "rl: no validation is better than that of the model it began with (val/loss %.4f, then %.4f at "
+            "best): keep that one, or see docs/trouble.md",
+            before,
+            min(after, default=math.nan),
+        )
 
 
 PHRASES_NEED = (

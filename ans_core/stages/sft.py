@@ -33,6 +33,7 @@ from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import (
+    best_of,
     check_shared_memory,
     last_means,
     lasting,
@@ -44,7 +45,7 @@ from ans_core.stages.launch import (
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, sharding, states
-from ans_core.train.watch import OPERATIONS, VALIDATION_LOSS, Validation, Watch
+from ans_core.train.watch import OPERATIONS, Validation, Watch
 from ans_core.types import Log
 
 
@@ -147,12 +148,6 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         write(out / STEPS / str(steps))
     dist.wait_for_all()
     return last_means(curves)
-
-
-def best_of(steps: Sequence[int], curves: states.Curves, *, count: int) -> list[int]:
-    """Return the `count` of these numbers of steps whose validation loss is lowest, in order; 0: all."""
-    losses = {step + 1: value for step, name, value in curves if name == VALIDATION_LOSS}
-    return sorted(sorted(steps, key=losses.__getitem__)[:count]) if count else list(steps)
 
 
 def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:

@@ -193,6 +193,11 @@ def train(
         profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled,
         states.Writer() as writer,
     ):
+        if validation is not None and validation.at_start and not start:
+            at_start = {f"val/{key}": value for key, value in validation.measure(0).items()}
+            curves += [(-1, key, value) for key, value in at_start.items()]
+            if rank() == 0:
+                log({f"{name}/{key}": value for key, value in at_start.items()}, -1)
         for step in bar:
             if validation is not None and validation.exhausted(curves):
                 break

@@ -45,15 +45,19 @@ class Validation:
     """Number of steps done -> `loss` and other metrics, the same on all processes; all of them call it."""
     patience: int = 0
     """The training ends after this many validations in a row without a lower loss; 0 = never."""
+    at_start: bool = False
+    """Whether the model is also measured before the first step, for comparison: as step -1 of the curves."""
 
     def due(self, done: int, steps: int) -> bool:
         return done % self.every == 0 or done == steps
 
     def best(self, curves: Curves) -> int | None:
-        """Return the step with the lowest loss so far, the first of equals; None before the first validation
-        with a finite one."""
+        """Return the trained step with the lowest loss so far, the first of equals; None before the first
+        validation with a finite one."""
         losses = [
-            (value, step) for step, name, value in curves if name == VALIDATION_LOSS and math.isfinite(value)
+            (value, step)
+            for step, name, value in curves
+            if name == VALIDATION_LOSS and math.isfinite(value) and step >= 0
         ]
         return min(losses)[1] if losses else None
 

@@ -23,6 +23,7 @@ from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
 from ans_core.rl.rollout import SampledAnswer
 from ans_core.rl.step import RolloutStep, rl_batch
+from ans_core.rl.validation import HeldOutRewards
 from ans_core.dist import own_share
 from tests import tiny
 from tests.rl.test_dual_loop import loops
@@ -36,6 +37,8 @@ def noting(name):
     act = LOOPS[name].act
     def noted(step):
         done = act(step)
+        if step.settings.group == 1:  # a validation's
+            return done
         for i, sample in enumerate(step.batch.samples):
             rows = slice(3 * i, 3 * i + 3)
             cells = done.actions.choice[i].tolist() if name == "refer" else None
@@ -74,7 +77,11 @@ def train(folder, stage):
     curves = loop.train(module, make, name="rl", schedule=schedule, machine=machine, seed=0, scratch=folder,
                         log=lambda m, s: None, after_step=module.after_step)
     policy = {name: t.double().sum().item() for name, t in module.policies.tensors("policy").items()}
-    found = {"rollouts": rollouts, "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploration.width}
+    # three samples, of which two processes take two and one
+    held_out = HeldOutRewards(module, {"caption": samples[1:], "mask": samples[1:], "refer": referring[1:]},
+                              batch=1, mask_size=32, autocast=machine.autocast())
+    found = {"rollouts": rollouts, "held out": held_out.measure(),
+             "loss": [v for s, n, v in curves if n == "loss"], "policy": policy, "width": module.exploration.width}
     (folder / f"{dist.rank()}.json").write_text(json.dumps(found))
 
 for stage in map(int, sys.argv[2].split(",")):
@@ -106,6 +113,7 @@ def test_two_processes_roll_out_and_learn_as_one_does(tmp_path: Path) -> None:
         assert len({cell for _, _, cells in together.values() for cell in cells or ()} - {-1}) > 1
         assert together == one["rollouts"]
         assert two[0]["loss"] == two[1]["loss"] == pytest.approx(one["loss"], abs=1e-4)
+        assert two[0]["held out"] == two[1]["held out"] == pytest.approx(one["held out"], abs=1e-3)
         assert two[0]["width"] == two[1]["width"] == pytest.approx(one["width"])
         for name, total in one["policy"].items():
             assert two[0]["policy"][name] == two[1]["policy"][name] == pytest.approx(total, abs=1e-3), name

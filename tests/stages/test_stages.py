@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ans_core.checkpoints import trained as handed_on
 from ans_core.config import Config, Rl
 from ans_core.config.training import DataOptim, KeepingOptim, Optim
 from ans_core.data import DatasetEntry, write_entries
+from ans_core.data.selection import Joined, Selected
 from ans_core.inference import predict as answering
 from ans_core.inference.predict import predict
 from ans_core.inference.sa2va import Sa2VA
@@ -870,6 +872,7 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
         "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
         "samples_every": 1, "monitor_every": 1, "views": {"mirrored": 0.5, "cropped": 1.0},
+        "val_every": 1, "val_rows": 2, "early_stop": 3, "keep_best": 1,
     }  # fmt: skip
     config = Config.model_validate(values)
     run(judge_questions, tmp_path, "questions", {"data": runs / "data"}, config)
@@ -885,6 +888,8 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         "describe/kl",
         "refer/reward/iou",
         "ground/reward/meteor",
+        "val/refer/reward/iou",
+        "val/describe/reward",
     ):
         assert f"train/{name}" in found
     assert any(name.startswith("train/grad_norm/") for name in found)
@@ -894,6 +899,44 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         for loop in ("loop1", "loop2", "refer", "ground", "describe")
         for kind in ("png", "json")
     } <= names
+    with (tmp_path / "rl/curves.csv").open() as file:
+        losses = {
+            int(row["step"]): float(row["value"])
+            for row in csv.DictReader(file)
+            if row["name"] == "rl/val/loss"
+        }
+    assert sorted(losses) == [-1, 0, 1]  # before the first step, and after each
+    (best,) = (tmp_path / "rl/steps").iterdir()
+    assert best.name == str(min((0, 1), key=losses.__getitem__) + 1)
+    assert (best / "delta.safetensors").read_bytes() == (tmp_path / "rl/delta.safetensors").read_bytes()
+
+
+def test_rl_validates_on_what_the_split_has_and_says_when_nothing_was_better(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    joined = Joined([source.samples for source in data.sources(runs / "data", "val")])
+    model = checkpoint.load(runs / "base" / "base")
+    regions = list(Selected(joined, joined.where(rl.LOOPS["caption"].takes)))
+    chosen = rl.held_out(regions, 3, model, mask_size=32, seed=1)
+    assert chosen == rl.held_out(regions, 3, model, mask_size=32, seed=1)
+    broken = [
+        replace(sample, frames=(b"no picture",)) if sample == chosen[0] else sample for sample in regions
+    ]
+    assert rl.held_out(broken, 2, model, mask_size=32, seed=1) == chosen[1:]
+    assert f"validation leaves out {chosen[0].dataset}/{chosen[0].sample_id}: cannot read" in caplog.text
+    rl.warn_unless_better([(-1, "val/loss", 0.5), (1, "val/loss", 0.4)])
+    assert "no validation is better" not in caplog.text
+    rl.warn_unless_better([(-1, "val/loss", 0.5), (1, "val/loss", 0.5)])
+    assert "no validation is better" in caplog.text
+    shutil.copytree(runs / "data", tmp_path / "data")
+    write_entries(
+        tmp_path / "data", [entry for entry in data.read_entries(tmp_path / "data") if entry.split != "val"]
+    )
+    inputs = {k: runs / k for k in ("base", "sft")} | {"data": tmp_path / "data"}
+    values = CONFIG.model_dump()
+    values["rl"] |= {"val_every": 1}
+    with pytest.raises(ValueError, match=r"the split 'val' has nothing that a loop of rl\.loops practises"):
+        run(rl, tmp_path, "rl", inputs, Config.model_validate(values))
 
 
 @pytest.mark.parametrize("stage", ["sft", "rl"])
@@ -908,8 +951,8 @@ def test_each_kept_step_loads_as_a_model_and_the_last_is_the_stages_own(runs: Pa
 
 def test_best_steps_are_those_of_lowest_validation_loss():
     curves = [(9, "val/loss", 3.0), (19, "val/loss", 1.0), (29, "val/loss", 2.0), (29, "loss", 0.0)]
-    assert sft.best_of([10, 20, 30], curves, count=2) == [20, 30]
-    assert sft.best_of([10, 20, 30], curves, count=0) == [10, 20, 30]
+    assert launch.best_of([10, 20, 30], curves, count=2) == [20, 30]
+    assert launch.best_of([10, 20, 30], curves, count=0) == [10, 20, 30]
 
 
 def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):
