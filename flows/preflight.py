@@ -120,21 +120,32 @@ def stages_memory(config: Config, model: Network, has: int) -> dict[str, StageMe
     is left out."""
     from ans_core.stages.gpu_memory import stage_memory
 
+    stages = trained_stages(config)
+    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
+
+
+def trained_stages(config: Config) -> list[Literal["sft", "rl"]]:
+    """Return which of the two the settings train."""
     stages = list[Literal["sft", "rl"]]()
     if config.sft.optim.steps or config.sft.optim.epochs:
         stages.append("sft")
     if config.launch.deepspeed_stage < 3:
         stages.append("rl")
-    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
+    return stages
 
 
 def shared_memory(config: Config, model: Network, folder: Path = Path("/dev/shm")) -> Finding:
-    """Check that the loaders' batches of SFT have room in shared memory: many containers have 64 MB of it."""
+    """Check that the loaders' batches of SFT and RL have room in shared memory: many containers have 64 MB of
+    it."""
     from ans_core.stages.gpu_memory import loader_bytes
     from ans_core.stages.launch import check_shared_memory
 
     here = max(1, config.launch.processes // int(os.environ.get("PET_NNODES", "1")))
-    size = loader_bytes(config, model, "sft", processes=config.launch.processes)
+    processes = config.launch.processes
+    size = max(
+        (loader_bytes(config, model, stage, processes=processes) for stage in trained_stages(config)),
+        default=0,
+    )
     try:
         check_shared_memory(config.launch.workers, size, processes=here, folder=folder)
     except RuntimeError as error:

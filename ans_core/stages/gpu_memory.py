@@ -138,10 +138,15 @@ def largest_batches(cfg: Config, model: Network, stage: Stage, *, processes: int
 
 def loader_bytes(cfg: Config, model: Network, stage: Stage, *, processes: int) -> int:
     """Return the bytes of what a loader hands over for one step of a process at most."""
-    return sum(
+    sizes = [
         loaded_bytes(model, batch, mask_size=cfg.sft.mask_size)
         for batch in largest_batches(cfg, model, stage, processes=processes)
-    )
+    ]
+    if stage == "rl":
+        for place, name in enumerate(cfg.rl.loops):
+            pictures = 1 + len(cfg.rl.views) if name == "caption" else 1
+            sizes[place] = math.ceil(sizes[place] * (1 + cfg.rl.oversample) * pictures)
+    return sum(sizes)
 
 
 def rollout_cache(cfg: Config, model: Network, *, processes: int) -> int:

@@ -107,6 +107,6 @@ def test_a_container_with_little_shared_memory_is_no_ok(
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=64_000_000))
     found = preflight.shared_memory(config, build_meta("sa2va-4b"), tmp_path)
     assert not found.ok
-    assert found.remedy.startswith("give the container more (docker run --shm-size=13g")
+    assert found.remedy.startswith("give the container more (docker run --shm-size=18g")
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32_000_000_000))
     assert preflight.shared_memory(config, build_meta("sa2va-4b"), tmp_path).ok
