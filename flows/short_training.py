@@ -409,11 +409,13 @@ def estimate(request: Request) -> str:
     steps = getattr(request.config, training.stage).optim.steps
     minutes = measured["step_s"] * steps / 60
     where = "GPU memory" if measured["gpu"] else "memory"
+    validated = getattr(request.config, training.stage).val_every
+    beside = f" Validation comes every {validated} steps." if validated else ""
     most = f" {longest_rows(request, measured['total'])}" if measured["gpu"] else ""
     return (
         f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes "
         f"of training; {measured['bytes'] / 1e9:.1f} GB of {where} ({measured['total'] / 1e9:.0f} GB "
-        f"here).{most} Evaluation comes before and after."
+        f"here).{most}{beside} Evaluation comes before and after."
     )
 
 
@@ -437,15 +439,16 @@ def longest_rows(request: Request, gpu_bytes: int) -> str:
 
 def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | bool]:
     """Train a few steps into a folder that the caller removes, and return seconds a step and the peak of
-    memory, of one process. A judge is not asked, and answers that are all alike are no failure."""
+    memory, of one process. A judge is not asked, nothing is validated, and answers that are all alike are no
+    failure."""
     import psutil
     import torch
 
     section = getattr(config, stage.name)
     optim = section.optim.model_copy(update={"steps": MEASURED_STEPS, "save_every": MEASURED_STEPS})
-    quiet = (
-        {"use_llm_judge": False, "use_llm_judge_loop2": False, "inner_steps": 1} if stage.name == "rl" else {}
-    )
+    quiet: dict[str, bool | int] = {"val_every": 0}
+    if stage.name == "rl":
+        quiet |= {"use_llm_judge": False, "use_llm_judge_loop2": False, "inner_steps": 1}
     short = config.model_copy(update={stage.name: section.model_copy(update={"optim": optim, **quiet})})
     times: list[float] = []
 

@@ -1,0 +1,115 @@
+"""Which words of a caption the model that draws it listens to: what a reward by masks can teach the model
+that captions; a Markdown table.
+
+    ans run                                              # makes runs/<profile>; up to `sft` is enough
+    python perf/listener.py [--split test] [--regions N]    # 2 cores: a minute for `quick`
+
+The SFT model draws regions of the drawn world from their true captions, from captions with one word wrong
+and from captions without their place: the mean IoU with the true mask, in the picture as it is and in the
+same picture turned by 180 degrees. Where a wrong colour costs next to nothing, RL that pays captions by
+masks alone has next to nothing to teach colours by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from statistics import fmean
+
+from ans_core import data, dist
+from ans_core.benchmarks.loops import redrawn_ious, true_mask
+from ans_core.benchmarks.region_caption import ATTRIBUTES
+from ans_core.checkpoints.trained import sft_model
+from ans_core.config import load
+from ans_core.data.regions import is_region
+from ans_core.data.scene_text import PLACES
+from ans_core.inference.predict import predict
+from ans_core.pictures import rle, transforms
+from ans_core.report import gallery
+from ans_core.rl.augmentations import turned
+from ans_core.stages.launch import machine_of
+from ans_core.types import Sample
+
+OTHERS = {
+    place: [other for other in PLACES if other != place] for place in sorted(PLACES, key=len, reverse=True)
+}
+
+
+def wrong(sample: Sample, key: str, values: Sequence[str], seed: int) -> str:
+    """Return the caption with another value of an attribute."""
+    value = str(sample.meta[key])
+    others = [other for other in values if other != value]
+    return sample.text.replace(value, dist.rng_of(seed, key, sample.sample_id).choice(others), 1)
+
+
+def place_of(sample: Sample) -> str | None:
+    return next((place for place in OTHERS if place in sample.text), None)
+
+
+def wrong_place(sample: Sample, seed: int) -> str:
+    place = place_of(sample)
+    return (
+        sample.text.replace(place, dist.rng_of(seed, "place", sample.sample_id).choice(OTHERS[place]), 1)
+        if place
+        else sample.text
+    )
+
+
+def without_place(sample: Sample) -> str:
+    place = place_of(sample)
+    return sample.text.partition(place)[0].strip() if place else sample.text
+
+
+def turned_round(sample: Sample) -> Sample:
+    image, mask = turned(
+        transforms.open_image(sample.frames[0]), rle.decode(true_mask(sample)), random.Random()
+    )
+    file = BytesIO()
+    image.save(file, format="PNG")
+    return replace(sample, frames=(file.getvalue(),), masks=((rle.encode(mask),),))
+
+
+def captions_of(samples: Sequence[Sample], seed: int) -> dict[str, list[str]]:
+    """Return each region's caption in every form."""
+    forms: dict[str, Callable[[Sample], str]] = {"true": lambda sample: sample.text}
+    for key in ATTRIBUTES:
+        values = sorted({str(sample.meta[key]) for sample in samples})
+        if len(values) > 1:
+            forms[f"wrong {key}"] = partial(wrong, key=key, values=values, seed=seed)
+    forms |= {"wrong place": partial(wrong_place, seed=seed), "no place": without_place}
+    return {name: [form(sample) for sample in samples] for name, form in forms.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--regions", type=int, default=300)
+    arguments = parser.parse_args()
+    cfg = load(Path("params.yaml"))
+    runs, machine = Path("runs") / cfg.profile, machine_of(cfg.launch)
+    model = sft_model(runs / "base/base", runs / "sft", device=machine.device)
+    every = [
+        sample
+        for source in data.sources(runs / "data", arguments.split)
+        for sample in source.samples
+        if is_region(sample) and all(sample.meta.get(key) for key in ATTRIBUTES)
+    ]
+    samples = gallery.spread(every, arguments.regions)
+    inverse = partial(predict, model, batch=cfg.evaluate.batch, max_tokens=cfg.evaluate.max_tokens)
+    forms = captions_of(samples, cfg.seed)
+    print("| view |", " | ".join(forms), "|")
+    print("|-|", "-|" * len(forms), sep="")
+    for view, seen in (("as it is", samples), ("turned", [turned_round(sample) for sample in samples])):
+        means = [fmean(redrawn_ious(seen, captions, inverse=inverse)) for captions in forms.values()]
+        print(f"| {view} |", " | ".join(f"{mean:.3f}" for mean in means), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
