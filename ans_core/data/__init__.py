@@ -69,13 +69,10 @@ def read_entries(
 
 
 def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
-    """Read a drawn data set into a list. One of the user's may be of any size: it is read once, into an index
-    beside the prepared folder, and again when its files change."""
-    if entry.kind != "extra":
-        return read_samples(
-            format=entry.format, path=prepared / entry.path, name=entry.name, split=entry.on_disk
-        )
-    path = existing(entry.format, Path(entry.path), name=entry.name)
+    """Read a data set once, into an index beside the prepared folder, and again when its files change. Its
+    pictures' paths are absolute, so that it is read from every working folder."""
+    place = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
+    path = existing(entry.format, place, name=entry.name).absolute()
     split = ", ".join(entry.parts) or entry.split
     split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
     stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)

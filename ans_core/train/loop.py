@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,8 @@ def train(
             "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or "
             "launch.deepspeed_stage=0"
         )
+    # SAM2's depthwise convolutions; the copy that it hints at is of a few thousand numbers
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     accelerator = _accelerator(machine, schedule)
     optimizer = optimizer_of(
         loss_module,
