@@ -37,7 +37,7 @@ SYNONYMS = {
     "amp": "dtype",
     "gradient_checkpointing": "checkpointing", "activation_checkpointing": "checkpointing",
     "max_seq_length": "sft.max_length", "max_seq_len": "sft.max_length", "model_max_length": "sft.max_length",
-    "eval_steps": "sft.val_every", "early_stopping_patience": "sft.early_stop", "num_frames": "sft.frames",
+    "eval_steps": "val_every", "early_stopping_patience": "early_stop", "save_total_limit": "launch.keep_states", "num_frames": "sft.frames",
     "num_generations": "rl.group", "group_size": "rl.group", "num_rollouts": "rl.group",
     "beta": "rl.kl", "kl_coef": "rl.kl", "kl_beta": "rl.kl", "entropy_coef": "rl.entropy",
     "epsilon": "rl.clip_low", "clip_range": "rl.clip_low", "epsilon_low": "rl.clip_low",
