@@ -431,7 +431,7 @@ class Captions:
             done = text_loop.text_experience(step, self.requests, "captions")
             done.advantage = advantages(done.rewards["meteor"].flatten().tolist()).view(-1, GROUP)
             with self.policies.using("reference"):
-                done.known |= text_loop.read_reference(step, done)
+                text_loop.read_reference(step, done)
         return done
 
     def own(self, turn: int) -> int:
@@ -493,7 +493,7 @@ class Captions:
         done = self.act(step)
         text_loop.learn(step, done)
         answers = [rollout[-1].ids for group in done.groups for rollout in group.rollouts]
-        return float((done.known["behaviour"] - self.logps(torch.tensor(answers))).abs().max())
+        return float((done.behaviour - self.logps(torch.tensor(answers))).abs().max())
 
 
 # Times

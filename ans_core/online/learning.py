@@ -58,7 +58,9 @@ class OnlineLoop(DualLoop):
         sampled = torch.tensor(
             [p for experience in done for logps in experience.sampled_logps for p in logps]
         )
-        reference = torch.cat([experience.known["reference"].cpu() for experience in done])
+        reference = torch.cat(
+            [experience.reference.cpu() for experience in done if experience.reference is not None]
+        )
         self.kl = grpo.token_kl(sampled, reference)[1]
         self.pulled_back = self.control.too_far(self.kl)
         if self.pulled_back:

@@ -462,7 +462,7 @@ class DualLoop(nn.Module):
     def _read_reference(self, steps: Mapping[str, RolloutStep], done: Mapping[str, Experience]) -> None:
         with self.timer.part("reference"), self.policies.using("reference"):
             for name, experience in done.items():
-                experience.known |= LOOPS[name].read_reference(steps[name], experience)
+                LOOPS[name].read_reference(steps[name], experience)
 
     def _total_reward(self, name: str, experience: Experience) -> Float[Tensor, "B G"]:
         return grpo.weighted_sum(experience.rewards, LOOPS[name].rewards(self.settings))

@@ -82,19 +82,21 @@ def act(step: RolloutStep) -> Experience:
     )
 
 
-def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
-    output, words = policy_output(step, done.groups)
-    return {**vars(output), "said": words}
+def read_reference(step: RolloutStep, done: Experience) -> None:
+    done.reference_masks, done.reference_words = policy_output(step, done.groups)
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    s, policy, batch, known = step.settings, step.mask_policy, step.batch, done.known
+    s, policy, batch = step.settings, step.mask_policy, step.batch
     assert done.actions is not None, "a mask loop without actions"
     assert done.advantage is not None, "advantages come before learning"
+    reference, reference_words = done.reference_masks, done.reference_words
+    assert reference is not None, "the reference reads before the policy learns"
+    assert reference_words is not None, "the reference reads before the policy learns"
     output, words = policy_output(step, done.groups)
-    reference = PolicyOutput(**{name: known[name] for name in PolicyOutput.__dataclass_fields__})
     logps = policy.log_prob(output, done.actions).flatten()
-    behaviour = known.setdefault("behaviour", logps.detach())
+    if done.behaviour is None:
+        done.behaviour = logps.detach()
     each = torch.arange(len(logps), device=logps.device)
     objective = replace(step.objective, max_tokens=1)
     totals = replace(step.totals, tokens=step.totals.answers)  # an answer is one action
@@ -102,7 +104,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     share = len(done.groups) / totals.samples
     loss, metrics = grpo.policy_loss(
         logps,
-        behaviour,
+        done.behaviour,
         done.advantage.to(logps.device).flatten(),
         each,
         objective,
@@ -110,7 +112,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
         totals=totals,
     )
     kl = policy.kl(output, reference, done.actions)
-    words_kl = grpo.exact_kl(words, known["said"]) / len(done.groups)
+    words_kl = grpo.exact_kl(words, reference_words) / len(done.groups)
     supervised = (
         step.mask_loss(output.logits, batch.targets, range(len(batch.samples)))
         if s.mask_weight

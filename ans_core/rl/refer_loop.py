@@ -122,7 +122,7 @@ def _place_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Return GRPO's loss of the things that were drawn, one action an answer, and the supervised mask loss;
     and metrics."""
-    s, known = step.settings, done.known
+    s = step.settings
     assert done.advantage is not None, "advantages come before learning"
     answers, logits, _ = single_things(step, packed, hidden, rollout)
     every = MaskActions(
@@ -131,9 +131,11 @@ def _place_loss(
     )  # fmt: skip
     tried = every.choice[answers, 0] != NOWHERE
     logps = PLACE.drawn(logits[tried], every.take(answers[tried]))[:, 0]
+    if done.behaviour_places is None:
+        done.behaviour_places = logps.detach()
     loss, _ = grpo.policy_loss(
         logps,
-        known.setdefault("places", logps.detach()),
+        done.behaviour_places,
         done.advantage.to(logps.device).flatten()[answers[tried]],
         torch.arange(len(logps), device=logps.device),
         replace(step.objective, max_tokens=1),

@@ -42,7 +42,7 @@ from ans_core.rewards import Reward
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.augmentations import AUGMENTATIONS
-from ans_core.rl.mask_policy import MaskActions, MaskPolicy, mean_probability
+from ans_core.rl.mask_policy import MaskActions, MaskPolicy, PolicyOutput, mean_probability
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Group, Reader, Rollout, SampledAnswer, Segment, pack, sample
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -197,13 +197,22 @@ class Experience:
     """B x G: log-probabilities of the answer's tokens, as they were sampled."""
     actions: MaskActions | None = None
     advantage: Float[Tensor, "B G"] | None = None
-    known: dict[str, Tensor] = field(default_factory=dict)
-    """Log-probabilities and logits of the reference, and of the policy that acted."""
+    behaviour: Float[Tensor, " M"] | None = None
+    """Log-probabilities of the actions (sampled tokens; loop 2: masks) under the policy that acted."""
+    behaviour_places: Float[Tensor, " P"] | None = None
+    """The same of the things that answers of the loop refer click."""
+    reference: Float[Tensor, " M"] | None = None
+    """Log-probabilities of the sampled tokens under the reference."""
+    reference_words: Float[Tensor, "T V"] | None = None
+    """Loop 2: the reference's logits at the answers' tokens, which are given."""
+    reference_masks: PolicyOutput | None = None
+    """Loop 2: the reference's masks."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def take(self, kept: Sequence[int]) -> Experience:
-        """Keep these samples only; allowed until `known` holds per-token values."""
-        assert not self.known, "reference and behaviour are of the samples that stay"
+        """Keep these samples only; allowed until the reference or the policy has read their tokens."""
+        read = (self.behaviour, self.reference, self.reference_masks)
+        assert all(values is None for values in read), "reference and behaviour are of the samples that stay"
         group = next(iter(self.rewards.values())).shape[1]
         return replace(
             self,
@@ -228,7 +237,7 @@ class Experience:
             return [self]
         ends = list(accumulate(sizes))
         spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        return [replace(self.take(span), kept=None, known={}, metrics=dict(self.metrics)) for span in spans]
+        return [replace(self.take(span), kept=None, metrics=dict(self.metrics)) for span in spans]
 
     def learned_tokens(self) -> int:
         """Count the sampled tokens that enter the loss."""
@@ -243,6 +252,7 @@ class Experience:
             **vars(self),
             "groups": groups,
             "actions": None if self.actions is None else dict(vars(self.actions)),
+            "reference_masks": None if self.reference_masks is None else dict(vars(self.reference_masks)),
         }
 
     @staticmethod
@@ -254,8 +264,9 @@ class Experience:
             )
             for prefix, rollouts in state["groups"]
         )
-        actions = None if state["actions"] is None else MaskActions(**state["actions"])
-        return Experience(**{**state, "groups": groups, "actions": actions})
+        actions = None if (of := state["actions"]) is None else MaskActions(**of)
+        masks = None if (of := state["reference_masks"]) is None else PolicyOutput(**of)
+        return Experience(**{**state, "groups": groups, "actions": actions, "reference_masks": masks})
 
 
 class StepTimer:
@@ -638,7 +649,7 @@ class Loop:
     """Roll out and reward, under no_grad."""
     judged: Callable[[Rl], bool] = lambda settings: False
     """Whether the judge also scores its captions, in the part `meteor`."""
-    read_reference: Callable[[RolloutStep, Experience], dict[str, Tensor]]
-    """Compute what the KL needs, under no_grad with the reference active."""
+    read_reference: Callable[[RolloutStep, Experience], None]
+    """Compute what the KL needs and keep it in the experience, under no_grad with the reference active."""
     learn: Callable[[RolloutStep, Experience], tuple[Float[Tensor, ""], dict[str, float]]]
     """Return the loss, with a gradient to the policy, and metrics."""

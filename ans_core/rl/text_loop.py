@@ -52,9 +52,9 @@ def experience_of(
     )
 
 
-def read_reference(step: RolloutStep, done: Experience) -> dict[str, Tensor]:
+def read_reference(step: RolloutStep, done: Experience) -> None:
     packed, hidden, _ = step.hidden(done.groups, done.regions, done.observed)
-    return {"reference": token_logps(step.model, packed, hidden, step.reader)[0]}
+    done.reference = token_logps(step.model, packed, hidden, step.reader)[0]
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
@@ -69,22 +69,23 @@ def words_loss(
     rollout: Int[Tensor, " M"],
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Return the loss of the tokens sampled, from hidden states of the policy, and metrics."""
-    s, advantage = step.settings, done.advantage
+    s, advantage, reference = step.settings, done.advantage, done.reference
     assert advantage is not None, "advantages come before learning"
+    assert reference is not None, "the reference reads before the policy learns"
     logps, entropies = token_logps(step.model, packed, hidden, step.reader, learn_entropy=bool(s.entropy))
-    if "behaviour" not in done.known:
-        done.known["behaviour"] = logps.detach()
+    if done.behaviour is None:
+        done.behaviour = logps.detach()
         done.metrics["sampling_gap"] = _sampling_gap(done, logps.detach())
     loss, metrics = grpo.policy_loss(
         logps,
-        done.known["behaviour"],
+        done.behaviour,
         advantage.to(logps.device).flatten()[rollout],
         rollout,
         step.objective,
         answers=advantage.numel(),
         totals=step.totals,
     )
-    kl_loss, kl = grpo.token_kl(logps, done.known["reference"])
+    kl_loss, kl = grpo.token_kl(logps, reference)
     share = len(logps) / max(step.totals.tokens, 1.0)
     loss = loss + s.kl * share * kl_loss
     entropy = entropies.sum() / max(len(entropies), 1)

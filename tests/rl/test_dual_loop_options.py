@@ -784,7 +784,7 @@ def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(
         ),
     )
     with module.policies.using("reference"), torch.no_grad():
-        done.known |= LOOPS["refer"].read_reference(step, done)
+        LOOPS["refer"].read_reference(step, done)
     optimizer = torch.optim.SGD(trained(module), lr=1.0)
 
     def learned() -> tuple[Tensor, dict[str, float]]:
@@ -817,7 +817,7 @@ def test_masks_that_are_chosen_have_the_supervised_loss_too(
         ),
     )
     with module.policies.using("reference"), torch.no_grad():
-        done.known |= LOOPS["refer"].read_reference(step, done)
+        LOOPS["refer"].read_reference(step, done)
     loss, _ = LOOPS["refer"].learn(step, done)
     answers, logits, _ = refer_loop.single_things(step, *step.hidden(done.groups, done.regions))
     assert answers.tolist() == [4, 5]  # of the second sample; its first drawing answer counts
