@@ -523,6 +523,7 @@ def test_a_number_that_is_written_is_a_number_to_readers_of_older_yaml_too() -> 
 TINY = dump(resolve(PROFILES / "tiny.yaml", ("prepare.sources=[{name: mine, format: regions, path: x}]",)))
 EVERYWHERE = ("null", "{a: 1}", "[[]]", "2020-01-01", "*x", "!!binary aGk=")
 WRONG = {
+    dict: ("true", "3", "word", "[a]"),
     int: (
         "true",
         "1:30",

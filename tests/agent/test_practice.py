@@ -185,6 +185,7 @@ def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-4), (torch.bfloat16, 0.02)])
 def test_small_pictures_are_learned_as_they_were_shown_in_the_precision_they_were_sampled_in(

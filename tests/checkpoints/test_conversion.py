@@ -672,6 +672,7 @@ def test_the_folder_around_deepspeeds_folders_is_followed_to_the_last_one(tmp_pa
     assert conversion.training_file(tmp_path / "absent") is None
 
 
+@pytest.mark.slow
 @needs_golden
 def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path):
     """One process's state, written as DeepSpeed does: shapes in one file, all trained numbers in a row in

@@ -134,6 +134,7 @@ def judge(handler: Handler) -> None:
     says(grade)(handler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_is_asked_in_both_ways_scored_and_compared(
     name: str, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

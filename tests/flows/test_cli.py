@@ -127,6 +127,7 @@ def test_what_is_wrong_with_the_input_is_one_line() -> None:
     assert "Traceback" in ans("convert", "somewhere", ANS_TRACEBACK="1").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 def test_output_that_nobody_reads_any_more_ends_the_command_quietly(unbuffered: str) -> None:
     known = environment(ROOT, PYTHONUNBUFFERED=unbuffered)
@@ -143,6 +144,7 @@ def test_output_that_nobody_reads_any_more_ends_the_command_quietly(unbuffered: 
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_one_line() -> None:
     command = [sys.executable, "-m", "flows.cli", "tools"]
     with Path("/dev/full").open("w") as full:

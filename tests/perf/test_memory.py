@@ -150,6 +150,7 @@ def counted_by_torch(model: Network, grids: tuple[tuple[int, int], ...], tokens:
     return seen.get_total_flops(), read.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "grids"), [("sa2va-1b", ((16, 16),) * 3), ("sa2va-qwen25-3b", ((18, 25), (9, 12)))]
 )
