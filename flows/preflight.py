@@ -116,16 +116,14 @@ def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
 
 
 def stages_memory(config: Config, model: Network, has: int) -> dict[str, StageMemory]:
-    """Return the memory of every training stage that learns anything. Only `sft` runs under ZeRO-3: then `rl`
-    is left out."""
+    """Return the memory of the training stages."""
     from ans_core.stages.gpu_memory import stage_memory
 
-    stages = trained_stages(config)
-    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in stages}
+    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in trained_stages(config)}
 
 
 def trained_stages(config: Config) -> list[Literal["sft", "rl"]]:
-    """Return which of the two the settings train."""
+    """Return the training stages that learn anything. Only `sft` runs under ZeRO-3: then `rl` is left out."""
     stages = list[Literal["sft", "rl"]]()
     if config.sft.optim.steps or config.sft.optim.epochs:
         stages.append("sft")

@@ -406,11 +406,10 @@ def estimate(request: Request) -> str:
     if status:
         raise ValueError(f"a step of training failed, so nothing was trained:\n{stderr.strip()[-2000:]}")
     measured = json.loads(stdout.splitlines()[-1])
-    steps = getattr(request.config, training.stage).optim.steps
-    minutes = measured["step_s"] * steps / 60
+    section = getattr(request.config, training.stage)
+    minutes = measured["step_s"] * section.optim.steps / 60
     where = "GPU memory" if measured["gpu"] else "memory"
-    validated = getattr(request.config, training.stage).val_every
-    beside = f" Validation comes every {validated} steps." if validated else ""
+    beside = f" Validation comes every {section.val_every} steps." if section.val_every else ""
     most = f" {longest_rows(request, measured['total'])}" if measured["gpu"] else ""
     return (
         f"estimate, from {MEASURED_STEPS} steps: {measured['step_s']:.2f} s a step, {minutes:.1f} minutes "

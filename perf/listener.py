@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -35,34 +35,16 @@ from ans_core.rl.augmentations import turned
 from ans_core.stages.launch import machine_of
 from ans_core.types import Sample
 
-OTHERS = {
-    place: [other for other in PLACES if other != place] for place in sorted(PLACES, key=len, reverse=True)
-}
+
+def place_of(sample: Sample) -> str:
+    """Return the longest place that the caption names; nothing if it names none."""
+    return max((place for place in PLACES if place in sample.text), key=len, default="")
 
 
-def wrong(sample: Sample, key: str, values: Sequence[str], seed: int) -> str:
-    """Return the caption with another value of an attribute."""
-    value = str(sample.meta[key])
-    others = [other for other in values if other != value]
-    return sample.text.replace(value, dist.rng_of(seed, key, sample.sample_id).choice(others), 1)
-
-
-def place_of(sample: Sample) -> str | None:
-    return next((place for place in OTHERS if place in sample.text), None)
-
-
-def wrong_place(sample: Sample, seed: int) -> str:
-    place = place_of(sample)
-    return (
-        sample.text.replace(place, dist.rng_of(seed, "place", sample.sample_id).choice(OTHERS[place]), 1)
-        if place
-        else sample.text
-    )
-
-
-def without_place(sample: Sample) -> str:
-    place = place_of(sample)
-    return sample.text.partition(place)[0].strip() if place else sample.text
+def wrong(sample: Sample, kind: str, word: str, words: Iterable[str], seed: int) -> str:
+    """Return the caption with another of the words in the place of its own."""
+    others = [other for other in words if other != word]
+    return sample.text.replace(word, dist.rng_of(seed, kind, sample.sample_id).choice(others), 1)
 
 
 def turned_round(sample: Sample) -> Sample:
@@ -76,13 +58,16 @@ def turned_round(sample: Sample) -> Sample:
 
 def captions_of(samples: Sequence[Sample], seed: int) -> dict[str, list[str]]:
     """Return each region's caption in every form."""
-    forms: dict[str, Callable[[Sample], str]] = {"true": lambda sample: sample.text}
+    forms = {"true": [sample.text for sample in samples]}
     for key in ATTRIBUTES:
-        values = sorted({str(sample.meta[key]) for sample in samples})
-        if len(values) > 1:
-            forms[f"wrong {key}"] = partial(wrong, key=key, values=values, seed=seed)
-    forms |= {"wrong place": partial(wrong_place, seed=seed), "no place": without_place}
-    return {name: [form(sample) for sample in samples] for name, form in forms.items()}
+        own = [str(sample.meta[key]) for sample in samples]
+        if len(values := sorted({*own})) > 1:
+            forms[f"wrong {key}"] = [
+                wrong(sample, key, value, values, seed) for sample, value in zip(samples, own, strict=True)
+            ]
+    forms["wrong place"] = [wrong(sample, "place", place_of(sample), PLACES, seed) for sample in samples]
+    forms["no place"] = [sample.text.partition(place_of(sample))[0].strip() for sample in samples]
+    return forms
 
 
 def main() -> None:
@@ -99,7 +84,7 @@ def main() -> None:
         sample
         for source in data.sources(runs / "data", arguments.split)
         for sample in source.samples
-        if is_region(sample) and all(sample.meta.get(key) for key in ATTRIBUTES)
+        if is_region(sample) and all(sample.meta.get(key) for key in ATTRIBUTES) and place_of(sample)
     ]
     samples = gallery.spread(every, arguments.regions)
     inverse = partial(predict, model, batch=cfg.evaluate.batch, max_tokens=cfg.evaluate.max_tokens)

@@ -58,10 +58,11 @@ class OnlineLoop(DualLoop):
         sampled = torch.tensor(
             [p for experience in done for logps in experience.sampled_logps for p in logps]
         )
-        reference = torch.cat(
-            [experience.reference.cpu() for experience in done if experience.reference is not None]
-        )
-        self.kl = grpo.token_kl(sampled, reference)[1]
+        references = []
+        for experience in done:
+            assert experience.reference is not None, "begin_step lets the reference read"
+            references.append(experience.reference.cpu())
+        self.kl = grpo.token_kl(sampled, torch.cat(references))[1]
         self.pulled_back = self.control.too_far(self.kl)
         if self.pulled_back:
             for experience in done:

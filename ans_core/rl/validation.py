@@ -19,7 +19,8 @@ from ans_core.rl.step import Exploration, RlBatch, RolloutStep, StepTimer, rl_ba
 from ans_core.types import Sample
 
 COLD = 1e-4
-"""A temperature at which the likeliest word is always chosen."""
+"""A temperature at which the likeliest word is chosen: the noise of sampling decides among words whose logits
+differ by less than .002, for each sample the same way every time."""
 
 
 class HeldOutRewards:
@@ -75,8 +76,6 @@ class HeldOutRewards:
                 taken = values[known & counted].double()
                 sums[key] += torch.stack([taken.sum(), torch.tensor(float(len(taken)))])
         keys = sorted(sums)
-        if not keys:
-            return {}
         total = shared_sum(torch.stack([sums[key] for key in keys]), self.module.model.device)
         return {key: value / count for key, (value, count) in zip(keys, total.tolist(), strict=True) if count}
 

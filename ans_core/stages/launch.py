@@ -17,7 +17,7 @@ from ans_core.config import Launch, Optim
 from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.train.loop import Curves, Machine, Schedule
-from ans_core.train.watch import VALIDATION_LOSS
+from ans_core.train.watch import START, VALIDATION_LOSS
 from ans_core.types import Log
 
 LAST = 50
@@ -123,7 +123,7 @@ def last_means(curves: Curves) -> dict[str, float]:
     end = max(step for step, *_ in curves)
     rows: dict[str, list[float]] = {}
     for step, name, value in curves:
-        if step > max(end - LAST, -1):  # -1: before the first
+        if step > max(end - LAST, START):
             rows.setdefault(name, []).append(value)
     return {f"train/{name}": sum(values) / len(values) for name, values in rows.items()}
 

@@ -246,12 +246,13 @@ def held_out(
 def warn_unless_better(curves: states.Curves) -> None:
     """Say so where no validation was better than that of the model which RL began with."""
     before, *after = [value for _, name, value in curves if name == VALIDATION_LOSS]
-    if dist.rank() == 0 and not min(after, default=math.inf) < before:
+    best = min(after, default=math.nan)
+    if dist.rank() == 0 and not best < before:
         logging.warning(
             "rl: no validation is better than that of the model it began with (val/loss %.4f, then %.4f at "
             "best): keep that one, or see docs/trouble.md",
             before,
-            min(after, default=math.nan),
+            best,
         )
 
 

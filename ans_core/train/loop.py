@@ -39,6 +39,7 @@ from ans_core.train import states
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.states import Curves
 from ans_core.train.watch import (
+    START,
     GraphWatch,
     Speed,
     Watch,
@@ -198,9 +199,9 @@ def train(
     ):
         if validation is not None and validation.at_start and not start:
             at_start = {f"val/{key}": value for key, value in validation.measure(0).items()}
-            curves += [(-1, key, value) for key, value in at_start.items()]
+            curves += [(START, key, value) for key, value in at_start.items()]
             if rank() == 0:
-                log({f"{name}/{key}": value for key, value in at_start.items()}, -1)
+                log({f"{name}/{key}": value for key, value in at_start.items()}, START)
         for step in bar:
             if validation is not None and validation.exhausted(curves):
                 break

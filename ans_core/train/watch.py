@@ -27,6 +27,8 @@ from ans_core.dist import rank, shared_sum, world_size
 from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
+START = -1
+"""In curves, the step of what was measured before the first."""
 OPERATIONS = "operations"
 """Among a batch's counts: floating point operations, without those of layers that are computed again."""
 MOST_GRAPHS = 16
@@ -46,7 +48,7 @@ class Validation:
     patience: int = 0
     """The training ends after this many validations in a row without a lower loss; 0 = never."""
     at_start: bool = False
-    """Whether the model is also measured before the first step, for comparison: as step -1 of the curves."""
+    """Whether the model is also measured before the first step, for comparison (START)."""
 
     def due(self, done: int, steps: int) -> bool:
         return done % self.every == 0 or done == steps
@@ -57,7 +59,7 @@ class Validation:
         losses = [
             (value, step)
             for step, name, value in curves
-            if name == VALIDATION_LOSS and math.isfinite(value) and step >= 0
+            if name == VALIDATION_LOSS and math.isfinite(value) and step != START
         ]
         return min(losses)[1] if losses else None
 

@@ -18,7 +18,7 @@ from ans_core import stop
 from ans_core.train import loop, optim, states
 from ans_core.train import watch as watching
 from ans_core.train.optim import lr_factor, optimizer_of
-from ans_core.train.watch import Validation, Watch
+from ans_core.train.watch import START, Validation, Watch
 from tests import forks
 
 CPU = loop.Machine(device=torch.device("cpu"))
@@ -469,17 +469,18 @@ def test_curves_are_written_by_phase(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp_path: Path):
+@pytest.mark.parametrize("at_start", [False, True])
+def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp_path: Path, at_start: bool):
     """Losses 5, 3, 3, 4 after steps 2, 4, 6, 8 of 20: the first 3 is best, and two later validations without
-    a lower one end the run."""
+    a lower one end the run. What is measured before the first step is never the best, and measured once."""
     kept: dict[int, dict[str, Tensor]] = {}
 
     def watching(module: nn.Module) -> Watch:
         def measure(done: int) -> dict[str, float]:
             kept[done] = weights(module)
-            return {"loss": {2: 5.0, 4: 3.0, 6: 3.0, 8: 4.0}[done], "mask_iou": 0.5}
+            return {"loss": {0: 1.0, 2: 5.0, 4: 3.0, 6: 3.0, 8: 4.0}[done], "mask_iou": 0.5}
 
-        return Watch(validation=Validation(every=2, measure=measure, patience=2))
+        return Watch(validation=Validation(every=2, measure=measure, patience=2, at_start=at_start))
 
     def go(module: nn.Module, folder: Path, make=batch) -> loop.Curves:  # type: ignore[no-untyped-def]
         return loop.train(
@@ -490,6 +491,7 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
     whole, first, second = Regression(), Regression(), Regression()
     curves = go(whole, tmp_path / "whole")
     assert [(step, value) for step, name, value in curves if name == "val/loss"] == [
+        *([(START, 1.0)] if at_start else []),
         (1, 5.0),
         (3, 3.0),
         (5, 3.0),
@@ -500,7 +502,10 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
     assert not equal(kept[4], kept[6])
     with pytest.raises(Stop):
         go(first, tmp_path / "cut", stopping_at(7))
+    assert (0 in kept) == at_start
+    kept.clear()
     assert go(second, tmp_path / "cut") == curves
+    assert 0 not in kept
     assert equal(weights(second), weights(whole))
 
 
