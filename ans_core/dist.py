@@ -195,9 +195,15 @@ def pick_device(name: str) -> torch.device:
 
 
 def deterministic(on: bool) -> None:
-    """Make torch deterministic: the same bits on the same machine. A CPU gives them anyway; on a GPU this
-    costs speed."""
+    """Turn torch's deterministic kernels on or off for this process: the same bits each time on the same
+    machine.
+
+    Without them the gradient of indexing (`table[places]`) is summed by several threads in any order, on a
+    CPU as on a GPU.
+    """
     if on and torch.cuda.is_available():
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(on, warn_only=True)
+    # else each `torch.empty` is filled: a guard for programs that read what they have not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -46,8 +46,8 @@ class Launch(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: Literal["auto"] | bool = "auto"
-    """Use kernels on GPUs that give the same bits every time, which are slower; a CPU gives them anyway.
-    auto: false."""
+    """Use kernels that give the same bits every time. auto: on a CPU, where they cost nothing; not on GPUs,
+    where they are slower."""
     threads: Count = 0
     """CPU threads of each process; 0 = all cores, shared among the processes."""
     workers: Count = 0

@@ -35,8 +35,8 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
     is printed and logged."""
     if launch.threads:
         torch.set_num_threads(launch.threads)
-    deterministic(launch.deterministic is True)
     device = pick_device(launch.device)
+    deterministic(device.type == "cpu" if launch.deterministic == "auto" else launch.deterministic)
     chosen = precision.resolved(dtype, device)
     if log is not None and rank() == 0:
         print(

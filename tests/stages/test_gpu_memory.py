@@ -170,11 +170,26 @@ def test_too_little_shared_memory_for_the_loaders_is_refused_with_the_remedy(
         launch.check_shared_memory(8, 96_000_000, processes=8, folder=tmp_path)
 
 
-@pytest.mark.parametrize(("setting", "asked"), [("auto", False), ("false", False), ("true", True)])
-def test_determinism_is_for_who_asks(setting: str, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("setting", "device", "asked"),
+    [("auto", "cpu", True), ("auto", "cuda", False), ("false", "cpu", False), ("true", "cuda", True)],
+)
+def test_determinism_is_for_who_asks_and_free_on_a_cpu(
+    setting: str, device: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(launch, "deterministic", calls.append)
-    launch.machine_of(
-        config("launch.device=cpu", f"launch.deterministic={setting}", "launch.deepspeed_stage=0").launch
-    )
+    monkeypatch.setattr(launch, "pick_device", lambda name: torch.device(device))
+    launch.machine_of(config(f"launch.deterministic={setting}").launch)
     assert calls == [asked]
+
+
+def test_gradients_of_indexing_are_the_same_bits_each_time_on_a_cpu() -> None:
+    """torch sums them with atomic additions of several threads where nobody asks for more."""
+    launch.machine_of(config("launch.device=cpu", "launch.deepspeed_stage=0", "launch.threads=2").launch)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(300, 128, generator=generator, requires_grad=True)
+    places = torch.randint(0, 300, (8000,), generator=generator)
+    weights = torch.randn(8000, 128, generator=generator)
+    sums = [torch.autograd.grad((table[places] * weights).sum(), table)[0] for _ in range(10)]
+    assert all(torch.equal(each, sums[0]) for each in sums)
