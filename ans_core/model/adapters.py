@@ -141,23 +141,27 @@ def load_trained(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def lora_in(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
-    """Hold the factors of the active LoRA in this precision in the context, and their own tensors again
-    afterwards. Autocast would cast them to the same numbers whenever a layer is called."""
+    """Put copies of the active LoRA's factors in this precision in their place in the context, and themselves
+    again afterwards. Autocast would cast them to the same numbers whenever a layer is called.
+
+    Their own `data` must stay: with another dtype a parameter gets a new gradient accumulator, and the hooks
+    by which DistributedDataParallel averages gradients over the processes are on the old one.
+    """
     factors = [
-        p
+        (linear, key, p)
         for layer in model.modules() if isinstance(layer, LoraLayer) and not layer.disable_adapters
         for of in (layer.lora_A, layer.lora_B)
         for name in layer.active_adapters if name in of
-        for p in of[name].parameters()
+        for linear in (of[name],)
+        for key, p in linear.named_parameters()
     ]  # fmt: skip
-    originals = [p.data for p in factors]
-    for p in factors:
-        p.data = p.data.to(dtype)
+    for linear, key, p in factors:
+        setattr(linear, key, nn.Parameter(p.detach().to(dtype), requires_grad=False))
     try:
         yield
     finally:
-        for p, data in zip(factors, originals, strict=True):
-            p.data = data
+        for linear, key, p in factors:
+            setattr(linear, key, p)
 
 
 # Adapters over one frozen backbone (RL, the agent)

@@ -126,6 +126,25 @@ def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Network):
     assert not torch.equal(adapters.trained(one)[drawn], adapters.trained(other)[drawn])
 
 
+def test_lora_held_in_half_precision_is_itself_again_with_its_hooks(own_model: Network):
+    """On a parameter's gradient accumulator DistributedDataParallel has the hook that averages gradients."""
+    adapters.prepare_sft(own_model, adapters.lora_config(**LORA), seed=0)
+    factors = {name: p for name, p in own_model.named_parameters() if ".lora_" in name}
+    values = {name: p.detach().clone() for name, p in factors.items()}
+    averaged: list[str] = []
+    accumulators = {name: p.view_as(p).grad_fn.next_functions[0][0] for name, p in factors.items()}  # type: ignore[union-attr]
+    for name, accumulator in accumulators.items():
+        accumulator.register_hook(lambda *_, name=name: averaged.append(name))
+    with adapters.lora_in(torch.bfloat16, own_model):
+        halves = {name: p for name, p in own_model.named_parameters() if ".lora_" in name}
+        assert {p.dtype for p in halves.values()} == {torch.bfloat16}
+        assert all(torch.equal(halves[name], value.bfloat16()) for name, value in values.items())
+    now = dict(own_model.named_parameters())
+    assert all(now[name] is p and torch.equal(p, values[name]) for name, p in factors.items())
+    sum(p.sum() for p in factors.values()).backward()  # type: ignore[union-attr]
+    assert sorted(averaged) == sorted(factors)
+
+
 def test_a_merged_model_equals_the_unmerged_one_and_has_no_lora_left(own_model: Network):
     before = outputs(own_model)
     tuner = adapters.prepare_sft(own_model, adapters.lora_config(**LORA), seed=0)
