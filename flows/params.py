@@ -163,7 +163,7 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
 
 
 def watch_sources(root: Path) -> list[str]:
-    """Write the fingerprints of prepare.sources, evaluate.sources, evaluate.public and of weights and traces
+    """Write the fingerprints of data sets (prepare, evaluate, agent, evaluate.public), weights and traces
     on this machine (FOLDERS) if the files have changed: their stages then run again."""
     values = load(root / "params.yaml").model_dump(mode="json")
     lines = insert_fingerprints(values, root)
@@ -178,6 +178,7 @@ def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
     for source in (
         *values["prepare"]["sources"],
         *values["evaluate"]["sources"],
+        *values["agent"]["sources"],
         *values["evaluate"]["public"],
     ):
         current = fingerprint(root / source["path"])

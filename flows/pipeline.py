@@ -154,6 +154,7 @@ def run_stages(
         check_shares(stage, config)
     check_base(stages, config, here)
     check_traces(stages, config, here)
+    check_agent_sources(stages, config, here)
     check_agent_reader(stages, config)
     check_sam2_alone(stages, config)
     run = PipelineRun(here, config, f"flow-{runtime.flow_run.id or os.getpid()}")
@@ -214,6 +215,24 @@ def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
             "leave it empty for the traces of the stage cota"
         )
     read_traces(folder)
+
+
+def check_agent_sources(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
+    """Raise ValueError (DataError for a faulty record) if these stages ask about pictures of `agent.sources`
+    that can't be read, or of which none has words and masks."""
+    if not config.agent.sources or all(stage.name != "cota" for stage in stages):
+        return
+    from ans_core import data
+    from ans_core.agent.world.annotated import askable
+    from ans_core.stages.sources import source_entries
+
+    sources = [s.model_copy(update={"path": str(here / s.path)}) for s in config.agent.sources]
+    for entry in source_entries(tuple(sources), key="agent.sources"):
+        if not sum(askable(sample) for sample in data.samples_of(entry)) and entry.split == "train":
+            raise ConfigError(
+                f"agent.sources: {entry.name!r} has no picture with words and masks in {entry.split!r}; questions "
+                "need `referring` records of single pictures"
+            )
 
 
 def check_agent_reader(stages: tuple[Stage, ...], config: Config) -> None:

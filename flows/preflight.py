@@ -195,7 +195,7 @@ def weights(config: Config, root: Path) -> list[Finding]:
 
 
 def data(config: Config, root: Path) -> Finding:
-    sources = [*config.prepare.sources, *config.evaluate.sources]
+    sources = [*config.prepare.sources, *config.evaluate.sources, *config.agent.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
     of_agent = {name: getattr(config.agent.sft, name) for name in ("traces", "lora_ranks_from")}
     lacking[:0] = [

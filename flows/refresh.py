@@ -33,7 +33,8 @@ def data_refresh() -> list[Row]:
             print(line)
         config = load(here / "params.yaml")
         sources = {
-            source.path: source.format for source in (*config.prepare.sources, *config.evaluate.sources)
+            source.path: source.format
+            for source in (*config.prepare.sources, *config.evaluate.sources, *config.agent.sources)
         }
         faulty = [path for path, form in sources.items() if not checking(path)(path, form, here)]
         lines = [

@@ -116,7 +116,7 @@ def main() -> None:
     if arguments.table:
         print(table(sorted(path.parent.glob("agent-ablation-seed*.json"))))
         return
-    inputs = {"data": runs / "data", "model": runs / "model", "agent/sft/tools": runs / "agent/sft/tools"}
+    inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools")}
     found: dict[str, Any] = {"seed": cfg.seed, "steps": arguments.steps, "each": arguments.each, "runs": {}}
     found["runs"]["SFT"] = judged(
         configured(cfg, {}, steps=arguments.steps, each=arguments.each), "sft", inputs

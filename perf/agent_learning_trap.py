@@ -158,7 +158,7 @@ def main() -> None:
         )
         same = configured(cfg, arguments, {})
         start = weakened(same, runs, folder / "cota", folder / "sft")
-        inputs = {"model": runs / "model", "data": runs / "data", "agent/sft/tools": start}
+        inputs = {name: runs / name for name in ("model", "data", "agent/cota")} | {"agent/sft/tools": start}
         found["start"] = judged(same, "sft", inputs)
         print("start", json.dumps(found["start"]), flush=True)
         for arm in arguments.arms:

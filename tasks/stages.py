@@ -117,7 +117,7 @@ def _agent_sft(row: str) -> Stage:
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"),
         out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.reader", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
+            "agent.tiles", "agent.reader", "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
             "sft.mask_weight", "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -125,9 +125,9 @@ def _agent_sft(row: str) -> Stage:
 
 
 def _agent_evaluate(row: str, folder: str) -> Stage:
-    made = "agent/cota" if row == "oracle" else folder
+    made = () if row == "oracle" else (folder,)
     return Stage(
-        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", made),
+        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", "agent/cota", *made),
         out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
             "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate",
@@ -181,15 +181,16 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.cota", "judge.model", "judge.on_failure", "seed",
+            "agent.tiles", "agent.reader", "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
+            "judge.on_failure", "seed",
         ),
         one_node=True,
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(
-        name="rft", version="1", inputs=("model", "agent/sft/tools"), out="agent/rft", group=AGENT, distributed=True, timeout_s=7 * DAY_S,
-        curves=True,
-        sections=("agent.reader", "agent.families", "agent.episode", "agent.cota", "agent.rft", "seed"),
+        name="rft", version="1", inputs=("model", "agent/cota", "agent/sft/tools"), out="agent/rft", group=AGENT,
+        distributed=True, timeout_s=7 * DAY_S, curves=True,
+        sections=("agent.reader", "agent.families", "agent.source_share", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
     Stage(

@@ -372,6 +372,8 @@ OWN_AGENT = "runs/tiny/agent/sft/tools"
         ("prepare", {"sources": [DATA | {"format": "region"}]}, "prepare.sources.0.format = 'region': no such name (did you mean"),
         ("prepare", {"sources": [DATA, {**DATA}]}, "prepare.sources.1.name: 'mine' is the name of another data set"),
         ("prepare", {"sources": [DATA | {"name": "video"}]}, "prepare.sources.0.name: 'video' is the name of a kind of data"),
+        ("agent", {"families": []}, "agent.families: there is none, and no source: name some families, or agent.sources"),
+        ("agent", {"sources": [DATA | {"split": "Part1"}]}, "agent.sources.0.split: no stage reads a split 'Part1'"),
         ("convert", {"max_shard": "5XB"}, "convert.max_shard = '5XB': no size: write a number and KB, MB, GB or TB"),
         ("launch", {"device": "cdua"}, "launch.device = 'cdua': Input should be 'auto', 'cpu' or 'cuda' (did you mean 'cuda'?)"),
         ("launch", {"device": "gpu"}, "did you mean 'cuda'?)"),

@@ -1,4 +1,4 @@
-"""Played episodes of drawn questions -> figures by family: accuracy, how often operations are used, and
+"""Played episodes of questions -> figures by family: accuracy, how often operations are used, and
 whether answers rest on them."""
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
+from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.question import faithful_calls
 from ans_core.types import Request
 
 CHANCE = 0.025
 """How often chance may pass for a loss (`costs`)."""
 NEEDED = "needed"
-"""Mean over the families that need an operation."""
+"""Mean over the drawn families that need an operation."""
+PICTURES = "pictures"
+"""Mean over the families of questions about annotated pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +114,8 @@ def operations_told(toolbox: Toolbox, listed: bool) -> Mapping[str, Operation] |
 
 
 def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return figures by family, and their means over the families that need an operation (`needed/`), a
-    family without a figure left out.
+    """Return figures by family, and their means over the drawn families that need an operation (`needed/`) and
+    over those about annotated pictures (`pictures/`), a family without a figure left out.
 
     RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning).
     accuracy_tool and accuracy_no_tool: over episodes with and without one. evidence: share of right answers
@@ -120,13 +123,19 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     successful calls that are about a thing asked about, whatever is answered. Over all episodes:
     `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
-    by_family = {name: [o for o in outcomes if o.question.family == name] for name in FAMILIES}
+    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS)
+    by_family = {name: [o for o in outcomes if o.question.family == name] for name in families}
     figures = {name: _of_family(one) for name, one in by_family.items() if one}
     flat = {f"{name}/{key}": value for name, one in figures.items() for key, value in one.items()}
-    needing = [one for name, one in figures.items() if FAMILIES[name].needs_operation]
-    for key in dict.fromkeys(key for one in needing for key in one):
-        values = [one[key] for one in needing if key in one]
-        flat[f"{NEEDED}/{key}"] = sum(values) / len(values)
+    groups = {
+        NEEDED: [name for name, family in FAMILIES.items() if family.needs_operation],
+        PICTURES: FAMILIES_OF_PHOTOGRAPHS,
+    }
+    for group, names in groups.items():
+        members = [figures[name] for name in names if name in figures]
+        for key in dict.fromkeys(key for one in members for key in one):
+            values = [one[key] for one in members if key in one]
+            flat[f"{group}/{key}"] = sum(values) / len(values)
     for kind in sorted({kind for o in outcomes for kind in o.errors}):
         flat[f"errors/{kind}"] = sum(o.errors.get(kind, 0) for o in outcomes) / len(outcomes)
     for limit in sorted({o.ended for o in outcomes} - {"answer"}):

@@ -1,4 +1,4 @@
-"""Drawn questions as an RL loop's practice: episodes on the real operations, their rewards, and what these
+"""Questions as an RL loop's practice: episodes on the real operations, their rewards, and what these
 depend on from step to step."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
 from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import episode_parts, shaping, task
-from ans_core.agent.world import Question, is_right
+from ans_core.agent.world import FAMILIES, Question, is_right
 from ans_core.dist import rank, wait_for_all
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
@@ -32,8 +32,8 @@ from ans_core.rl.step import Box, RolloutStep
 from ans_core.types import ImageRef, Request, Sample
 
 KEPT_CROPS = 512
-DATASET = "drawn world"
-"""What RL's batches call the data set of questions."""
+DATASETS = {True: "drawn world", False: "annotated pictures"}
+"""What RL's batches call the data set of drawn questions and of the others."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Weights(Protocol):
 
 
 class AgentPractice:
-    """`ans_core.rl.practice.Practice` on drawn questions."""
+    """`ans_core.rl.practice.Practice` on questions."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ def sample_of(question: Question) -> Sample:
     workspace = question.workspace()
     return Sample(
         sample_id=question.question_id,
-        dataset=DATASET,
+        dataset=DATASETS[question.family in FAMILIES],
         image_id=question.question_id,
         frames=question.frames,
         height=workspace.height,

@@ -3,17 +3,15 @@ traces of looking at them."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from pathlib import Path
 
 from ans_core import data
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.world import annotated
-from ans_core.agent.world.annotated_traces import write_annotated_traces
+from ans_core.agent.world.bank import QuestionBank
+from ans_core.agent.world.trace_file import check_new
+from ans_core.agent.world.traces import write_synthetic_traces
 from ans_core.data.formats import SPLITS
-
-FILE = "questions.jsonl"
 
 
 def questions(name: str, path: Path, form: str, split: str | None, *, seed: int, out: Path) -> str:
@@ -30,29 +28,28 @@ def questions(name: str, path: Path, form: str, split: str | None, *, seed: int,
         raise ValueError(
             f"{path} has no pictures with words and masks in {wanted}; questions need `referring` records"
         )
-    made = annotated.questions(pictures, seed=seed)
-    if not made:
+    check_new(out)
+    families = annotated.written(pictures, out, seed=seed)
+    if not families:
+        (out / annotated.FILE).unlink()
         raise ValueError(
             f"nothing can be asked about the {len(pictures)} pictures of {path}: their things are small "
             "(under "
             f"{annotated.SMALLEST_SIDE} pixels), thin, or crowds; docs/agent.md says what each family needs"
         )
     with Toolbox(reader="template", seconds=60.0) as toolbox:  # zooms alone: no text is read
-        written = write_annotated_traces(out, made, seed=seed, toolbox=toolbox, provenance={"set": name})
-    records = (
-        {"question_id": q.question_id, "family": q.family, "question": q.text, "answer": q.answer}
-        for q in made
-    )
-    (out / FILE).write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    families = Counter(question.family for question in made)
+        bank = QuestionBank((), {wanted: out}, seed=seed, tile=toolbox.tile)
+        written = write_synthetic_traces(
+            out, bank, families, split=wanted, toolbox=toolbox, provenance={"set": name}
+        )
     return "\n".join(
         [
-            f"{len(pictures)} pictures, {len(made)} questions: "
+            f"{len(pictures)} pictures, {families.total()} questions: "
             + ", ".join(f"{family} {count}" for family, count in families.items()),
             f"{written.kinds.total()} traces: "
             + ", ".join(f"{kind} {count}" for kind, count in written.kinds.items()),
             *(f"dropped: {why} {count}" for why, count in written.dropped.items()),
-            f"{out}; learn from them with `ans profile PROFILE agent.sft.traces={out} --force; ans run "
-            "--agent`",
+            f"{out}; `agent.sources` has an agent learn from a set's questions and asks it about them "
+            "(docs/agent.md)",
         ]
     )

@@ -13,6 +13,8 @@ import torch
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop
 from ans_core.agent.play import Limits
+from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.bank import divided
 from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
@@ -150,17 +152,25 @@ def segments_of(
 
 
 class TraceOrder:
-    """Traces in shuffled epochs, decided by the seed alone."""
+    """Traces in shuffled epochs, decided by the seed alone. Those about annotated pictures and the others have
+    epochs of their own."""
 
-    def __init__(self, traces: Sequence[Trace], *, seed: int) -> None:
-        self.traces, self.seed = list(traces), seed
-        self._order: tuple[int, list[int]] = (-1, [])
+    def __init__(self, traces: Sequence[Trace], *, picture_share: float = 0.5, seed: int) -> None:
+        """picture_share: of the traces about annotated pictures, where there are others, too."""
+        of_pictures = [trace for trace in traces if trace.family in FAMILIES_OF_PHOTOGRAPHS]
+        others = [trace for trace in traces if trace.family not in FAMILIES_OF_PHOTOGRAPHS]
+        self.share = (picture_share if others else 1.0) if of_pictures else 0.0
+        self.seed = seed
+        self._traces = {True: of_pictures, False: others}
+        self._orders: dict[bool, tuple[int, list[int]]] = {}
 
     def number(self, number: int) -> Trace:
         """Return trace `number` of the run."""
-        epoch, place = divmod(number, len(self.traces))
-        if self._order[0] != epoch:
-            indices = list(range(len(self.traces)))
-            rng_of(self.seed, "traces", epoch).shuffle(indices)
-            self._order = (epoch, indices)
-        return self.traces[self._order[1][place]]
+        about_picture, number = divided(number, self.share)
+        traces = self._traces[about_picture]
+        epoch, place = divmod(number, len(traces))
+        if about_picture not in self._orders or self._orders[about_picture][0] != epoch:
+            indices = list(range(len(traces)))
+            rng_of(self.seed, "picture traces" if about_picture else "traces", epoch).shuffle(indices)
+            self._orders[about_picture] = (epoch, indices)
+        return traces[self._orders[about_picture][1][place]]

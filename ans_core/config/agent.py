@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ans_core.config.names import FamilyName, Reader
 from ans_core.config.online import Online
+from ans_core.config.prepare import DataSource
 from ans_core.config.rft import Rft
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
 from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
@@ -154,14 +155,20 @@ class Agent(Section):
     reader: Reader = "rapidocr"
     """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`).
     template: the digits of drawn scenes, without another package."""
-    families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = (
+    sources: Annotated[tuple[DataSource, ...], Listed] = ()
+    """Annotated pictures that questions are asked about: sets with words and masks, in any format. The agent
+    learns from their training pictures and is evaluated on those held out (`val` or `test`, or
+    `hold_out`)."""
+    source_share: Share = 0.5
+    """Share of the traces (agent_sft) and of the questions (rft) of a step that are about them."""
+    families: Annotated[tuple[FamilyName, ...], Listed] = (
         "easy",
         "pattern",
         "text",
         "larger",
         "moves",
     )
-    """Of questions (ans_core/agent/world/families)."""
+    """Of drawn questions (ans_core/agent/world/families); may be empty where there are sources."""
     episode: Episode = Episode()
     cota: Cota = Cota()
     sft: AgentSft = AgentSft()
@@ -175,6 +182,8 @@ class Agent(Section):
             raise Impossible(
                 "tiles", f"{list(self.tiles)} is neither empty nor [fewest, most]; write [2, 20], for example"
             )
+        if not self.families and not self.sources:
+            raise Impossible("families", "there is none, and no source: name some families, or agent.sources")
         for place, name in enumerate(self.families):
             if name in self.families[:place]:
                 raise Impossible(f"families.{place}", f"{name!r} stands there twice")

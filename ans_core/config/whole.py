@@ -68,13 +68,17 @@ class Config(Section):
     def _check_data_names(self) -> None:
         names = list(DATA_KINDS)
         read = ["train", "val", "test", self.evaluate.split, self.agent.evaluate.split]
-        for place, source in enumerate(self.prepare.sources):
-            if source.role not in read:
+        trained = [
+            (f"{section}.sources.{place}.split", source.role)
+            for section in ("prepare", "agent")
+            for place, source in enumerate(getattr(self, section).sources)
+        ]
+        for key, role in trained:
+            if role not in read:
                 raise Impossible(
-                    f"prepare.sources.{place}.split",
-                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a "
-                    f"list, `split: [{source.role}]`, to "
-                    f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
+                    key,
+                    f"no stage reads a split {role!r}{nearest(role, read)}: write it as a list, "
+                    f"`split: [{role}]`, to train on it, or set evaluate.split to {role!r} to evaluate on it",
                 )
         for section in ("prepare", "evaluate"):
             for place, source in enumerate(getattr(self, section).sources):

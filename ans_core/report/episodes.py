@@ -21,9 +21,19 @@ FIRST = (
     "prior",
 )
 """Figures of a family, in the order of the page."""
-FAMILIES_FIRST = "needed"
-"""The mean over families stands at the top."""
-SHORT = ("needed/RaPR", "easy/RaPR", "needed/evidence", "needed/prior")
+MEANS = ("needed", "pictures")
+"""Means over families stand at the top."""
+SHORT = (
+    "needed/RaPR",
+    "easy/RaPR",
+    "pictures/RaPR",
+    "needed/evidence",
+    "pictures/evidence",
+    "needed/faithful_calls",
+    "pictures/faithful_calls",
+    "needed/prior",
+    "pictures/prior",
+)
 """Figures that stand under the accuracies at the top of the page."""
 REWARDS = {
     "task": "task",
@@ -61,7 +71,7 @@ def tables(figures: Figures) -> list[dict[str, Any]]:
     names = [name for row in figures.values() for name in row]
     groups = sorted(
         dict.fromkeys(name.rpartition("/")[0] for name in names if name.count("/") == 1),
-        key=lambda g: g != FAMILIES_FIRST,
+        key=lambda group: MEANS.index(group) if group in MEANS else len(MEANS),
     )
     listed = []
     for group in groups:
@@ -85,7 +95,7 @@ def controls(figures: Figures) -> list[dict[str, Any]]:
         for name in row
         if name.count("/") == 2 and name.endswith("/accuracy")
     )
-    ordered = sorted(wanted, key=lambda name: f"/{FAMILIES_FIRST}/" not in name)
+    ordered = sorted(wanted, key=lambda name: name.split("/")[1] not in MEANS)
     return [_line(figures, name.removesuffix("/accuracy"), name) for name in ordered]
 
 

@@ -11,7 +11,7 @@ one process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import (
     Outcome,
-    held_out_names,
     metrics,
     operations_told,
     outcome_of,
@@ -35,7 +34,8 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, Limits, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_base, load_policy
 from ans_core.agent.protocol import call_text
-from ans_core.agent.world import Question, draw_question, oracle
+from ans_core.agent.world import Question, oracle
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.question import faithful_calls
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
@@ -55,7 +55,7 @@ blank ones; the shortest plan given, so that only the answer is the model's."""
 def run(
     cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, scratch: Path, log: Log
 ) -> dict[str, float]:
-    """Run the stage. inputs: data, model, the row's adapter. Writes metrics.json, and episodes.json with
+    """Run the stage. inputs: data, model, agent/cota, the row's adapter. Writes metrics.json, and episodes.json with
     pictures in `episodes`."""
     check_reader(cfg.agent.reader)
     with dist.process_group():
@@ -70,7 +70,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
     settings, path = cfg.agent.evaluate, inputs["model"]
     device = machine_of(cfg.launch).device
     if row == "oracle":
-        return ceiling(cfg, path, device)
+        return ceiling(cfg, path, device, cota=inputs["agent/cota"])
     policy = load_policy(
         path,
         inputs[POLICIES[row]],
@@ -79,42 +79,47 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
         dtype=inference_dtype(device),
         reader=cfg.agent.reader,
     )
-    figures = _of_policy(cfg, policy, row, out)
+    figures = _of_policy(cfg, policy, row, out, cota=inputs["agent/cota"])
     if settings.referring and row != "direct":
         figures |= referring(cfg, policy, inputs["data"])
     return figures
 
 
-def drawing(cfg: Config, toolbox: Toolbox) -> Callable[[str, int], Question]:
-    """Return what draws a held-out question by family and index, each one once. A process draws only those
-    that it plays."""
+class HeldOut:
+    """The questions that rows are compared on, each made once, and by the process that plays it."""
 
-    @cache
-    def draw(family: str, index: int) -> Question:
-        return draw_question(
-            family, seed=cfg.seed, split=cfg.agent.evaluate.split, index=index, tile=toolbox.tile
-        )
+    def __init__(self, cfg: Config, toolbox: Toolbox, cota: Path) -> None:
+        self.split = cfg.agent.evaluate.split
+        self.bank = QuestionBank.of_cota(cfg.agent.families, cota, seed=cfg.seed, tile=toolbox.tile)
+        self.question = cache(self._question)
 
-    return draw
+    def names(self, each: int) -> list[tuple[str, int]]:
+        """Return (family, index) of `each` questions of every family, or as many as there are about pictures;
+        families take turns, so that a batch has some of each."""
+        return [
+            (family, index)
+            for index in range(each)
+            for family in self.bank.families(self.split)
+            if index < self.bank.at_most(each, family, self.split)
+        ]
+
+    def _question(self, family: str, index: int) -> Question:
+        return self.bank.question(family, self.split, index)
 
 
-def ceiling(cfg: Config, path: Path, device: torch.device) -> dict[str, float]:
+def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
     model = load_base(
         path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device)
     )
     with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
-        draw = drawing(cfg, toolbox)
+        held_out = HeldOut(cfg, toolbox, cota)
 
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
-            return [outcome_of_plan(draw(*name), toolbox) for name in names]
+            return [outcome_of_plan(held_out.question(*name), toolbox) for name in names]
 
-        return metrics(
-            dist.by_turns(
-                held_out_names(cfg.agent.families, each=settings.each), 1, made, desc="shortest plans"
-            )
-        )
+        return metrics(dist.by_turns(held_out.names(settings.each), 1, made, desc="shortest plans"))
 
 
 def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
@@ -135,7 +140,7 @@ def without_frames(outcome: Outcome) -> Outcome:
     return replace(outcome, question=replace(outcome.question, frames=()))
 
 
-def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[str, float]:
+def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path, *, cota: Path) -> dict[str, float]:
     settings, episode = cfg.agent.evaluate, cfg.agent.episode
     with Toolbox(
         policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader
@@ -145,11 +150,10 @@ def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[st
             cfg=cfg,
             policy=policy,
             toolbox=toolbox,
-            draw=drawing(cfg, toolbox),
+            held_out=HeldOut(cfg, toolbox, cota),
             lists_operations=lists_operations,
         )
-        names = held_out_names(cfg.agent.families, each=settings.each)
-        outcomes, played = ask.about(names, forbid_calls=row == "direct")
+        outcomes, played = ask.about(ask.held_out.names(settings.each), forbid_calls=row == "direct")
         figures = metrics(outcomes)
         shown = [outcomes[place] for place in chosen(outcomes, each=settings.shown)]
         episodes = {number: played.get(outcome.question.question_id) for number, outcome in enumerate(shown)}
@@ -163,7 +167,7 @@ def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path) -> dict[st
         if dist.rank() == 0:
             write_album(out / "episodes", [entries[number] for number in range(len(shown))])
         if settings.controls and row != "direct":
-            some = names[: settings.control_each * len(cfg.agent.families)]
+            some = ask.held_out.names(min(settings.control_each, settings.each))
             for name in CONTROLS:
                 figures |= {f"{name}/{key}": value for key, value in metrics(ask.under(name, some)).items()}
     return figures
@@ -176,7 +180,7 @@ class _Asking:
     cfg: Config
     policy: AgentPolicy
     toolbox: Toolbox
-    draw: Callable[[str, int], Question]
+    held_out: HeldOut
     lists_operations: bool
 
     def under(self, control: str, names: Sequence[tuple[str, int]]) -> list[Outcome]:
@@ -223,7 +227,7 @@ class _Asking:
         episodes: dict[str, PlayedEpisode] = {}
 
         def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
-            questions = [self.draw(*name) for name in batch]
+            questions = [self.held_out.question(*name) for name in batch]
             plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
             allowed = (
                 [text for question in questions for text in (question.answer, *question.choices)]

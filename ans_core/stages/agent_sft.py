@@ -228,6 +228,7 @@ class TraceBatches:
         self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
         self.micros = settings.optim.accumulate
         self.referring = settings.referring_rows
+        self.picture_share = cfg.agent.source_share
         self.folder, self.max_length = folder, cfg.agent.episode.tokens
         self.limits = Limits.of(cfg.agent.episode)
         self.operations = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
@@ -259,7 +260,9 @@ class TraceBatches:
         return tokens.first_question(trace.question, self.operations)
 
     def of(self, part: Part) -> Callable[[int, int], Batch]:
-        order = rows.TraceOrder(part.traces, seed=dist.seed_of(self.seed, part.name))
+        order = rows.TraceOrder(
+            part.traces, picture_share=self.picture_share, seed=dist.seed_of(self.seed, part.name)
+        )
         each = self.batch - self.referring
 
         def make(step: int, micro: int) -> Batch:

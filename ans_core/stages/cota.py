@@ -1,32 +1,37 @@
-"""cota: the model that the agent starts from in; traces of thoughts, calls and observations out, made by its
-own operations.
+"""cota: the model that the agent starts from, and annotated pictures (`agent.sources`), in; traces of
+thoughts, calls and observations out, made by its own operations, and the questions about the pictures.
 
     dvc repro agent/dvc.yaml:cota
 
-Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Held-out questions are functions
-of (seed, family, split, index), so none are stored: stages draw them again. Several processes make the trace
+Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Drawn questions are functions of
+(seed, family, split, index), so none are stored: stages draw them again. Those about pictures are
+(questions.jsonl; also of `test`, where a set has it). Several processes make the trace
 of a question each in turn; the files are those of one process. With `agent.cota.judge` a language model
 scores the traces that the rules keep (docs/agent.md); the first process asks it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ans_core import dist
+from ans_core import data, dist
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
-from ans_core.agent.world import judging
+from ans_core.agent.world import annotated, judging
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
-from ans_core.config import Config
+from ans_core.config import Config, DataSource
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
+from ans_core.stages.sources import source_entries
 from ans_core.types import Log
 
 
@@ -62,24 +67,59 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
         {"judge": cfg.judge.model} if judge is not None else {}
     )
     counts: dict[str, float] = {}
-    families, settings = cfg.agent.families, cfg.agent.cota
-    numbers = {
-        "train": {family: settings.questions(family) for family in families},
-        "val": dict.fromkeys(families, settings.val),
-    }
+    settings = cfg.agent.cota
     with dist.process_group():
-        for split, questions in numbers.items():
+        if dist.rank() == 0:
+            counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed)
+        dist.union({})  # the others wait
+        for split in ("train", "val"):
             with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
+                bank = QuestionBank.of_cota(cfg.agent.families, out, seed=cfg.seed, tile=toolbox.tile)
+                wanted = {
+                    family: settings.questions(family) if split == "train" else settings.val
+                    for family in bank.families(split)
+                }
+                if not bank.families(split):
+                    raise ValueError(
+                        f"agent.families is empty, and no pictures of agent.sources are in {split!r}: set "
+                        "hold_out, or name families"
+                    )
                 written = write_synthetic_traces(
                     out / split,
-                    questions,
+                    bank,
+                    {family: bank.at_most(number, family, split) for family, number in wanted.items()},
                     split=split,
-                    seed=cfg.seed,
                     toolbox=toolbox,
                     provenance=about,
                     judge=judge,
                 )
             counts |= {f"{split}/{name}": value for name, value in counted(written).items()}
+    return counts
+
+
+def write_questions(sources: tuple[DataSource, ...], out: Path, *, seed: int) -> dict[str, float]:
+    """Write the questions about annotated pictures, a folder for each split; return how many there are. Raises
+    ValueError where nothing can be asked about the training pictures; of held-out ones it warns."""
+    entries = source_entries(sources, key="agent.sources")
+    counts: dict[str, float] = {}
+    for split in dict.fromkeys(entry.split for entry in entries):
+        pictures = [
+            replace(picture, picture_id=f"{entry.name}/{picture.picture_id}")
+            for entry in entries
+            if entry.split == split
+            for picture in annotated.pictures(data.samples_of(entry))
+        ]
+        families = annotated.written(pictures, out / split, seed=seed)
+        if not families:
+            (out / split / annotated.FILE).unlink()
+            nothing = (
+                f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks "
+                f"of {split!r}; docs/agent.md says what each family needs"
+            )
+            if split == "train":
+                raise ValueError(nothing)
+            logging.warning("%s", nothing)
+        counts |= {f"{split}/questions/{family}": float(number) for family, number in families.items()}
     return counts
 
 

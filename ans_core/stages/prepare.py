@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ans_core.config import Config, DataSource, Prepare
-from ans_core.data import DatasetEntry, Kind, read_entry, read_samples, splits, write_entries
-from ans_core.data.formats import NO_VAL, SPLITS
+from ans_core.config import Config, Prepare
+from ans_core.data import DatasetEntry, Kind, read_entry, write_entries
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.data.scenes import WORLDS
 from ans_core.pictures import rle
+from ans_core.stages.sources import source_entries
 from ans_core.types import RLE, ImageRef, Log, Sample
 
 DRAWN: tuple[tuple[str, str, str, Kind], ...] = (
@@ -41,7 +41,8 @@ PHRASES: tuple[str, str, str, Kind] = (
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. Real data sets are checked before anything is drawn. Metrics: samples per data set and
     split, and measures of difficulty."""
-    entries = source_entries(cfg.prepare.sources)
+    drawn = [name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)]
+    entries = source_entries(cfg.prepare.sources, taken=drawn)
     read = {
         entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)
     }
@@ -76,57 +77,6 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     write_entries(out, list(read))
     write_report(out / "report.html", read)
     return _metrics(read)
-
-
-def source_entries(sources: tuple[DataSource, ...]) -> list[DatasetEntry]:
-    """Return the requested split and, if that is "train", also the set's own "val" and "test" for evaluation.
-    Raises ValueError for a split that the set on disk does not have."""
-    entries = []
-    names: set[str] = {name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)}
-    for source in sources:
-        if source.name in names:
-            raise ValueError(
-                f"prepare.sources: the name {source.name!r} is taken; give each data set a name of its own"
-            )
-        names.add(source.name)
-        path = Path(source.path)
-        if source.format not in SPLITS or not path.exists():
-            # raises with the reason
-            read_samples(format=source.format, path=path, name=source.name, split=source.split)
-        present = SPLITS[source.format](path)
-        parts = splits.chosen(
-            [source.split] if isinstance(source.split, str) else source.split, present, path=path
-        )
-        trained = source.role == "train"
-        if source.hold_out and (not trained or "val" in present):
-            has = (
-                "it has a split 'val' of its own"
-                if "val" in present
-                else f"split {source.split!r} is asked for"
-            )
-            raise ValueError(
-                f"prepare.sources: {source.name!r} has hold_out {source.hold_out:g}, and {has}; set "
-                "hold_out to 0"
-            )
-        if trained and "val" not in present and not source.hold_out:
-            logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
-        held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
-        held_out += ["val"] if source.hold_out else []
-        listed_parts = () if isinstance(source.split, str) else source.split
-        entries += [
-            DatasetEntry(
-                name=source.name,
-                format=source.format,
-                path=source.path,
-                split=split,
-                kind="extra",
-                repeats=source.repeats,
-                parts=listed_parts if split == source.role or (split == "val" and source.hold_out) else (),
-                hold_out=source.hold_out if split in ("train", "val") else 0.0,
-            )
-            for split in (source.role, *held_out)
-        ]
-    return entries
 
 
 def _draw(cfg: Prepare, *, seed: int, out: Path) -> list[DatasetEntry]:

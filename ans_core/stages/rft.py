@@ -1,10 +1,11 @@
-"""rft: the agent after SFT and fresh questions in; its adapter after reinforcement learning on whole episodes
+"""rft: the agent after SFT and questions in; its adapter after reinforcement learning on whole episodes
 out.
 
     dvc repro agent/dvc.yaml:rft
 
-Policy, teacher and reference are three adapters over the frozen base, on which operations run. Questions are
-drawn, behind those of `cota`, so none was seen before. Several processes share a step's questions.
+Policy, teacher and reference are three adapters over the frozen base, on which operations run. Drawn questions
+lie behind those of `cota`, so none was seen before; those about annotated pictures begin behind them, too, and
+again from the first where there are no more. Several processes share a step's questions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from ans_core.agent.play import Limits
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Exit, Rules
-from ans_core.agent.world import Question, draw_question
+from ans_core.agent.world import Question
+from ans_core.agent.world.bank import QuestionBank, divided
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
@@ -46,7 +48,7 @@ LOOP: Final = "agent"
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. inputs: model, agent/sft/tools. Writes the policy's tensors (delta), `boundaries`
+    """Run the stage. inputs: model, agent/cota, agent/sft/tools. Writes the policy's tensors (delta), `boundaries`
     (policy and teacher at the end of each phase of the rewards), curves.csv, rewards.json, moved.json and
     `samples` (episodes with their rewards)."""
     check_reader(cfg.agent.reader)
@@ -63,7 +65,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     before, boundaries = hashes(policy.model), scratch / "boundaries"
     seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
     with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
-        questions = Questions(cfg, tile=toolbox.tile)
+        bank = QuestionBank.of_cota(
+            cfg.agent.families, inputs["agent/cota"], seed=cfg.seed, tile=toolbox.tile
+        )
+        questions = Questions(cfg, bank)
         practice = practice_of(cfg, policy, toolbox, questions)
         module = DualLoop(
             policy.adapters,
@@ -113,7 +118,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         toolbox,
         question=questions.named,
         ask=lambda question: request_of(question, operations),
-        families=cfg.agent.families,
+        families=questions.bank.families("train"),
         limits=Limits.of(episode),
         batch=episode.batch,
         weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
@@ -146,25 +151,25 @@ def grpo_settings(cfg: Config) -> Rl:
 
 
 class Questions:
-    """Fresh training questions, families in turn, some more often; decided by (seed, number) alone."""
+    """Training questions, families in turn, some more often; decided by (seed, number) alone."""
 
-    def __init__(self, cfg: Config, *, tile: int) -> None:
-        self.seed, self.settings, self.tile = cfg.seed, cfg.agent.rft, tile
-        self.turn = turn_of(cfg.agent.families, cfg.agent.rft.often)
+    def __init__(self, cfg: Config, bank: QuestionBank) -> None:
+        self.bank, self.settings = bank, cfg.agent.rft
+        self.drawn = turn_of(bank.drawn, cfg.agent.rft.often)
+        self.of_pictures = turn_of(bank.of_pictures("train"), {})
+        self.share = (cfg.agent.source_share if self.drawn else 1.0) if self.of_pictures else 0.0
         self.first = cfg.agent.cota.questions
         """Index of a family's first question: those before it are in the traces."""
-        self.named = lru_cache(maxsize=256)(self._named)
+        self.named = lru_cache(maxsize=256)(partial(bank.named, split="train"))
 
     def number(self, number: int) -> Question:
         """Return question `number` of the run."""
-        turns, place = divmod(number, len(self.turn))
-        name = self.turn[place]
-        index = turns * self.turn.count(name) + self.turn[:place].count(name)
-        return self.named(f"{name}/train/{self.first(name) + index}")
-
-    def _named(self, question_id: str) -> Question:
-        family, split, index = question_id.split("/")
-        return draw_question(family, seed=self.seed, split=split, index=int(index), tile=self.tile)
+        about_picture, number = divided(number, self.share)
+        turn = self.of_pictures if about_picture else self.drawn
+        turns, place = divmod(number, len(turn))
+        name = turn[place]
+        index = turns * turn.count(name) + turn[:place].count(name)
+        return self.named(self.bank.id_of(name, "train", self.first(name) + index))
 
     def batches(self, model: Network) -> RftBatches:
         return RftBatches(self, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated
 from ans_core.agent.world.annotated import AnnotatedFamily, plural
-from ans_core.agent.world.annotated_traces import write_annotated_traces
+from ans_core.agent.world.bank import QuestionBank, divided
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import read_traces
+from ans_core.agent.world.traces import Written, kinds_of_questions, write_synthetic_traces
 from ans_core.pictures import media, rle
 from ans_core.types import Sample
 from tests.golden import REFERENCE
@@ -127,6 +129,12 @@ def test_what_is_ambiguous_is_not_asked(
         assert found == {}
 
 
+def write(folder: Path, numbers: Mapping[str, int]) -> Written:
+    with Toolbox(reader="template", seconds=60.0) as toolbox:
+        bank = QuestionBank((), {"train": folder}, seed=0, tile=toolbox.tile)
+        return write_synthetic_traces(folder, bank, numbers, split="train", toolbox=toolbox, provenance={})
+
+
 def renamed(given: list[Sample], *texts: str) -> list[Sample]:
     return [replace(sample, text=text) for sample, text in zip(given, texts, strict=True)]
 
@@ -174,14 +182,19 @@ def test_a_self_correction_denies_no_thing_of_the_questions_name() -> None:
 
 def test_pictures_of_one_file_name_in_two_folders_are_two_files(tmp_path: Path) -> None:
     shifted = {"images/1.png": 0, "images/2.png": 8, "other/1.png": 16}
-    made = []
+    given: list[Sample] = []
     for picture_id, x in shifted.items():
         things: Boxes = {"cat": [(20 + x, 20, 130, 140)], "dog": [(180, 90, 260 - x, 160)], "cup": []}
-        made += annotated.questions(annotated.pictures(samples(things, picture_id=picture_id)), seed=0)
+        given += samples(things, picture_id=picture_id)
+    found = annotated.pictures(given)
+    made = annotated.questions(found, seed=0)
     frames = {question.question_id: question.frames[0] for question in made}
-    with Toolbox(reader="template", seconds=60.0) as toolbox:
-        write_annotated_traces(tmp_path, made, seed=0, toolbox=toolbox, provenance={})
+    families = annotated.written(found, tmp_path, seed=0)
+    write(tmp_path, families)
     traces = read_traces(tmp_path)
+    assert {trace.trace_id for trace in traces} == frames.keys()
+    bank = QuestionBank((), {"train": tmp_path}, seed=0, tile=96)
+    assert all(bank.named(question.question_id, "train") == question for question in made)
     assert {trace.frames[0] for trace in traces} == {
         f"pictures/{name.replace('/', '%2F')}.png" for name in shifted
     }
@@ -195,6 +208,42 @@ def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
     pixels[:30] = (40, 70, 210)
     assert annotated.uniform_colour(pixels, mask) is None
     assert annotated.uniform_colour(np.full((60, 60, 3), 128, np.uint8), mask) is None
+
+
+def test_questions_of_pictures_come_from_a_bank_and_begin_again_after_the_last(tmp_path: Path) -> None:
+    found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG], "cup": []}))
+    number = annotated.written(found, tmp_path / "train", seed=0)["is_there"]
+    (tmp_path / "val").mkdir()
+    bank = QuestionBank.of_cota(["easy"], tmp_path, seed=0, tile=96)
+    assert bank.families("train") == ("easy", *bank.of_pictures("train"))
+    assert bank.families("val") == ("easy",)
+    assert bank.at_most(99, "is_there", "train") == number == 3
+    assert bank.at_most(99, "easy", "train") == 99
+    ids = [bank.id_of("is_there", "train", index) for index in range(2 * number)]
+    assert ids[:number] == ids[number:]
+    assert len(set(ids)) == number
+    shuffled = [
+        QuestionBank.of_cota([], tmp_path, seed=seed, tile=96).written["train"].of_family["is_there"]
+        for seed in range(9)
+    ]
+    assert len({tuple(order) for order in shuffled}) > 1
+    assert bank.question("easy", "val", 2).question_id == "easy/val/2"
+
+
+def test_a_share_of_a_sequence_is_spread_evenly() -> None:
+    assert [divided(number, 0.25) for number in range(8)] == [
+        (False, 0), (False, 1), (False, 2), (True, 0), (False, 3), (False, 4), (False, 5), (True, 1)
+    ]  # fmt: skip
+    assert [divided(number, 1.0) for number in range(3)] == [(True, 0), (True, 1), (True, 2)]
+    assert [divided(number, 0.0) for number in range(3)] == [(False, 0), (False, 1), (False, 2)]
+    assert sum(divided(number, 0.3)[0] for number in range(1000)) == 300
+
+
+def test_pictures_of_one_thing_have_golden_traces_alone() -> None:
+    alone = annotated.questions(annotated.pictures(samples({"cat": [(20, 20, 80, 80)]})), seed=0)
+    assert {question.family for question in alone} == {"is_there", "which_third", "which_colour"}
+    assert set(kinds_of_questions([q for q in alone if len(q.choices) < 2] * 5, seed=0)) <= {"golden"}
+    assert "self_correction" not in kinds_of_questions(alone * 5, seed=0)
 
 
 def test_plurals() -> None:
@@ -258,8 +307,9 @@ def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_
     made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)
     assert len(made) >= 600
     assert len(Counter(question.family for question in made)) == 8
-    some = made[::6]
-    with Toolbox() as toolbox:
-        written = write_annotated_traces(tmp_path, some, seed=0, toolbox=toolbox, provenance={})
+    families = annotated.written(annotated.pictures(found), tmp_path, seed=0)
+    assert families == Counter(question.family for question in made)
+    some = {family: number // 6 for family, number in families.items()}
+    written = write(tmp_path, some)
     assert not written.dropped  # `trace` drops what was not looked at
-    assert len(read_traces(tmp_path)) == len(some)
+    assert len(read_traces(tmp_path)) == sum(some.values())

@@ -16,7 +16,7 @@ import pytest
 
 from ans_core import dist
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.world import Question, judging, traces
+from ans_core.agent.world import Question, bank, judging, traces
 from ans_core.agent.world.judging import Verdict, grading, read_score, repeated, verdict, verdicts
 from ans_core.agent.world.trace_file import Kind, Trace, read_traces
 from ans_core.agent.world.traces import Written, kinds_of, write_synthetic_traces
@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 def once() -> Iterator[None]:
     """Every question is drawn, and its plan run, once for all tests of this module."""
     with pytest.MonkeyPatch.context() as patch:
-        draw, make = cache(traces.draw_question), traces.trace
+        draw, make = cache(bank.draw_question), traces.trace
         known: dict[str, object] = {}
 
         def made(question: Question, kind: Kind, toolbox: Toolbox, **words: Any) -> object:
@@ -67,7 +67,7 @@ def once() -> Iterator[None]:
                 known[key] = make(question, kind, toolbox, **words)
             return known[key]
 
-        patch.setattr(traces, "draw_question", draw)
+        patch.setattr(bank, "draw_question", draw)
         patch.setattr(traces, "trace", made)
         yield
 
@@ -78,7 +78,7 @@ def drawn(toolbox: Toolbox) -> list[Trace]:
     asked = [(family, index) for family, number in NUMBERS.items() for index in range(number)]
     made = []
     for (family, index), kind in zip(asked, kinds_of([family for family, _ in asked]), strict=True):
-        question = traces.draw_question(family, seed=2, split="train", index=index, tile=toolbox.tile)
+        question = bank.draw_question(family, seed=2, split="train", index=index, tile=toolbox.tile)
         found = traces.trace(question, kind, toolbox, seed=2, provenance={})
         assert not isinstance(found, str)
         made.append(found[0])
@@ -96,7 +96,13 @@ def write(
         None if endpoint is None else partial(verdicts, endpoint, seed=2, on_failure=on_failure, log=silent)
     )  # type: ignore[arg-type]
     return write_synthetic_traces(
-        folder, NUMBERS, split="train", seed=2, toolbox=toolbox, provenance={}, judge=judge
+        folder,
+        bank.QuestionBank((), seed=2, tile=toolbox.tile),
+        NUMBERS,
+        split="train",
+        toolbox=toolbox,
+        provenance={},
+        judge=judge,
     )
 
 

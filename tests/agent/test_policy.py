@@ -33,6 +33,7 @@ from ans_core.agent.policy import (
 )
 from ans_core.agent.protocol import Call, call_text, call_tokens
 from ans_core.agent.world import draw_question
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.agent.world.traces import write_synthetic_traces
 from ans_core.checkpoints import checkpoint
@@ -60,9 +61,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[
     folder = tmp_path_factory.mktemp("traces")
     write_synthetic_traces(
         folder,
+        QuestionBank(("easy", "pattern", "text"), seed=3, tile=toolbox.tile),
         dict.fromkeys(["easy", "pattern", "text"], 10),
         split="train",
-        seed=3,
         toolbox=toolbox,
         provenance={},
     )

@@ -16,6 +16,7 @@ from ans_core.agent import protocol, rows
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, draw_question
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces, readers_of
 from ans_core.agent.world.traces import kinds_of, trace, write_synthetic_traces
 from ans_core.model.network import Network
@@ -27,9 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
     folder = tmp_path_factory.mktemp("traces")
     written = write_synthetic_traces(
         folder,
+        QuestionBank(("easy", "pattern", "text"), seed=2, tile=toolbox.tile),
         {"easy": 20, "pattern": 24, "text": 16},
         split="train",
-        seed=2,
         toolbox=toolbox,
         provenance={"ocr": "template"},
     )
@@ -74,8 +75,9 @@ def test_nothing_is_overwritten_and_an_empty_result_is_an_error(
     with Toolbox(tiny_model) as toolbox:  # untrained: its masks answer nothing
 
         def write(where: Path) -> object:
+            bank = QuestionBank(["larger"], seed=0, tile=toolbox.tile)
             return write_synthetic_traces(
-                where, dict.fromkeys(["larger"], 2), split="train", seed=0, toolbox=toolbox, provenance={}
+                where, bank, {"larger": 2}, split="train", toolbox=toolbox, provenance={}
             )
 
         with pytest.raises(ValueError, match="exists; write into another folder"):

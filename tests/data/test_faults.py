@@ -22,7 +22,7 @@ from ans_core.data.pictures import check_pictures
 from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.nearest_file import hint
 from ans_core.pictures import rle
-from ans_core.stages.prepare import source_entries
+from ans_core.stages.sources import source_entries
 from tests import picture_sets
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
 from tests.data.test_prepare import own_data

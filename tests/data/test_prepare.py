@@ -19,6 +19,7 @@ from ans_core.data.index import picture_keys
 from ans_core.data.mixture import Mixture
 from ans_core.pictures import rle
 from ans_core.stages import prepare
+from ans_core.stages.sources import source_entries
 
 SMALL = Prepare(
     scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64
@@ -242,16 +243,14 @@ def test_a_set_without_val_holds_out_a_share_of_its_pictures(tmp_path: Path) -> 
     source = DataSource(
         name="described", format="region_arrow", path=str(described(tmp_path, 60)), hold_out=0.2
     )
-    parts = [
-        list(data.read_entry(tmp_path / "prepared", entry)) for entry in prepare.source_entries((source,))
-    ]
+    parts = [list(data.read_entry(tmp_path / "prepared", entry)) for entry in source_entries((source,))]
     names = [{sample.image_id for sample in part} for part in parts]
     assert len(names[0] | names[1]) == sum(map(len, parts)) == 60
     assert 4 <= len(parts[1]) <= 20  # expected: 12
-    everything = prepare.source_entries((source.model_copy(update={"hold_out": 0.0}),))
+    everything = source_entries((source.model_copy(update={"hold_out": 0.0}),))
     # its index is another
     assert [len(data.read_entry(tmp_path / "prepared", entry)) for entry in everything] == [60]
-    data.write_entries(tmp_path, prepare.source_entries((source,)) + everything)
+    data.write_entries(tmp_path, source_entries((source,)) + everything)
     assert [entry.hold_out for entry in read_entries(tmp_path)] == [0.2, 0.2, 0.0]
     assert "hold_out" not in json.loads((tmp_path / "datasets.json").read_text())[2], (
         "what was prepared before reads and hashes as before"
@@ -262,4 +261,4 @@ def test_what_has_held_out_pictures_holds_out_no_others(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"'mine' has hold_out 0.1, and it has a split 'val' of its own; set hold_out to 0"
     ):
-        prepare.source_entries((own_data(tmp_path).model_copy(update={"hold_out": 0.1}),))
+        source_entries((own_data(tmp_path).model_copy(update={"hold_out": 0.1}),))

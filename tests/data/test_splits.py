@@ -16,6 +16,7 @@ from ans_core.data.formats.checks import NoSplit
 from ans_core.data.mixture import paired
 from ans_core.data.splits import chosen
 from ans_core.stages import prepare
+from ans_core.stages.sources import source_entries
 from tests import picture_sets
 from tests.data import clip_sets
 from tests.data.test_formats import block
@@ -76,7 +77,7 @@ def test_parts_of_a_set_are_trained_on_as_one_with_their_categories(tmp_path, sp
 
 
 def test_a_list_may_hold_what_would_be_held_out(tmp_path):
-    entries = prepare.source_entries((source(write_parts(tmp_path), ["Part1", "val"]),))
+    entries = source_entries((source(write_parts(tmp_path), ["Part1", "val"]),))
     assert [(entry.split, entry.on_disk) for entry in entries] == [("train", ("Part1", "val"))]
 
 
@@ -105,9 +106,9 @@ def test_a_set_without_the_split_is_refused_with_the_list_to_write(tmp_path):
         NoSplit,
         match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` in prepare.sources",
     ):
-        prepare.source_entries((source(tmp_path, "train"),))
+        source_entries((source(tmp_path, "train"),))
     with pytest.raises(NoSplit, match=r"no split 'Part3' \(did you mean 'Part2'\?\)"):
-        prepare.source_entries((source(tmp_path, ["Part1", "Part3"]),))
+        source_entries((source(tmp_path, ["Part1", "Part3"]),))
     assert chosen(["*"], PARTS, path=tmp_path) == ["Part1", "Part2"]
 
 
@@ -122,14 +123,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_format_of_pictures_refuses_a_split_that_is_not_there(tree, name):
     form, path = SETS[name]
     with pytest.raises(NoSplit, match=r"no split 'tarin' \(did you mean 'train'\?\)"):
-        prepare.source_entries((source(tree / path, "tarin", form),))
+        source_entries((source(tree / path, "tarin", form),))
 
 
 @pytest.mark.parametrize("form", CLIPS)
 def test_every_format_of_clips_refuses_a_split_that_is_not_there(tmp_path, form):
     root = getattr(clip_sets, form)(tmp_path / form)
     with pytest.raises(NoSplit, match="no split 'nothing'"):
-        prepare.source_entries((source(root, "nothing", form),))
+        source_entries((source(root, "nothing", form),))
 
 
 def test_a_set_without_samples_is_refused(tmp_path):
@@ -138,7 +139,7 @@ def test_a_set_without_samples_is_refused(tmp_path):
     held_out = {"image": "a.png", "text": "the dog", "masks": [block()], "split": "val"}
     (tmp_path / "annotations.json").write_text(json.dumps([held_out]))
     with pytest.raises(ValueError, match="no split 'train'; it has"):
-        prepare.source_entries((source(tmp_path, "train", "annotations"),))
+        source_entries((source(tmp_path, "train", "annotations"),))
 
 
 def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
@@ -159,7 +160,7 @@ def test_pictures_held_out_of_parts_are_no_test_split(tmp_path):
             )
         Dataset.from_list(rows).save_to_disk(str(tmp_path / part))
     held = source(tmp_path, ["Part1", "Part2"]).model_copy(update={"hold_out": 0.3})
-    entries = {entry.split: entry for entry in prepare.source_entries((held,))}
+    entries = {entry.split: entry for entry in source_entries((held,))}
     assert {split: entry.on_disk for split, entry in entries.items()} == {
         "train": ("Part1", "Part2"), "test": "test", "val": ("Part1", "Part2")
     }  # fmt: skip

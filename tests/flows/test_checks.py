@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from ans_core.config import Config
 from flows.child import StageFailedError
-from flows.pipeline import PlainErrors, check_base, check_sam2_alone, check_traces
+from flows.pipeline import PlainErrors, check_agent_sources, check_base, check_sam2_alone, check_traces
 from tasks.stages import AGENT, MEMORY, STAGES, needed_for
+from tests.agent.test_annotated import five_photographs
 
 
 def settings(**changes: object) -> Config:
@@ -51,6 +53,30 @@ def test_own_traces_are_read_before_the_first_stage(tmp_path: Path):
     (tmp_path / "mine/traces.jsonl").write_text('{"kind": "golden"}\n')
     with pytest.raises(ValueError, match=r"line 1: trace_id: Field required"):
         check_traces(needed_for(AGENT, mine), mine, tmp_path)
+
+
+def test_an_agents_pictures_are_read_before_the_first_stage(tmp_path: Path):
+    source = {"name": "mine", "format": "annotations", "path": "mine"}
+    mine = settings(agent={"sources": [source]})
+    check_agent_sources(STAGES, mine, tmp_path)
+    with pytest.raises(ValueError, match=r"mine does not exist"):
+        check_agent_sources(needed_for(AGENT, mine), mine, tmp_path)
+    (tmp_path / "mine").mkdir()
+    five_photographs(tmp_path / "mine")
+    check_agent_sources(needed_for(AGENT, mine), mine, tmp_path)
+    file = tmp_path / "mine/annotations.json"
+    records = json.loads(file.read_text())
+    captions = [
+        {"image": record["image"], "masks": [mask], "text": "a cat", "task": "region_caption"}
+        for record in records
+        for mask in record["masks"]
+    ]
+    file.write_text(json.dumps(captions))
+    with pytest.raises(ValueError, match=r"agent\.sources: 'mine' has no picture with words and masks in"):
+        check_agent_sources(needed_for(AGENT, mine), mine, tmp_path)
+    file.write_text(json.dumps([*records, {"image": "none.png", "text": "a cat", "masks": []}]))
+    with pytest.raises(ValueError, match=r"none\.png"):
+        check_agent_sources(needed_for(AGENT, mine), mine, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from ans_core.model import adapters
 from ans_core.model.network import Network
 from ans_core.rl.dual_loop import check_learned
 from ans_core.stages import rl as stages_rl
-from ans_core.stages.prepare import source_entries
+from ans_core.stages.sources import source_entries
 from ans_core.types import Log
 from flows import cli, rl_command, short_training
 from tasks.process import held

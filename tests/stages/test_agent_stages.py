@@ -20,13 +20,17 @@ from ans_core.agent import ocr
 from ans_core.agent import policy as policies
 from ans_core.agent.evaluation import costs
 from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.practice import sample_of
 from ans_core.agent.world import traces
+from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.stages import agent_evaluate, agent_report, agent_sft, cota, online, prepare, rft
 from ans_core.types import Log
 from tests import tiny
+from tests.agent.test_annotated import five_photographs
 from tests.half_products import HalfProducts
 from tests.workspace import launch
 
@@ -56,7 +60,7 @@ CONFIG = Config.model_validate(
     }
 )  # fmt: skip
 SFT = ("data", "model", "agent/cota")
-RFT = ("model", "agent/sft/tools")
+RFT = ("model", "agent/cota", "agent/sft/tools")
 
 
 def silent(metrics: dict[str, float], step: int) -> None:
@@ -102,7 +106,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sft", "agent/sft/tools"),
         ("rft", "agent/rft"),
     ):
-        run(agent_evaluate, folder, f"agent/evaluate/{row}", ("data", "model", made), row=row)
+        run(agent_evaluate, folder, f"agent/evaluate/{row}", ("data", "model", "agent/cota", made), row=row)
     run(
         agent_report,
         folder,
@@ -110,6 +114,54 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tuple(f"agent/evaluate/{row}" for row in ("direct", "oracle", "sft", "rft")),
     )
     return folder
+
+
+def test_questions_about_a_users_photographs_are_learned_and_asked_beside_the_drawn_ones(
+    runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    five_photographs(tmp_path / "mine")
+    for name in ("model", "data"):
+        (tmp_path / name).symlink_to(runs / name)
+    values = CONFIG.model_dump()
+    source = {"name": "mine", "format": "annotations", "path": str(tmp_path / "mine"), "hold_out": 0.5}
+    values["agent"] |= {"families": ["easy", "text"], "sources": [source], "source_share": 0.5}
+    values["agent"]["evaluate"] |= {"each": 3, "control_each": 2}
+    values["agent"]["rft"]["optim"] |= {"batch": 4}
+    cfg = Config.model_validate(values)
+    run(cota, tmp_path, "agent/cota", ("model",), cfg=cfg)
+    traces_of = {split: read_traces(tmp_path / "agent/cota" / split) for split in ("train", "val")}
+    pictures = {
+        split: {trace.frames[0] for trace in read if trace.provenance["source"] == "annotated"}
+        for split, read in traces_of.items()
+    }
+    assert pictures["train"]
+    assert pictures["val"]
+    assert not pictures["train"] & pictures["val"]
+    assert sum(map(len, pictures.values())) == 5
+    asked: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rft, "sample_of", lambda q: asked.update([q.family]) or sample_of(q))
+        run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools")
+        run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
+    of_pictures = sum(number for family, number in asked.items() if family in FAMILIES_OF_PHOTOGRAPHS)
+    assert (of_pictures, asked.total()) == (6, 12)
+    assert asked["text"] == 4  # twice as often as `easy`
+    assert {"is_there", "which_larger", "left_or_right", "which_colour"} < asked.keys()
+    for row, made in (("oracle", "agent/cota"), ("sft", "agent/sft/tools"), ("rft", "agent/rft")):
+        needed = ("data", "model", "agent/cota", made)
+        run(agent_evaluate, tmp_path, f"agent/evaluate/{row}", needed, cfg=cfg, row=row)
+    oracle = json.loads((tmp_path / "agent/evaluate/oracle/metrics.json").read_text())
+    assert oracle["pictures/accuracy"] == oracle["pictures/faithful_calls"] == 1
+    assert oracle["is_there/questions"] == 3
+    assert "forbidden/pictures/accuracy" in json.loads(
+        (tmp_path / "agent/evaluate/rft/metrics.json").read_text()
+    )
+    rows = tuple(f"agent/evaluate/{row}" for row in ("oracle", "sft", "rft"))
+    page = (run(agent_report, tmp_path, "agent/report", rows, cfg=cfg) / "episodes.html").read_text()
+    assert "needed/accuracy" in page
+    assert "pictures/accuracy" in page
+    assert "left or right of the" in page
 
 
 def test_no_stage_multiplies_in_bf16_where_that_is_emulated(
@@ -124,7 +176,13 @@ def test_no_stage_multiplies_in_bf16_where_that_is_emulated(
         run(agent_sft, tmp_path, "agent/sft/tools", SFT, row="tools")
         run(rft, tmp_path, "agent/rft", RFT)
         for row, made in (("oracle", "agent/cota"), ("rft", "agent/rft")):
-            run(agent_evaluate, tmp_path, f"agent/evaluate/{row}", ("data", "model", made), row=row)
+            run(
+                agent_evaluate,
+                tmp_path,
+                f"agent/evaluate/{row}",
+                ("data", "model", "agent/cota", made),
+                row=row,
+            )
     assert seen.counts == {}
 
 
@@ -331,7 +389,7 @@ def run_shared(runs: Path, folder: Path) -> None:
     agent_evaluate.play = counting(agent_evaluate.play, done, "batches")  # type: ignore[assignment]
     agent_evaluate.oracle = counting(agent_evaluate.oracle, done, "plans")  # type: ignore[assignment]
     agent_evaluate.predict = counting(agent_evaluate.predict, done, "referring")  # type: ignore[assignment]
-    for name in ("model", "data", "agent/sft/tools"):
+    for name in ("model", "data", "agent/cota", "agent/sft/tools"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             (folder / name).symlink_to(runs / name)
@@ -340,8 +398,13 @@ def run_shared(runs: Path, folder: Path) -> None:
         dist.process_group = counting(nullcontext, done, "groups")
         for stage, name, needed, row in (
             (cota, "cota", ("model",), {}),
-            (agent_evaluate, "evaluate/sft", ("data", "model", "agent/sft/tools"), {"row": "sft"}),
-            (agent_evaluate, "evaluate/oracle", ("data", "model"), {"row": "oracle"}),
+            (
+                agent_evaluate,
+                "evaluate/sft",
+                ("data", "model", "agent/cota", "agent/sft/tools"),
+                {"row": "sft"},
+            ),
+            (agent_evaluate, "evaluate/oracle", ("data", "model", "agent/cota"), {"row": "oracle"}),
         ):
             out = folder / "made" / name
             out.mkdir(parents=True, exist_ok=True)
@@ -414,9 +477,9 @@ def run_training(runs: Path, folder: Path) -> None:
     """Train with tools and by episodes, so that two processes have unlike shares: three traces, three
     questions, one referring row. A step for each of two parts, so that no difference is carried far."""
     values = CONFIG.model_dump()
-    values["agent"]["sft"] |= {"referring": 0.25, "checked": 3}
+    values["agent"]["sft"] |= {"referring": 0.25, "checked": 3, "dtype": "fp32"}
     values["agent"]["sft"]["optim"] |= {"steps": 2, "warmup": 0.0}
-    values["agent"]["rft"] |= {"inner_steps": 1, "samples_every": 1}
+    values["agent"]["rft"] |= {"inner_steps": 1, "samples_every": 1, "dtype": "fp32"}
     values["agent"]["rft"]["optim"] |= {"steps": 1, "batch": 3, "warmup": 0.0}
     cfg = Config.model_validate(values)
     asked: list[str] = []
@@ -426,7 +489,7 @@ def run_training(runs: Path, folder: Path) -> None:
     )  # type: ignore[assignment,func-returns-value]
     for stage, name, needed, row in (
         (agent_sft, "agent/sft/tools", ("data", "model", "agent/cota"), {"row": "tools"}),
-        (rft, "agent/rft", ("model", "agent/sft/tools"), {}),
+        (rft, "agent/rft", RFT, {}),
     ):
         out = folder / name
         out.mkdir(parents=True, exist_ok=True)
@@ -484,6 +547,8 @@ from pathlib import Path
 from ans_core import dist, precision
 from ans_core.agent import policy as policies
 from ans_core.agent.world import traces
+from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.bank import QuestionBank
 from tests.stages import test_agent_stages as stages
 def broken(*arguments, **words):
     raise RuntimeError("this process is broken")
@@ -548,7 +613,7 @@ def test_a_part_is_taken_back_for_a_loss_that_is_no_accident(
 
 
 def test_rft_asks_what_no_trace_has_answered(runs: Path) -> None:
-    asked = rft.Questions(CONFIG, tile=32)
+    asked = rft.Questions(CONFIG, QuestionBank(CONFIG.agent.families, seed=CONFIG.seed, tile=32))
     found = [asked.number(number).question_id for number in range(8)]
     turns = (
         [("text", 13), ("easy", 10), ("pattern", 10), ("text", 14)],

@@ -9,15 +9,19 @@ segments.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import quote
 
 import numpy as np
 from jaxtyping import Bool
 from scipy import ndimage
+from tqdm import tqdm
 
 from ans_core.agent import shapes
 from ans_core.agent.protocol import Call
@@ -38,6 +42,8 @@ AnnotatedFamily = Literal[
     "smaller_of_two",
 ]
 FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
+FILE = "questions.jsonl"
+"""Written questions: a record a line, in order of pictures."""
 SMALLEST_SIDE = 28
 """Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in
 it."""
@@ -132,13 +138,18 @@ class AnnotatedPicture:
         ]
 
 
-def pictures(samples: Sequence[Sample]) -> list[AnnotatedPicture]:
+def askable(sample: Sample) -> bool:
+    """Tell whether a sample names something in a single picture."""
+    return sample.task == "referring" and len(sample.frames) == 1 and bool(sample.text)
+
+
+def pictures(samples: Iterable[Sample]) -> list[AnnotatedPicture]:
     """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the
     cat` are one); the same mask is one thing. Absent is what a sample without masks says, and, where classes
     are annotated (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
     of_picture: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if sample.task == "referring" and len(sample.frames) == 1 and sample.text:
+        if askable(sample):
             of_picture[sample.image_id].append(sample)
     classes = {
         _name(s.text) for group in of_picture.values() for s in group if s.meta.get("category") and s.text
@@ -176,19 +187,36 @@ def questions(
 ) -> list[Question]:
     """Return every question that these families can ask about the pictures, in the order of pictures and
     families. `seed`: decides the order in which things are named and which absent thing is asked about."""
-    made = []
-    for picture in annotated_pictures:
-        encoded = media.reference(transforms.open_image(picture.frame))
-        assert isinstance(encoded, bytes)
-        for family in families:
-            rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
-            for number, question in enumerate(ASKING[family](picture, rng)):
-                made.append(
-                    replace(
-                        question, question_id=f"{family}/{picture.picture_id}/{number}", frames=(encoded,)
-                    )
-                )
-    return made
+    return [question for picture in annotated_pictures for question in _asked(picture, families, seed)]
+
+
+def written(annotated_pictures: Iterable[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
+    """Write the questions about pictures and the pictures themselves into a folder (`bank.WrittenQuestions`
+    reads it), picture by picture; return how many there are of each family."""
+    families: Counter[str] = Counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{FILE}.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        for picture in tqdm(annotated_pictures, desc=f"questions of {folder.name}"):
+            for question in _asked(picture, FAMILIES_OF_PHOTOGRAPHS, seed):
+                (folder / question.picture).parent.mkdir(exist_ok=True)
+                (folder / question.picture).write_bytes(question.frames[0])
+                file.write(json.dumps(asdict(replace(question, frames=()))) + "\n")
+                families[question.family] += 1
+    partial.rename(folder / FILE)
+    return families
+
+
+def _asked(picture: AnnotatedPicture, families: Sequence[AnnotatedFamily], seed: int) -> Iterator[Question]:
+    encoded = media.reference(transforms.open_image(picture.frame))
+    assert isinstance(encoded, bytes)
+    # an id may be a path: `images/1.png`
+    file = f"pictures/{quote(picture.picture_id, safe='')}.png"
+    for family in families:
+        rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
+        for number, question in enumerate(ASKING[family](picture, rng)):
+            question_id = f"{family}/{picture.picture_id}/{number}"
+            yield replace(question, question_id=question_id, frames=(encoded,), picture=file)
 
 
 def _name(text: str) -> str:

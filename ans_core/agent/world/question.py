@@ -1,4 +1,4 @@
-"""What a drawn question is: what the model is shown and asked, the answer, and how the operations find it."""
+"""What a question is: what the model is shown and asked, the answer, and how the operations find it."""
 
 from __future__ import annotations
 
@@ -61,6 +61,9 @@ class Question:
     """The plan's first call, about another thing. Empty where there is none."""
     thoughts: tuple[str, ...] = ()
     """What is thought before each call of the plan in a trace; empty = calls alone."""
+    picture: str = ""
+    """The file of its one picture in a folder of questions or traces, where several questions share it; empty
+    = frames of its own."""
 
     def workspace(self) -> Workspace:
         return Workspace.of(self.frames)

@@ -117,8 +117,8 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
 
 
 def remove_pictures(folder: Path, trace: Trace) -> None:
-    """Remove the pictures of a trace that is not going to be written; no other trace may name them."""
-    for name in pictures_of(trace):
+    """Remove the pictures of a trace that is not going to be written, but for one that it shares."""
+    for name in (n for n in pictures_of(trace) if n.startswith(f"pictures/{trace.trace_id}/")):
         (folder / name).unlink()
         if not any((folder / name).parent.iterdir()):
             (folder / name).parent.rmdir()

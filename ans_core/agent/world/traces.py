@@ -1,4 +1,4 @@
-"""Drawn questions -> chain-of-thought-action traces: golden, trap and self-correction, with what the real
+"""Questions -> chain-of-thought-action traces: golden, trap and self-correction, with what the real
 operations gave.
 
 A golden trace is the shortest plan. A trap is a golden one with a wrong answer. A self-correction begins with
@@ -20,7 +20,8 @@ import numpy as np
 from ans_core import dist
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
-from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
+from ans_core.agent.world import FAMILIES, Question, conclusion, evidence, is_right
+from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.judging import Verdict
 from ans_core.agent.world.trace_file import (
     SHARES,
@@ -60,28 +61,36 @@ class Written:
 
 def write_synthetic_traces(
     folder: Path,
+    bank: QuestionBank,
     numbers: Mapping[str, int],
     *,
     split: str,
-    seed: int,
     toolbox: Toolbox,
     provenance: dict[str, Any],
     judge: TraceJudge | None = None,
 ) -> Written:
-    """Questions as traces in a folder, so many of every family. `provenance`: what stands beside the source
-    and the question's id in every record (the weights' hash, the reader of READ_TEXT). Several processes make
-    the trace of a question each in turn and write its pictures; the first one asks the judge about what the
-    rules kept, and writes the records. None takes the place of a dropped one.
+    """Write questions as traces, so many of every family, into a folder: of pictures, the one that holds
+    them. `provenance`: what stands beside the source and the question's id in every record (the weights'
+    hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
+    pictures; the first one asks the judge about what the rules kept, and writes the records. None takes the
+    place of a dropped one.
 
-    Raises ValueError where the mix is off after the filter, or nothing is left."""
+    Raises ValueError where the mix of the drawn ones is off after the filter, or nothing is left."""
     check_new(folder)
-    names = [(family, index) for family, number in numbers.items() for index in range(number)]
-    kinds = kinds_of([family for family, _ in names])
+    drawn = [(family, index) for family, n in numbers.items() for index in range(n) if family in FAMILIES]
+    of_pictures = [
+        (family, index) for family, n in numbers.items() for index in range(n) if family not in FAMILIES
+    ]
+    names = [*drawn, *of_pictures]
+    kinds = [
+        *kinds_of([family for family, _ in drawn]),
+        *kinds_of_questions([bank.plain(name, split, i) for name, i in of_pictures], seed=bank.seed),
+    ]
 
     def made(some: Sequence[tuple[tuple[str, int], Kind]]) -> Iterator[Trace | Dropped]:
         for (family, index), kind in some:
-            question = draw_question(family, seed=seed, split=split, index=index, tile=toolbox.tile)
-            outcome = trace(question, kind, toolbox, seed=seed, provenance=provenance)
+            question = bank.question(family, split, index)
+            outcome = trace(question, kind, toolbox, seed=bank.seed, provenance=provenance)
             if isinstance(outcome, str):
                 yield outcome
             else:
@@ -106,7 +115,8 @@ def write_synthetic_traces(
         records = _accepted(folder, records, verdicts)
     if not records:
         raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
-    check_mix(records)  # before the file has its name
+    if drawn_records := [record for record in records if record.family in FAMILIES]:
+        check_mix(drawn_records)  # before the file has its name
     if dist.rank() == 0:
         write_traces(folder, records)
     return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
@@ -150,6 +160,23 @@ def kinds_of(families: Sequence[str]) -> list[Kind]:
     return kinds
 
 
+def kinds_of_questions(questions: Sequence[Question], *, seed: int) -> list[Kind]:
+    """Return a kind for each question about a picture, in SHARES over all, by chance, as far as the pictures
+    allow it: a self-correction needs another thing that can be looked at first, a trap a call and a wrong
+    choice."""
+    rng = np.random.default_rng(dist.seed_of(seed, "kinds of questions"))
+    kinds: list[Kind] = ["golden"] * len(questions)
+    able: dict[Kind, list[int]] = {
+        "self_correction": [i for i, question in enumerate(questions) if question.distraction],
+        "trap": [i for i, question in enumerate(questions) if question.plan and len(question.choices) > 1],
+    }
+    for kind, places in able.items():
+        free = [place for place in places if kinds[place] == "golden"]
+        for place in rng.permutation(len(free))[: round(SHARES[kind] * len(questions))]:
+            kinds[free[place]] = kind
+    return kinds
+
+
 def trace(
     question: Question, kind: Kind, toolbox: Toolbox, *, seed: int, provenance: dict[str, Any]
 ) -> tuple[Trace, dict[str, bytes]] | Dropped:
@@ -163,7 +190,7 @@ def trace(
         Turn(
             role="user",
             text=f"<image>\n{question.text}",
-            pictures=(f"pictures/{question.question_id}/frame_0.png",),
+            pictures=_frames(question)[:1],
         )
     ]
     for number, planned in enumerate(calls):
@@ -186,9 +213,7 @@ def trace(
             Turn(role="assistant", text=text, trainable=target),
             Turn(role="user", text=observation.turn(), pictures=pictures),
         ]
-    # of a photograph's questions, whoever looks reads the answer, as in `pattern`
-    family = FAMILIES.get(question.family)
-    concluded = family.conclude(question, episode.observations) if family is not None else question.answer
+    concluded = conclusion(question, episode.observations)
     if concluded is None or not is_right(concluded, question):
         return "wrong_conclusion"
     if not evidence(question, episode.workspace, episode.observations):
@@ -208,7 +233,7 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
         fault=fault,
         question=question.text,
         answer=question.answer,
-        frames=tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames))),
+        frames=_frames(question),
         turns=tuple(turns),
         provenance={
             "source": "drawn" if question.family in FAMILIES else "annotated",
@@ -222,13 +247,20 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
 
 def _pictures(question: Question, episode: Episode) -> dict[str, bytes]:
     """The frames, and the crops as the model is shown them."""
-    files = {f"frame_{i}": frame for i, frame in enumerate(question.frames)}
+    files = dict(zip(_frames(question), question.frames, strict=True))
     for observation in episode.observations:
         for name in observation.pictures:
             shown = media.reference(episode.workspace.picture(name, least=episode.toolbox.tile))
             assert isinstance(shown, bytes)
-            files[name] = shown
-    return {f"pictures/{question.question_id}/{name}.png": encoded for name, encoded in files.items()}
+            files[f"pictures/{question.question_id}/{name}.png"] = shown
+    return files
+
+
+def _frames(question: Question) -> tuple[str, ...]:
+    """Return the files of the native picture, or of a clip's frames."""
+    if question.picture:
+        return (question.picture,)
+    return tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames)))
 
 
 def _after(call: Call, distraction: dict[str, Any]) -> Call:

@@ -1,0 +1,112 @@
+"""Where an agent's questions come from: the drawn world, and annotated pictures (`agent.sources`), about which
+the stage `cota` wrote them down."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ans_core.agent.protocol import Call
+from ans_core.agent.world import FAMILIES, draw_question
+from ans_core.agent.world.annotated import FILE
+from ans_core.agent.world.question import Question, Target
+from ans_core.dist import rng_of
+
+
+class WrittenQuestions:
+    """The questions about pictures of one folder. Of each only its place in the file is held, so a million of
+    them cost some 200 MB."""
+
+    def __init__(self, folder: Path, *, seed: int) -> None:
+        self.folder = folder
+        self.start: dict[str, int] = {}
+        """Question id -> first byte of its record."""
+        self.of_family: dict[str, list[str]] = defaultdict(list)
+        """Ids by family, in an order that the seed decides."""
+        place = 0
+        with (folder / FILE).open("rb") as file:
+            for line in file:
+                record = json.loads(line)
+                self.start[record["question_id"]] = place
+                self.of_family[record["family"]].append(record["question_id"])
+                place += len(line)
+        for family, ids in self.of_family.items():
+            rng_of(seed, "written questions", family).shuffle(ids)
+
+    def plain(self, question_id: str) -> Question:
+        """Return a question without its picture."""
+        with (self.folder / FILE).open("rb") as file:
+            file.seek(self.start[question_id])
+            record = json.loads(file.readline())
+        tuples = {name: tuple(record[name]) for name in ("choices", "frames", "thoughts")}
+        calls = {name: tuple(Call(**call) for call in record[name]) for name in ("plan", "distraction")}
+        targets = tuple(Target(phrase=t["phrase"], masks=tuple(t["masks"])) for t in record["targets"])
+        return Question(**record | tuples | calls | {"targets": targets})
+
+    def question(self, question_id: str) -> Question:
+        question = self.plain(question_id)
+        return replace(question, frames=((self.folder / question.picture).read_bytes(),))
+
+
+class QuestionBank:
+    """(family, split, index) -> a question. Drawn ones have no end; those about pictures begin again."""
+
+    def __init__(
+        self, drawn: Sequence[str], folders: Mapping[str, Path] | None = None, *, seed: int, tile: int
+    ) -> None:
+        """drawn: families of the drawn world. folders: split -> folder that may hold written questions."""
+        self.drawn, self.seed, self.tile = tuple(drawn), seed, tile
+        self.written = {
+            split: WrittenQuestions(folder, seed=seed)
+            for split, folder in (folders or {}).items()
+            if (folder / FILE).is_file()
+        }
+
+    @classmethod
+    def of_cota(cls, drawn: Sequence[str], cota: Path, *, seed: int, tile: int) -> QuestionBank:
+        """Return the bank of the drawn world and of what the stage `cota` wrote into this folder."""
+        folders = {folder.name: folder for folder in sorted(cota.iterdir()) if folder.is_dir()}
+        return cls(drawn, folders, seed=seed, tile=tile)
+
+    def of_pictures(self, split: str) -> tuple[str, ...]:
+        """Return the families that have questions about pictures."""
+        return tuple(self.written[split].of_family) if split in self.written else ()
+
+    def families(self, split: str) -> tuple[str, ...]:
+        return (*self.drawn, *self.of_pictures(split))
+
+    def at_most(self, wanted: int, family: str, split: str) -> int:
+        """Return how many of so many questions there are."""
+        return wanted if family in FAMILIES else min(wanted, len(self.written[split].of_family[family]))
+
+    def question(self, family: str, split: str, index: int) -> Question:
+        return self.named(self.id_of(family, split, index), split)
+
+    def plain(self, family: str, split: str, index: int) -> Question:
+        """Return a question about a picture without the picture."""
+        return self.written[split].plain(self.id_of(family, split, index))
+
+    def named(self, question_id: str, split: str) -> Question:
+        family = question_id.partition("/")[0]
+        if family in FAMILIES:
+            index = int(question_id.rpartition("/")[2])
+            return draw_question(family, seed=self.seed, split=split, index=index, tile=self.tile)
+        return self.written[split].question(question_id)
+
+    def id_of(self, family: str, split: str, index: int) -> str:
+        """Return the question's id."""
+        if family in FAMILIES:
+            return f"{family}/{split}/{index}"
+        ids = self.written[split].of_family[family]
+        return ids[index % len(ids)]
+
+
+def divided(number: int, share: float) -> tuple[bool, int]:
+    """Return whether number `number` of a sequence belongs to the `share` of it that is about pictures, which
+    is spread evenly, and its number among its own kind."""
+    before, after = (math.floor(n * share + 1e-9) for n in (number, number + 1))
+    return (True, before) if after > before else (False, number - before)
