@@ -43,6 +43,7 @@ from ans_core.train.watch import (
     GraphWatch,
     Speed,
     Watch,
+    check_same_gradient,
     first_spoiled,
     gradient_norms,
     note_skipped,
@@ -246,6 +247,7 @@ def train(
                 else largest(stop.requested(), machine.device)
             )
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
+                check_same_gradient(name, step, metrics["grad_norm"], machine.device)
                 keep = machine.keep_states
                 writer.save(
                     folder,

@@ -23,7 +23,7 @@ from torch.profiler import schedule as profiler_schedule
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from ans_core.dist import rank, shared_sum, world_size
+from ans_core.dist import largest, rank, shared_mean, shared_sum, world_size
 from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
@@ -31,6 +31,8 @@ START = -1
 """In curves, the step of what was measured before the first."""
 OPERATIONS = "operations"
 """Among a batch's counts: floating point operations, without those of layers that are computed again."""
+SAME_GRADIENT = 1e-3
+"""Difference of a gradient's norm between processes, relative to it, that rounding can make."""
 MOST_GRAPHS = 16
 """That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three
 adapters some 8; half as many more where some layers are computed again and others not."""
@@ -188,6 +190,18 @@ def gradient_norms(module: nn.Module, part_of: Callable[[str], str] | None) -> d
         f"grad_norm/{part}": torch.stack(torch._foreach_norm(grads)).norm()
         for part, grads in sorted(parts.items())
     }
+
+
+def check_same_gradient(name: str, step: int, norm: float, device: torch.device) -> None:
+    """Raise RuntimeError if the gradient of this step differs between processes by more than rounding: each
+    would train a model of its own, and only the first one's is kept. All processes must call it."""
+    mean = shared_mean(norm, device)
+    if largest(int(abs(norm - mean) > SAME_GRADIENT * mean), device):
+        raise RuntimeError(
+            f"{name}: at step {step} the gradient has norm {norm:g} on process {rank()}, and {mean:g} on "
+            "average: the processes don't share their gradients. Something has taken the hooks off the "
+            "trained parameters; start again with one process, and report it"
+        )
 
 
 def note_skipped(

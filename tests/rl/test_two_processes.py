@@ -127,3 +127,36 @@ def test_two_processes_learn_from_the_gradients_of_both_in_bf16(tmp_path: Path) 
     for one, other in run(tmp_path, processes=2, stages=[0, 2], dtype="bf16"):
         assert one["policy"] == other["policy"]
         assert one["loss"] == other["loss"]
+
+
+LOST = """
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from ans_core import dist
+from ans_core.train import loop
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+    def forward(self, batch):
+        if sys.argv[2] == "lost":  # DistributedDataParallel's hook is on the gradient accumulator of fp32
+            own = self.weight.data
+            self.weight.data, self.weight.data = own.bfloat16(), own
+        return (self.weight * batch).sum() ** 2, {}
+
+loop.train(Line(), lambda step, micro: torch.ones(3) * (1 + dist.rank()), name="line",
+           schedule=loop.Schedule(steps=1, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=9.0, accumulate=1, save_every=1),
+           machine=loop.Machine(device=torch.device("cpu")), seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_do_not_share_their_gradients_are_stopped_at_the_first_state(tmp_path: Path) -> None:
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    launch(script, str(tmp_path / "kept"), "kept", processes=2)
+    with pytest.raises(AssertionError, match=r"line: at step 0 the gradient has norm .* don't share their"):
+        launch(script, str(tmp_path / "lost"), "lost", processes=2)
