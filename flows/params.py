@@ -20,6 +20,7 @@ FOLDERS = (
     ("sft", ("lora_ranks_from",), "lora_ranks_files"),
     ("agent.sft", ("lora_ranks_from",), "lora_ranks_files"),
     ("agent.sft", ("traces",), "traces_files"),
+    ("agent", ("segmenter",), "segmenter_files"),
 )
 """Section, its keys that name folders or files of weights or traces, and the key of their fingerprint."""
 

@@ -198,6 +198,15 @@ def check_base(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
             f"agent.base = {config.agent.base!r} is no folder; name one that holds a Sa2VA (`ans pull REPO "
             "DIR` fetches one from the hub), or leave it empty for what this pipeline makes"
         )
+    segmenter = config.agent.segmenter
+    if (
+        segmenter
+        and any(stage.group in (AGENT, ONLINE) for stage in stages)
+        and not (here / segmenter).is_dir()
+    ):
+        raise ConfigError(
+            f"agent.segmenter = {segmenter!r} is no folder; name one that holds a Sa2VA, or leave it empty"
+        )
 
 
 def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:

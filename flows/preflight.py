@@ -198,8 +198,11 @@ def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources, *config.agent.sources]
     lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
     of_agent = {name: getattr(config.agent.sft, name) for name in ("traces", "lora_ranks_from")}
+    of_agent = {f"sft.{name}": path for name, path in of_agent.items()} | {
+        "segmenter": config.agent.segmenter
+    }
     lacking[:0] = [
-        f"agent.sft.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()
+        f"agent.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()
     ]
     if not lacking:
         return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")

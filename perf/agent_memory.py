@@ -29,7 +29,7 @@ from ans_core.config import PROFILES, Config, resolve
 from ans_core.model.footprint import MicroBatch, activation_bytes, cache_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
-SIZES = {"pixelis-1b": "sa2va-1b", "pixelis-4b": "sa2va-4b", "pixelis-8b": "sa2va-8b"}
+SIZES = {f"pixelis-{size}": f"sa2va-{size}" for size in ("1b", "4b", "8b", "qwen3-4b", "qwen25-7b")}
 """Profile -> the published size of its base."""
 GB = 1e9
 TILE_TOKENS = 256

@@ -102,6 +102,8 @@ def _evaluate(row: str) -> Stage:
     )  # fmt: skip
 
 
+OPERATING = ("agent.reader", "agent.segmenter", "agent.segmenter_files")
+"""The settings that decide what the agent's operations give."""
 AGENT_ROWS = {
     "direct": "agent/sft/direct",
     "oracle": "agent/cota/val",
@@ -117,7 +119,7 @@ def _agent_sft(row: str) -> Stage:
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"),
         out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.reader", "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
+            "agent.tiles", *OPERATING, "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
             "sft.mask_weight", "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -130,7 +132,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
         name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", "agent/cota", *made),
         out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
-            "agent.tiles", "agent.reader", "agent.families", "agent.episode", "agent.evaluate",
+            "agent.tiles", *OPERATING, "agent.families", "agent.episode", "agent.evaluate",
             "evaluate.max_tokens", "evaluate.batch", "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
@@ -181,7 +183,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            "agent.tiles", "agent.reader", "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
+            "agent.tiles", *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
             "judge.on_failure", "seed",
         ),
         one_node=True,
@@ -190,7 +192,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="rft", version="1", inputs=("model", "agent/cota", "agent/sft/tools"), out="agent/rft", group=AGENT,
         distributed=True, timeout_s=7 * DAY_S, curves=True,
-        sections=("agent.reader", "agent.families", "agent.source_share", "agent.episode", "agent.cota", "agent.rft", "seed"),
+        sections=(*OPERATING, "agent.families", "agent.source_share", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
     Stage(
@@ -199,7 +201,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
-        sections=("agent.reader", "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
+        sections=(*OPERATING, "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
     ),
 )
 # fmt: on

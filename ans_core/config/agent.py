@@ -161,6 +161,11 @@ class Agent(Section):
     `hold_out`)."""
     source_share: Share = 0.5
     """Share of the traces (agent_sft) and of the questions (rft) of a step that are about them."""
+    segmenter: str = ""
+    """Folder of another Sa2VA (as `agent.base`) that draws and follows the masks of operations; empty = the
+    base."""
+    segmenter_files: str = ""
+    """Its fingerprint; as prepare.sources has it."""
     families: Annotated[tuple[FamilyName, ...], Listed] = (
         "easy",
         "pattern",

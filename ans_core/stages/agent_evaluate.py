@@ -42,6 +42,7 @@ from ans_core.config import Config
 from ans_core.inference.predict import on_all_processes, predict
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
+from ans_core.stages.operations import toolbox_of
 from ans_core.types import Log, Sample
 
 POLICIES = {"direct": "agent/sft/direct", "sft": "agent/sft/tools", "rft": "agent/rft"}
@@ -113,7 +114,7 @@ def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dic
     model = load_base(
         path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device)
     )
-    with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
+    with toolbox_of(cfg, model) as toolbox:
         held_out = HeldOut(cfg, toolbox, cota)
 
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
@@ -142,9 +143,7 @@ def without_frames(outcome: Outcome) -> Outcome:
 
 def _of_policy(cfg: Config, policy: AgentPolicy, row: str, out: Path, *, cota: Path) -> dict[str, float]:
     settings, episode = cfg.agent.evaluate, cfg.agent.episode
-    with Toolbox(
-        policy.model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=cfg.agent.reader
-    ) as toolbox:
+    with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
         lists_operations = episode.operations_told and row != "direct"
         ask = _Asking(
             cfg=cfg,
@@ -188,10 +187,9 @@ class _Asking:
             case "forbidden":
                 return self.about(names, answers_alone=True, desc=control)[0]
             case "random":
-                seconds = self.cfg.agent.episode.time_limit_s
-                with controls.RandomCalls(
-                    self.policy.model, seed=self.cfg.seed, adapters_off=self.policy.base, seconds=seconds
-                ) as elsewhere:
+                make = partial(controls.RandomCalls, seed=self.cfg.seed)
+                policy = self.policy
+                with toolbox_of(self.cfg, policy.model, adapters_off=policy.base, make=make) as elsewhere:
                     return self.about(names, toolbox=elsewhere, desc=control)[0]
             case "shuffled":
                 families = dict.fromkeys(family for family, _ in names)

@@ -42,6 +42,7 @@ from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
+from ans_core.stages.operations import toolbox_of
 from ans_core.train import loop
 from ans_core.train.loop import Curves
 from ans_core.types import Log
@@ -101,8 +102,7 @@ def run(
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
-    seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
-    with Toolbox(model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
+    with toolbox_of(cfg, model, adapters_off=policy.base) as toolbox:
         maker = TraceBatches(cfg, policy, toolbox, inputs, folder, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from ans_core import data, dist
-from ans_core.agent.episode import Toolbox
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
@@ -31,6 +30,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
+from ans_core.stages.operations import toolbox_of
 from ans_core.stages.sources import source_entries
 from ans_core.types import Log
 
@@ -73,7 +73,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
             counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed)
         dist.union({})  # the others wait
         for split in ("train", "val"):
-            with Toolbox(model, seconds=cfg.agent.episode.time_limit_s, reader=cfg.agent.reader) as toolbox:
+            with toolbox_of(cfg, model) as toolbox:
                 bank = QuestionBank.of_cota(cfg.agent.families, out, seed=cfg.seed, tile=toolbox.tile)
                 wanted = {
                     family: settings.questions(family) if split == "train" else settings.val

@@ -35,6 +35,7 @@ from ans_core.online.verifiers import confirmed_answer
 from ans_core.online.worker import ADAPTERS, Pace, Worker
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
+from ans_core.stages.operations import toolbox_of
 from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request
 
@@ -152,8 +153,7 @@ def opened(
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), measured={})
-        seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
-        with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
+        with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
             yield Parts(
                 cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features,

@@ -39,6 +39,7 @@ from ans_core.model.parts import check_moved, hashes
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.rl.step import rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.operations import toolbox_of
 from ans_core.train import loop
 from ans_core.types import Log
 
@@ -63,8 +64,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     )  # fmt: skip
     policy.model.checkpointing = layers_again(settings.checkpointing)
     before, boundaries = hashes(policy.model), scratch / "boundaries"
-    seconds, reader = cfg.agent.episode.time_limit_s, cfg.agent.reader
-    with Toolbox(policy.model, adapters_off=policy.base, seconds=seconds, reader=reader) as toolbox:
+    with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
         bank = QuestionBank.of_cota(
             cfg.agent.families, inputs["agent/cota"], seed=cfg.seed, tile=toolbox.tile
         )

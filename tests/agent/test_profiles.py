@@ -3,18 +3,24 @@ to 20 tiles a picture."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from ans_core.agent.controls import RandomCalls
+from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, set_tiles
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import Config, ConfigError, load, resolve
 from ans_core.data.views import Tiling
+from ans_core.model import parts
 from ans_core.model.network import Network
+from ans_core.stages.operations import toolbox_of
 from tests import tiny
 
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
@@ -22,6 +28,8 @@ SIZES = {
     "1b": ("OpenGVLab/InternVL2_5-1B", 896),
     "4b": ("OpenGVLab/InternVL2_5-4B", 2048),
     "8b": ("OpenGVLab/InternVL2_5-8B", 4096),
+    "qwen25-7b": ("Qwen/Qwen2.5-VL-7B-Instruct", 3584),
+    "qwen3-4b": ("Qwen/Qwen3-VL-4B-Instruct", 2560),
 }
 
 
@@ -64,7 +72,11 @@ def test_the_agent_is_built_on_the_meta_device(size: str) -> None:
     model = build_meta(f"sa2va-{size}")
     rows = sorted(set(add_call_tokens(model, OPERATIONS)))
     set_tiles(model, config.agent.tiles)
-    assert model.backbone.cutter == Tiling(size=448, min_tiles=2, max_tiles=20, grid=16)
+    if "qwen" in size:
+        (sides,) = model.backbone.cutter.grids(4000, 3000)
+        assert math.prod(sides) * 28**2 < 20 * 448**2 < 4000 * 3000
+    else:
+        assert model.backbone.cutter == Tiling(size=448, min_tiles=2, max_tiles=20, grid=16)
     policy = AgentPolicy(model, lora=config.agent.sft.lora.model_dump(), rows=rows, seed=0)
     parameters = policy.adapters.parameters(AGENT)
     assert {p.device.type for p in parameters.values()} == {"meta"}
@@ -134,3 +146,23 @@ def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_m
     policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(tmp_path / "base"), about={})
     again = load_policy(tmp_path / "base", tmp_path / "agent", operations=OPERATIONS)
     assert again.adapters.tensors(AGENT).keys() == policy.adapters.tensors(AGENT).keys()
+
+
+def test_a_stage_has_its_operations_draw_with_the_segmenter_of_the_settings(tmp_path: Path) -> None:
+    other = tiny.build()
+    with torch.no_grad():
+        next(other.sam2.parameters()).add_(1)
+    checkpoint.save(other, tmp_path / "other", metadata={})
+    cfg = Config.model_validate(
+        {"profile": "x", "agent": {"reader": "template", "segmenter": str(tmp_path / "other")}}
+    )
+    model = tiny.build()
+    for make in (Toolbox, partial(RandomCalls, seed=0)):
+        with toolbox_of(cfg, model, make=make) as toolbox:
+            drawing = toolbox._model
+            assert drawing is not None
+            assert parts.hashes(drawing) == parts.hashes(other) != parts.hashes(model)
+            assert not any(p.requires_grad for p in drawing.parameters())
+            assert toolbox.reader == "template"
+    with toolbox_of(Config.model_validate({"profile": "x"}), model) as toolbox:
+        assert toolbox._model is model

@@ -39,6 +39,9 @@ def test_an_agents_base_is_there_or_made(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         check_base(needed_for(AGENT, other), other, tmp_path)
     check_base(STAGES, other, tmp_path)
+    drawing = settings(agent={"segmenter": "models/strong"})
+    with pytest.raises(ValueError, match=r"agent\.segmenter = 'models/strong' is no folder"):
+        check_base(needed_for(AGENT, drawing), drawing, tmp_path)
     (tmp_path / "models/mine").mkdir(parents=True)
     check_base(needed_for(AGENT, other), other, tmp_path)
 
