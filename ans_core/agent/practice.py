@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -32,6 +33,8 @@ from ans_core.rl.step import Box, RolloutStep
 from ans_core.types import ImageRef, Request, Sample
 
 KEPT_CROPS = 512
+COLLAPSE_STEPS = 10
+"""Steps over which calls are averaged before a run is stopped."""
 DATASETS = {True: "drawn world", False: "annotated pictures"}
 """What RL's batches call the data set of drawn questions and of the others."""
 
@@ -61,10 +64,12 @@ class AgentPractice:
         curious_steps: int,
         rules: Rules,
         seed: int,
+        least_calls: float = 0.0,
     ) -> None:
         """question: id -> question. ask: as the model was taught to be asked. batch: episodes that are played
         at a time. weights: of the shaping parts curiosity, evidence, coherence, penalty, and of dynamics,
-        which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these."""
+        which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these. least_calls:
+        share of the episodes that need an operation, below which the run stops."""
         self.toolbox, self.question, self.ask, self.limits, self.batch = toolbox, question, ask, limits, batch
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
@@ -72,6 +77,11 @@ class AgentPractice:
         self.norm = RunningNorm()
         self.dynamics = Dynamics(self.features, seed=seed) if self.weights.get("dynamics") else None
         self.curriculum = Curriculum()
+        self.least_calls = least_calls
+        self.looks: list[float] = []
+        """Of the last steps: the share of episodes with a successful call, of those that need one."""
+        self._needing = torch.zeros(2, dtype=torch.float64)
+        """Of this step: such episodes with a call, all such."""
         self.steps = 0
         """Rollout steps so far."""
         self._counts = torch.zeros(len(families), 3, dtype=torch.float64)
@@ -124,6 +134,8 @@ class AgentPractice:
         rewards = {"task": task(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
+        if question.plan:
+            self._needing += torch.tensor([called, True])
         self._coherences.append(earned["coherence"])
         return rollout_of(
             played,
@@ -147,9 +159,22 @@ class AgentPractice:
         self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.rules)
         if self.dynamics is not None:
             self.dynamics.end_rollouts(total)
+        self._watch_calls(*total(self._needing).tolist())
         self.steps += 1
         self._counts.zero_()
+        self._needing.zero_()
         self._coherences.clear()
+
+    def _watch_calls(self, with_call: float, needing: float) -> None:
+        """Raise RuntimeError where the agent has unlearned to look (`least_calls`)."""
+        if needing:
+            self.looks = [*self.looks, with_call / needing][-COLLAPSE_STEPS:]
+        if len(self.looks) == COLLAPSE_STEPS and (share := fmean(self.looks)) < self.least_calls:
+            raise RuntimeError(
+                f"rft: in {share:.2f} of the episodes that need an operation one was called and worked, over the "
+                f"last {COLLAPSE_STEPS} steps; agent.rft.least_calls is {self.least_calls:g}. Raise "
+                "agent.rft.curiosity or evidence, lower the learning rate, or teach more calls (agent.sft)"
+            )
 
     def metrics(self) -> dict[str, float]:
         return {f"agent/{family}/running_RaPR": use.rapr for family, use in self.use.items()} | {
@@ -176,6 +201,7 @@ class AgentPractice:
             "norm": self.norm.steps,
             "curriculum": self.curriculum.state(),
             "steps": self.steps,
+            "looks": self.looks,
         } | ({} if self.dynamics is None else {"dynamics": self.dynamics.state()})
 
     def load(self, state: dict[str, Any]) -> None:
@@ -185,6 +211,7 @@ class AgentPractice:
             Curriculum(**state["curriculum"]),
             state["steps"],
         )
+        self.looks = list(state["looks"])
         if self.dynamics is not None:
             self.dynamics.load(state["dynamics"])
 

@@ -71,6 +71,9 @@ class Rft(Section):
     needed it has none."""
     coherence: Weight = 0.1
     penalty: Weight = 1.0
+    least_calls: Share = 0.0
+    """The run stops where fewer of the episodes that need an operation had a successful call, in the mean of the
+    last ten steps with such questions: the agent has unlearned to look. 0 = never."""
     phases: RewardPhases = RewardPhases()
     monitor_every: Count = 10
     samples_every: Count = 25

@@ -130,6 +130,7 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
             allowed_loss=phases.allowed_loss,
         ),
         seed=cfg.seed,
+        least_calls=settings.least_calls,
     )
 
 

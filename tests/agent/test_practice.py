@@ -339,3 +339,27 @@ def test_the_bonus_of_curiosity_falls_to_zero_and_comes_back_only_before_that(to
     assert own.metrics()["agent/curiosity_left"] == pytest.approx(0.1)
     own.end_rollouts(lambda counts: counts)
     assert (own.steps, own.metrics()["agent/curiosity_left"]) == (10, 0.0)
+
+
+def test_a_run_stops_where_the_agent_has_unlearned_to_look(own_model: Network) -> None:
+    with Toolbox(reader="template") as toolbox:
+        own = practice(own_model, toolbox)
+        own.least_calls = 0.5
+
+        def step(called: int, needing: int) -> None:
+            own._needing += torch.tensor([called, needing])
+            own.end_rollouts(lambda counts: counts)
+
+        for _ in range(9):
+            step(2, 6)
+        step(0, 0)  # questions that need none say nothing
+        assert len(own.looks) == 9
+        again = practice(own_model, toolbox)
+        again.load(own.state())
+        assert again.looks == own.looks
+        with pytest.raises(
+            RuntimeError, match=r"rft: in 0\.33 of the episodes .* agent\.rft\.least_calls is 0\.5"
+        ):
+            step(2, 6)
+        own.looks = [0.6] * 10
+        step(3, 6)
