@@ -35,8 +35,6 @@ from ans_core.types import ImageRef, Request, Sample
 KEPT_CROPS = 512
 COLLAPSE_STEPS = 10
 """Steps over which calls are averaged before a run is stopped."""
-DATASETS = {True: "drawn world", False: "annotated pictures"}
-"""What RL's batches call the data set of drawn questions and of the others."""
 
 
 @runtime_checkable
@@ -221,7 +219,7 @@ def sample_of(question: Question) -> Sample:
     workspace = question.workspace()
     return Sample(
         sample_id=question.question_id,
-        dataset=DATASETS[question.family in FAMILIES],
+        dataset="drawn world" if question.family in FAMILIES else "annotated pictures",
         image_id=question.question_id,
         frames=question.frames,
         height=workspace.height,

@@ -152,14 +152,15 @@ def segments_of(
 
 
 class TraceOrder:
-    """Traces in shuffled epochs, decided by the seed alone. Those about annotated pictures and the others have
-    epochs of their own."""
+    """Traces in shuffled epochs, decided by the seed alone."""
 
-    def __init__(self, traces: Sequence[Trace], *, picture_share: float = 0.5, seed: int) -> None:
-        """picture_share: of the traces about annotated pictures, where there are others, too."""
-        of_pictures = [trace for trace in traces if trace.family in FAMILIES_OF_PHOTOGRAPHS]
-        others = [trace for trace in traces if trace.family not in FAMILIES_OF_PHOTOGRAPHS]
-        self.share = (picture_share if others else 1.0) if of_pictures else 0.0
+    def __init__(self, traces: Sequence[Trace], *, picture_share: float | None = None, seed: int) -> None:
+        """picture_share: of the traces about annotated pictures, where there are others, too; both have epochs
+        of their own then. None: all traces are alike."""
+        apart = FAMILIES_OF_PHOTOGRAPHS if picture_share is not None else ()
+        of_pictures = [trace for trace in traces if trace.family in apart]
+        others = [trace for trace in traces if trace.family not in apart]
+        self.share = ((picture_share or 0.0) if others else 1.0) if of_pictures else 0.0
         self.seed = seed
         self._traces = {True: of_pictures, False: others}
         self._orders: dict[bool, tuple[int, list[int]]] = {}

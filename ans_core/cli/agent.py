@@ -100,7 +100,7 @@ def serve(arguments: argparse.Namespace) -> int:
         start=start,
         folder=folder,
         machine=machine,
-        families=cfg.agent.families,
+        families=cfg.agent.families or cfg.agent.online.simulation.families,
         names=ADAPTERS[3:],
     ) as parts:
         engine = parts.engine(read_only=arguments.read_only)
@@ -138,7 +138,7 @@ def worker(arguments: argparse.Namespace) -> int:
     stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     with worker_lock(folder):
-        families, base = cfg.agent.families, base_of(arguments)
+        base, families = base_of(arguments), cfg.agent.families or cfg.agent.online.simulation.families
         with opened(cfg, base=base, start=None, folder=folder, machine=machine, families=families) as parts:
             made = worker_of(parts, waits=not arguments.until_idle)
             print(f"learning from {folder}, version {parts.snapshots.served()}", flush=True)

@@ -66,7 +66,7 @@ class AgentSft(Section):
     """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what
     came before it."""
     checked: Count = 30
-    """Held-out questions of every family that this is measured on; 0 = nothing is taken back."""
+    """Held-out questions of every drawn family that this is measured on; 0 = nothing is taken back."""
     dtype: Dtype = "auto"
     checkpointing: Checkpointing = "none"
 

@@ -15,7 +15,7 @@ from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
 from ans_core.config.memory import Memory
 from ans_core.config.names import DATA_KINDS
-from ans_core.config.prepare import Prepare
+from ans_core.config.prepare import DataSource, Prepare
 from ans_core.config.report import Report
 from ans_core.config.rl import Rl
 from ans_core.config.section import Impossible, Section, nearest
@@ -56,6 +56,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         self._check_data_names()
+        self._check_agent_sources()
         self._check_evaluation()
         self._check_memory()
         self._check_base()
@@ -68,17 +69,13 @@ class Config(Section):
     def _check_data_names(self) -> None:
         names = list(DATA_KINDS)
         read = ["train", "val", "test", self.evaluate.split, self.agent.evaluate.split]
-        trained = [
-            (f"{section}.sources.{place}.split", source.role)
-            for section in ("prepare", "agent")
-            for place, source in enumerate(getattr(self, section).sources)
-        ]
-        for key, role in trained:
-            if role not in read:
+        for place, source in enumerate(self.prepare.sources):
+            if source.role not in read:
                 raise Impossible(
-                    key,
-                    f"no stage reads a split {role!r}{nearest(role, read)}: write it as a list, "
-                    f"`split: [{role}]`, to train on it, or set evaluate.split to {role!r} to evaluate on it",
+                    f"prepare.sources.{place}.split",
+                    f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a "
+                    f"list, `split: [{source.role}]`, to "
+                    f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
                 )
         for section in ("prepare", "evaluate"):
             for place, source in enumerate(getattr(self, section).sources):
@@ -102,6 +99,35 @@ class Config(Section):
                     f"no kind of data and no name in prepare.sources{nearest(name, mixed)}; there are "
                     f"{mixed}",
                 )
+
+    def _check_agent_sources(self) -> None:
+        read = ["train", "val", "test"]
+        prepared = {source.path: source for source in self.prepare.sources if source.role == "train"}
+        before: dict[str, DataSource] = {}
+        for place, source in enumerate(self.agent.sources):
+            key = f"agent.sources.{place}"
+            if source.name in [earlier.name for earlier in self.agent.sources[:place]]:
+                raise Impossible(
+                    f"{key}.name", f"{source.name!r} is the name of another data set; give it one of its own"
+                )
+            if source.role not in read:
+                raise Impossible(
+                    f"{key}.split",
+                    f"no stage of the agent reads a split {source.role!r}{nearest(source.role, read)}: write it "
+                    f"as a list, `split: [{source.role}]`, to train on it",
+                )
+            if source.repeats != 1:
+                raise Impossible(f"{key}.repeats", "families of questions take turns, not sets: it must be 1")
+            for named, other in (("prepare.sources", prepared), ("another of agent.sources", before)):
+                same = other.get(source.path)
+                if same is not None and same.hold_out != source.hold_out:
+                    raise Impossible(
+                        f"{key}.hold_out",
+                        f"{named} learn from the same files with hold_out {same.hold_out:g}, here it is "
+                        f"{source.hold_out:g}: pictures held out by one are learned from by the other; set both "
+                        "alike",
+                    )
+            before |= {source.path: source} if source.role == "train" else {}
 
     def _check_evaluation(self) -> None:
         """Refuse splits and benchmarks that the data can't have; which samples data sets of the user's have,

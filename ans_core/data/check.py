@@ -48,7 +48,8 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
     sources: dict[str, DataSource] = {}
     if settings.exists():
         config = load(settings)
-        sources = {source.name: source for source in (*config.prepare.sources, *config.evaluate.sources)}
+        listed = (*config.prepare.sources, *config.evaluate.sources, *config.agent.sources)
+        sources = {source.name: source for source in listed}
     if source := sources.get(name_or_path):
         return source.name, root / source.path, data_format or source.format
     if not path.exists():

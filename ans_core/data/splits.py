@@ -36,11 +36,7 @@ def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[
 def remedy(name: str, splits: Sequence[str]) -> str:
     """Return how to train on a set that has no split `train`; nothing for another name."""
     parts = [split for split in splits if split not in HELD_OUT]
-    return (
-        f". To train on it, write `split: [{', '.join(parts)}]` in prepare.sources"
-        if name == "train" and parts
-        else ""
-    )
+    return f". To train on it, write `split: [{', '.join(parts)}]` there" if name == "train" and parts else ""
 
 
 def read(format: str, path: Path, *, name: str, split: str | Sequence[str]) -> Iterator[Sample]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -87,12 +87,18 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
 
 
 class HeldOut:
-    """The questions that rows are compared on, each made once, and by the process that plays it."""
+    """The questions that rows are compared on, each drawn once, and by the process that plays it."""
 
     def __init__(self, cfg: Config, toolbox: Toolbox, cota: Path) -> None:
         self.split = cfg.agent.evaluate.split
-        self.bank = QuestionBank.of_cota(cfg.agent.families, cota, seed=cfg.seed, tile=toolbox.tile)
-        self.question = cache(self._question)
+        self.bank = QuestionBank.of_cota(
+            cfg.agent.families, cota, seed=cfg.seed, tile=toolbox.tile, remembered=None
+        )
+        if not self.bank.families(self.split):
+            raise ValueError(
+                f"agent.evaluate.split is {self.split!r}, of which agent.sources have no questions, and "
+                "agent.families is empty"
+            )
 
     def names(self, each: int) -> list[tuple[str, int]]:
         """Return (family, index) of `each` questions of every family, or as many as there are about pictures;
@@ -104,7 +110,7 @@ class HeldOut:
             if index < self.bank.at_most(each, family, self.split)
         ]
 
-    def _question(self, family: str, index: int) -> Question:
+    def question(self, family: str, index: int) -> Question:
         return self.bank.question(family, self.split, index)
 
 

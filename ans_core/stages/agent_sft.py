@@ -228,7 +228,7 @@ class TraceBatches:
         self.model, self.batch, self.seed = policy.model, settings.optim.batch, cfg.seed
         self.micros = settings.optim.accumulate
         self.referring = settings.referring_rows
-        self.picture_share = cfg.agent.source_share
+        self.picture_share = None if settings.traces else cfg.agent.source_share
         self.folder, self.max_length = folder, cfg.agent.episode.tokens
         self.limits = Limits.of(cfg.agent.episode)
         self.operations = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")

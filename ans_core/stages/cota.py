@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
@@ -31,7 +32,7 @@ from ans_core.config import Config, DataSource
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.stages.operations import toolbox_of
-from ans_core.stages.sources import source_entries
+from ans_core.stages.sources import alone_without, source_entries
 from ans_core.types import Log
 
 
@@ -69,9 +70,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     counts: dict[str, float] = {}
     settings = cfg.agent.cota
     with dist.process_group():
-        if dist.rank() == 0:
-            counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed)
-        dist.union({})  # the others wait
+        counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed, alone=not cfg.agent.families)
         for split in ("train", "val"):
             with toolbox_of(cfg, model) as toolbox:
                 bank = QuestionBank.of_cota(cfg.agent.families, out, seed=cfg.seed, tile=toolbox.tile)
@@ -79,11 +78,6 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
                     family: settings.questions(family) if split == "train" else settings.val
                     for family in bank.families(split)
                 }
-                if not bank.families(split):
-                    raise ValueError(
-                        f"agent.families is empty, and no pictures of agent.sources are in {split!r}: set "
-                        "hold_out, or name families"
-                    )
                 written = write_synthetic_traces(
                     out / split,
                     bank,
@@ -97,29 +91,33 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     return counts
 
 
-def write_questions(sources: tuple[DataSource, ...], out: Path, *, seed: int) -> dict[str, float]:
+def write_questions(
+    sources: tuple[DataSource, ...], out: Path, *, seed: int, alone: bool
+) -> dict[str, float]:
     """Write the questions about annotated pictures, a folder for each split; return how many there are. Raises
-    ValueError where nothing can be asked about the training pictures; of held-out ones it warns."""
+    ValueError where nothing can be asked about the training pictures; of held-out ones it warns, but where
+    these questions are `alone`."""
     entries = source_entries(sources, key="agent.sources")
     counts: dict[str, float] = {}
     for split in dict.fromkeys(entry.split for entry in entries):
         pictures = [
-            replace(picture, picture_id=f"{entry.name}/{picture.picture_id}")
+            replace(picture, picture_id=f"{quote(entry.name, safe='')}/{picture.picture_id}")
             for entry in entries
             if entry.split == split
             for picture in annotated.pictures(data.samples_of(entry))
         ]
         families = annotated.written(pictures, out / split, seed=seed)
         if not families:
-            (out / split / annotated.FILE).unlink()
             nothing = (
                 f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks "
                 f"of {split!r}; docs/agent.md says what each family needs"
             )
-            if split == "train":
+            if split == "train" or (alone and split == "val"):
                 raise ValueError(nothing)
             logging.warning("%s", nothing)
         counts |= {f"{split}/questions/{family}": float(number) for family, number in families.items()}
+    if alone and (lacking := {"train", "val"} - {entry.split for entry in entries}):
+        raise ValueError(alone_without(lacking))
     return counts
 
 

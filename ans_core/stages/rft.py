@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -161,7 +161,7 @@ class Questions:
         self.share = (cfg.agent.source_share if self.drawn else 1.0) if self.of_pictures else 0.0
         self.first = cfg.agent.cota.questions
         """Index of a family's first question: those before it are in the traces."""
-        self.named = lru_cache(maxsize=256)(partial(bank.named, split="train"))
+        self.named = partial(bank.named, split="train")
 
     def number(self, number: int) -> Question:
         """Return question `number` of the run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ans_core.config import DataSource
@@ -62,3 +62,11 @@ def source_entries(
             for split in (source.role, *held_out)
         ]
     return entries
+
+
+def alone_without(lacking: Collection[str]) -> str:
+    """Return what is wrong with `agent.sources` that lack splits and have no drawn families beside them."""
+    return (
+        f"agent.families is empty, and agent.sources have no split {', '.join(sorted(lacking))}: set a source's "
+        "hold_out (val), or name families"
+    )

@@ -3,6 +3,7 @@ by the real operations."""
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 
 from ans_core import data
 from ans_core.agent.episode import Toolbox
@@ -230,6 +232,49 @@ def test_questions_of_pictures_come_from_a_bank_and_begin_again_after_the_last(t
     assert bank.question("easy", "val", 2).question_id == "easy/val/2"
 
 
+def test_pictures_of_one_id_in_two_parts_stay_two_pictures(tmp_path: Path) -> None:
+    frames = []
+    for part, boxes in (("train", {"cat": [CAT]}), ("val", {"dog": [DOG]})):
+        (sample,) = samples(boxes)  # type: ignore[arg-type]
+        frame = sample.frames[0]
+        assert isinstance(frame, bytes)
+        (tmp_path / f"{part}.png").write_bytes(frame)
+        frames.append(replace(sample, frames=(tmp_path / f"{part}.png",)))
+    found = annotated.pictures(frames)
+    assert [list(picture.things) for picture in found] == [["cat"], ["dog"]]
+    ids = [question.question_id for question in annotated.questions(found, seed=0)]
+    assert len(set(ids)) == len(ids) > 2
+    assert not any(question.family == "left_or_right" for question in annotated.questions(found, seed=0))
+
+
+@pytest.mark.parametrize("picture_id", ["../../up.png", "写真" * 60, "a b#%.png", ".."])
+def test_odd_names_of_pictures_become_files_inside_the_folder(tmp_path: Path, picture_id: str) -> None:
+    found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG]}, picture_id=picture_id))
+    families = annotated.written(found, tmp_path / "made", seed=0)
+    write(tmp_path / "made", families)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert len(read_traces(tmp_path / "made")) == families.total()
+
+
+def test_an_upright_jpeg_is_copied_as_it_is_and_a_turned_one_is_turned(tmp_path: Path) -> None:
+    (sample,) = samples({"cat": [CAT]})
+    pixels = Image.open(io.BytesIO(sample.frames[0]))  # type: ignore[arg-type]
+    for turn, name in ((1, "upright.jpg"), (3, "turned.jpg")):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = turn
+        pixels.save(tmp_path / name, exif=exif)
+        found = annotated.pictures([replace(sample, frames=(tmp_path / name,))])
+        shown = annotated.questions(found, seed=0)[0]
+        assert (shown.frames[0] == (tmp_path / name).read_bytes()) == (turn == 1)
+        assert Path(shown.picture).suffix == (".jpg" if turn == 1 else ".png")
+
+
+def test_words_that_no_question_can_hold_are_left_out() -> None:
+    texts = ["the cat", " . ", "the", "x" * 4800]
+    one = samples({"cat": [CAT]})
+    assert [annotated.askable(replace(one[0], text=text)) for text in texts] == [True, False, True, False]
+
+
 def test_a_share_of_a_sequence_is_spread_evenly() -> None:
     assert [divided(number, 0.25) for number in range(8)] == [
         (False, 0), (False, 1), (False, 2), (True, 0), (False, 3), (False, 4), (False, 5), (True, 1)
@@ -242,8 +287,9 @@ def test_a_share_of_a_sequence_is_spread_evenly() -> None:
 def test_pictures_of_one_thing_have_golden_traces_alone() -> None:
     alone = annotated.questions(annotated.pictures(samples({"cat": [(20, 20, 80, 80)]})), seed=0)
     assert {question.family for question in alone} == {"is_there", "which_third", "which_colour"}
-    assert set(kinds_of_questions([q for q in alone if len(q.choices) < 2] * 5, seed=0)) <= {"golden"}
-    assert "self_correction" not in kinds_of_questions(alone * 5, seed=0)
+    assert Counter(kinds_of_questions(alone * 5, seed=0)) == {"golden": 12, "trap": 3}
+    unseen = [replace(question, plan=()) for question in alone]
+    assert set(kinds_of_questions(unseen * 5, seed=0)) == {"golden"}
 
 
 def test_plurals() -> None:

@@ -104,7 +104,7 @@ def test_a_set_without_the_split_is_refused_with_the_list_to_write(tmp_path):
     write_parts(tmp_path)
     with pytest.raises(
         NoSplit,
-        match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` in prepare.sources",
+        match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` there",
     ):
         source_entries((source(tmp_path, "train"),))
     with pytest.raises(NoSplit, match=r"no split 'Part3' \(did you mean 'Part2'\?\)"):

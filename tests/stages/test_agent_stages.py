@@ -547,8 +547,6 @@ from pathlib import Path
 from ans_core import dist, precision
 from ans_core.agent import policy as policies
 from ans_core.agent.world import traces
-from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
-from ans_core.agent.world.bank import QuestionBank
 from tests.stages import test_agent_stages as stages
 def broken(*arguments, **words):
     raise RuntimeError("this process is broken")

@@ -53,10 +53,12 @@ def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(
     batch = batch_of(kind, frames=5, **options)
     plain, again = (gradients(sam2, batch, recompute=recompute, dtype=dtype) for recompute in (False, True))
     assert plain.keys() == again.keys()
+    # a key's bias changes no softmax: its gradient is rounding alone
+    rounding = 1e-7 * max(gradient.norm() for gradient in plain.values())
     assert {
         name: off
         for name in plain
-        if (off := (plain[name] - again[name]).norm()) > tolerance * plain[name].norm()
+        if (off := (plain[name] - again[name]).norm()) > tolerance * plain[name].norm() + rounding
     } == {}
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
 

@@ -9,6 +9,7 @@ segments.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,16 +21,17 @@ from urllib.parse import quote
 
 import numpy as np
 from jaxtyping import Bool
+from PIL import Image
 from scipy import ndimage
-from tqdm import tqdm
 
+from ans_core import dist
 from ans_core.agent import shapes
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import THOUSAND, Box, box_of
 from ans_core.agent.world.question import Question, Target
 from ans_core.dist import seed_of
-from ans_core.pictures import media, rle, transforms
-from ans_core.types import RLE, ImageRef, Sample
+from ans_core.pictures import media, orientation, rle, transforms
+from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
 
 AnnotatedFamily = Literal[
     "count",
@@ -44,6 +46,10 @@ AnnotatedFamily = Literal[
 FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
 FILE = "questions.jsonl"
 """Written questions: a record a line, in order of pictures."""
+LONGEST_NAME = 200
+"""Characters of a thing's words."""
+LONGEST_FILE = 200
+"""Bytes of a name in a path; file systems take 255."""
 SMALLEST_SIDE = 28
 """Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in
 it."""
@@ -139,23 +145,31 @@ class AnnotatedPicture:
 
 
 def askable(sample: Sample) -> bool:
-    """Tell whether a sample names something in a single picture."""
-    return sample.task == "referring" and len(sample.frames) == 1 and bool(sample.text)
+    """Tell whether a sample names something in a single picture, in words that a question can hold."""
+    return (
+        sample.task == "referring"
+        and len(sample.frames) == 1
+        and 0 < len(_name(sample.text or "")) <= LONGEST_NAME
+    )
 
 
 def pictures(samples: Iterable[Sample]) -> list[AnnotatedPicture]:
     """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the
     cat` are one); the same mask is one thing. Absent is what a sample without masks says, and, where classes
     are annotated (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
-    of_picture: defaultdict[str, list[Sample]] = defaultdict(list)
+    of_picture: defaultdict[tuple[str, Path | None], list[Sample]] = defaultdict(list)
     for sample in samples:
         if askable(sample):
-            of_picture[sample.image_id].append(sample)
+            of_picture[sample.image_id, _file(sample.frames[0])].append(sample)
+    ids = Counter(picture_id for picture_id, _ in of_picture)
     classes = {
         _name(s.text) for group in of_picture.values() for s in group if s.meta.get("category") and s.text
     }
     grouped = []
-    for picture_id, group in of_picture.items():
+    for (picture_id, file), group in of_picture.items():
+        # parts of a set may number their pictures alike
+        if ids[picture_id] > 1 and file is not None:
+            picture_id = f"{picture_id}/{_short(file.as_posix())}"
         things: dict[str, list[AnnotatedThing]] = {}
         for sample in group:
             same_name = things.setdefault(_name(sample.text or ""), [])
@@ -179,6 +193,19 @@ def pictures(samples: Iterable[Sample]) -> list[AnnotatedPicture]:
     return grouped
 
 
+def _file(frame: ImageRef) -> Path | None:
+    match frame:
+        case Path():
+            return frame
+        case FilePart(file=file) | VideoFrame(file=file):
+            return file
+    return None
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def questions(
     annotated_pictures: Sequence[AnnotatedPicture],
     *,
@@ -190,33 +217,71 @@ def questions(
     return [question for picture in annotated_pictures for question in _asked(picture, families, seed)]
 
 
-def written(annotated_pictures: Iterable[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
-    """Write the questions about pictures and the pictures themselves into a folder (`bank.WrittenQuestions`
-    reads it), picture by picture; return how many there are of each family."""
-    families: Counter[str] = Counter()
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{FILE}.partial"
-    with partial.open("w", encoding="utf-8") as file:
-        for picture in tqdm(annotated_pictures, desc=f"questions of {folder.name}"):
-            for question in _asked(picture, FAMILIES_OF_PHOTOGRAPHS, seed):
-                (folder / question.picture).parent.mkdir(exist_ok=True)
-                (folder / question.picture).write_bytes(question.frames[0])
-                file.write(json.dumps(asdict(replace(question, frames=()))) + "\n")
-                families[question.family] += 1
-    partial.rename(folder / FILE)
+def written(annotated_pictures: Sequence[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
+    """Write the questions about pictures, and the pictures that have some, into a folder
+    (`bank.WrittenQuestions` reads it); return how many there are of each family, nothing is written where
+    there is none. Several processes take pictures in turn, and the first one writes the questions; all must
+    call it."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+
+    def made(some: Sequence[AnnotatedPicture]) -> Iterator[list[Question]]:
+        for picture in some:
+            asked = _asked(picture, FAMILIES_OF_PHOTOGRAPHS, seed)
+            if asked:
+                (folder / asked[0].picture).write_bytes(asked[0].frames[0])
+            yield [replace(question, frames=()) for question in asked]
+
+    of_pictures = dist.by_turns(annotated_pictures, 16, made, desc=f"questions of {folder.name}")
+    families = Counter(question.family for asked in of_pictures for question in asked)
+    if dist.rank() == 0 and families:
+        partial = folder / f"{FILE}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(
+                json.dumps(asdict(question)) + "\n" for asked in of_pictures for question in asked
+            )
+        partial.rename(folder / FILE)
+    dist.union({})  # the others wait
     return families
 
 
-def _asked(picture: AnnotatedPicture, families: Sequence[AnnotatedFamily], seed: int) -> Iterator[Question]:
-    encoded = media.reference(transforms.open_image(picture.frame))
-    assert isinstance(encoded, bytes)
-    # an id may be a path: `images/1.png`
-    file = f"pictures/{quote(picture.picture_id, safe='')}.png"
+def _asked(picture: AnnotatedPicture, families: Sequence[AnnotatedFamily], seed: int) -> list[Question]:
+    """Return a picture's questions with the picture."""
+    # an id may be a path, `images/1.png`, also one that leads upwards; names of files end at 255 bytes
+    picture_id = "/".join(_name_of_file(part) for part in picture.picture_id.split("/"))
+    asked = []
     for family in families:
         rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
-        for number, question in enumerate(ASKING[family](picture, rng)):
-            question_id = f"{family}/{picture.picture_id}/{number}"
-            yield replace(question, question_id=question_id, frames=(encoded,), picture=file)
+        asked += [
+            replace(question, question_id=f"{family}/{picture_id}/{number}")
+            for number, question in enumerate(ASKING[family](picture, rng))
+        ]
+    if not asked:
+        return []
+    encoded, suffix = _encoded(picture.frame)
+    file = f"pictures/{_name_of_file(quote(picture_id, safe=''))}{suffix}"
+    return [replace(question, frames=(encoded,), picture=file) for question in asked]
+
+
+def _name_of_file(part: str) -> str:
+    """Return a part of a path, shortened, and without the meaning of `..`."""
+    if len(part.encode()) > LONGEST_FILE:
+        return f"{part[: LONGEST_FILE // 4]}-{_short(part)}"
+    return part if part.strip(".") else "_"
+
+
+def _encoded(frame: ImageRef) -> tuple[bytes, str]:
+    """Return a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; and its
+    suffix."""
+    suffix = frame.suffix.lower() if isinstance(frame, Path) else ""
+    if isinstance(frame, Path) and suffix in (".jpg", ".jpeg", ".png"):
+        transforms.open_image(frame)  # names a damaged file
+        with Image.open(frame) as stored:
+            upright = orientation.of_picture(stored) == orientation.UPRIGHT
+        if upright:
+            return frame.read_bytes(), suffix
+    encoded = media.reference(transforms.open_image(frame))
+    assert isinstance(encoded, bytes)
+    return encoded, ".png"
 
 
 def _name(text: str) -> str:

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from ans_core.agent.protocol import Call
@@ -56,10 +57,18 @@ class QuestionBank:
     """(family, split, index) -> a question. Drawn ones have no end; those about pictures begin again."""
 
     def __init__(
-        self, drawn: Sequence[str], folders: Mapping[str, Path] | None = None, *, seed: int, tile: int
+        self,
+        drawn: Sequence[str],
+        folders: Mapping[str, Path] | None = None,
+        *,
+        seed: int,
+        tile: int,
+        remembered: int | None = 256,
     ) -> None:
-        """drawn: families of the drawn world. folders: split -> folder that may hold written questions."""
-        self.drawn, self.seed, self.tile = tuple(drawn), seed, tile
+        """drawn: families of the drawn world. folders: split -> folder that may hold written questions.
+        remembered: drawn questions that are not drawn again (None: all)."""
+        self.drawn, self.seed = tuple(drawn), seed
+        self._draw = lru_cache(remembered)(partial(draw_question, seed=seed, tile=tile))
         self.written = {
             split: WrittenQuestions(folder, seed=seed)
             for split, folder in (folders or {}).items()
@@ -67,10 +76,12 @@ class QuestionBank:
         }
 
     @classmethod
-    def of_cota(cls, drawn: Sequence[str], cota: Path, *, seed: int, tile: int) -> QuestionBank:
+    def of_cota(
+        cls, drawn: Sequence[str], cota: Path, *, seed: int, tile: int, remembered: int | None = 256
+    ) -> QuestionBank:
         """Return the bank of the drawn world and of what the stage `cota` wrote into this folder."""
         folders = {folder.name: folder for folder in sorted(cota.iterdir()) if folder.is_dir()}
-        return cls(drawn, folders, seed=seed, tile=tile)
+        return cls(drawn, folders, seed=seed, tile=tile, remembered=remembered)
 
     def of_pictures(self, split: str) -> tuple[str, ...]:
         """Return the families that have questions about pictures."""
@@ -94,7 +105,7 @@ class QuestionBank:
         family = question_id.partition("/")[0]
         if family in FAMILIES:
             index = int(question_id.rpartition("/")[2])
-            return draw_question(family, seed=self.seed, split=split, index=index, tile=self.tile)
+            return self._draw(family, split=split, index=index)
         return self.written[split].question(question_id)
 
     def id_of(self, family: str, split: str, index: int) -> str:

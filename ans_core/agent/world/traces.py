@@ -21,6 +21,7 @@ from ans_core import dist
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, Question, conclusion, evidence, is_right
+from ans_core.agent.world.annotated import MOST_COUNTED
 from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.judging import Verdict
 from ans_core.agent.world.trace_file import (
@@ -162,12 +163,16 @@ def kinds_of(families: Sequence[str]) -> list[Kind]:
 
 def kinds_of_questions(questions: Sequence[Question], *, seed: int) -> list[Kind]:
     """Return a kind for each question about a picture, in SHARES over all, by chance, as far as the pictures
-    allow it: a self-correction needs another thing that can be looked at first, a trap a call and a wrong
-    choice."""
+    allow it: a self-correction needs another thing that can be looked at first, and a call left for that; a
+    trap a call and a wrong choice."""
     rng = np.random.default_rng(dist.seed_of(seed, "kinds of questions"))
     kinds: list[Kind] = ["golden"] * len(questions)
     able: dict[Kind, list[int]] = {
-        "self_correction": [i for i, question in enumerate(questions) if question.distraction],
+        "self_correction": [
+            i
+            for i, question in enumerate(questions)
+            if question.distraction and len(question.plan) < MOST_COUNTED
+        ],
         "trap": [i for i, question in enumerate(questions) if question.plan and len(question.choices) > 1],
     }
     for kind, places in able.items():
@@ -246,8 +251,9 @@ def _record(question: Question, kind: Kind, turns: Sequence[Turn], provenance: d
 
 
 def _pictures(question: Question, episode: Episode) -> dict[str, bytes]:
-    """The frames, and the crops as the model is shown them."""
-    files = dict(zip(_frames(question), question.frames, strict=True))
+    """The frames (but a picture that questions share, which is there), and the crops as the model is shown
+    them."""
+    files = {} if question.picture else dict(zip(_frames(question), question.frames, strict=True))
     for observation in episode.observations:
         for name in observation.pictures:
             shown = media.reference(episode.workspace.picture(name, least=episode.toolbox.tile))

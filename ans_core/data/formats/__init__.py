@@ -165,7 +165,7 @@ MARKERS: dict[str, str] = {
 
 NO_VAL = (
     'it has a split "train" and none "val", so that nothing tells how well it is learned; give about one image in five to "val" (of COCO, '
-    "`ans data import` does)"
+    "`ans data import` does), or set hold_out"
 )
 
 
