@@ -269,6 +269,25 @@ def test_an_upright_jpeg_is_copied_as_it_is_and_a_turned_one_is_turned(tmp_path:
         assert Path(shown.picture).suffix == (".jpg" if turn == 1 else ".png")
 
 
+def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
+    apart: Boxes = {"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}
+    plain = annotated.questions(annotated.pictures(samples(apart)), seed=0)
+    telling = {
+        "the cat on the left": {"left_or_right", "which_third"},
+        "a Red cat": {"which_colour"},
+        "the big cat": {"which_larger"},
+    }
+    for text, families in telling.items():
+        named = renamed(samples(apart), text, "dog")
+        found = annotated.questions(annotated.pictures(named), seed=0)
+        asked_of_it = {q.family for q in found if any("cat" in target.phrase for target in q.targets)}
+        assert (
+            asked_of_it
+            == {"is_there", "which_larger", "left_or_right", "which_colour", "which_third"} - families
+        )
+    assert {q.family for q in plain} >= {"which_larger", "left_or_right", "which_colour", "which_third"}
+
+
 def test_words_that_no_question_can_hold_are_left_out() -> None:
     texts = ["the cat", " . ", "the", "x" * 4800]
     one = samples({"cat": [CAT]})

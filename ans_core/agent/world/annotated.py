@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -92,6 +93,39 @@ PATCHWORK = (
     "dining table",
 )
 """COCO's classes whose one colour nobody would name: clothes, food, screens, patterns, what lies on them."""
+
+
+PLACES = frozenset(
+    ["left", "right", "middle", "center", "centre", "leftmost", "rightmost", "far", "near", "side", "corner"]
+)
+SIZES = frozenset(
+    [
+        "large",
+        "larger",
+        "largest",
+        "big",
+        "bigger",
+        "biggest",
+        "small",
+        "smaller",
+        "smallest",
+        "tall",
+        "taller",
+        "tallest",
+        "little",
+        "tiny",
+        "huge",
+        "short",
+    ]
+)
+TELLING: dict[AnnotatedFamily, frozenset[str]] = {
+    "which_larger": SIZES,
+    "left_or_right": PLACES,
+    "nearer": PLACES,
+    "which_colour": frozenset((*shapes.NAMES, "gray")),
+    "which_third": PLACES,
+}
+"""Words in a thing's name that answer the family's question, or nearly: the red cup's colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +288,17 @@ def _asked(picture: AnnotatedPicture, families: Sequence[AnnotatedFamily], seed:
         asked += [
             replace(question, question_id=f"{family}/{picture_id}/{number}")
             for number, question in enumerate(ASKING[family](picture, rng))
+            if not any(_tells(target.phrase, family) for target in question.targets)
         ]
     if not asked:
         return []
     encoded, suffix = _encoded(picture.frame)
     file = f"pictures/{_name_of_file(quote(picture_id, safe=''))}{suffix}"
     return [replace(question, frames=(encoded,), picture=file) for question in asked]
+
+
+def _tells(phrase: str, family: AnnotatedFamily) -> bool:
+    return not TELLING.get(family, frozenset()).isdisjoint(re.findall(r"[a-z]+", phrase.lower()))
 
 
 def _name_of_file(part: str) -> str:
