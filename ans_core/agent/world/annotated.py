@@ -30,6 +30,7 @@ from ans_core.agent import shapes
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import THOUSAND, Box, box_of
 from ans_core.agent.world.question import Question, Target
+from ans_core.data.conversation import BOX_STEP
 from ans_core.dist import seed_of
 from ans_core.pictures import media, orientation, rle, transforms
 from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
@@ -59,7 +60,11 @@ SMALLEST_AREA = 0.004
 FILLS = 0.25
 """Share of its box that a thing fills: a crop of a thinner one shows mostly something else."""
 MARGIN = 0.04
-"""Around a thing in the crop of it, as a share of each side of its box."""
+"""Around a thing in the crop of it, as a share of each side of its box, and .75 of a step at least."""
+STEPS = (BOX_STEP, 20, 10, 4, 1)
+"""What the numbers of a crop's box are multiples of, in thousandths."""
+SHOWN = 0.3
+"""Share of the crop that the thing fills, where its shape allows it."""
 MOST_COUNTED = 4
 """A look at each is a call, and an episode has four."""
 CLEARLY = 1.6
@@ -584,15 +589,17 @@ def _question(
 
 
 def zoom(picture: AnnotatedPicture, thing: AnnotatedThing) -> Call:
-    """On a thing and MARGIN around it, inside the picture."""
-    x1, y1, x2, y2 = thing.box
-    across, down = MARGIN * (x2 - x1), MARGIN * (y2 - y1)
-    low = [
-        np.floor(THOUSAND * (x1 - across) / picture.width),
-        np.floor(THOUSAND * (y1 - down) / picture.height),
-    ]
-    high = [
-        np.ceil(THOUSAND * (x2 + across) / picture.width),
-        np.ceil(THOUSAND * (y2 + down) / picture.height),
-    ]
-    return Call(name="zoom_in", arguments={"bbox_2d": [int(v) for v in np.clip([*low, *high], 0, THOUSAND)]})
+    """On a thing and a margin around it, inside the picture: in the coarsest numbers (STEPS) with which the
+    thing still fills SHOWN of the crop, so that a box that is one step off shows it, too."""
+    sides = (picture.width, picture.height) * 2
+    x1, y1, x2, y2 = (THOUSAND * edge / side for edge, side in zip(thing.box, sides, strict=True))
+    box = np.zeros(4)
+    for step in STEPS:
+        across, down = (max(MARGIN * length, 0.75 * step) for length in (x2 - x1, y2 - y1))
+        low = np.floor(np.array([x1 - across, y1 - down]) / step)
+        high = np.ceil(np.array([x2 + across, y2 + down]) / step)
+        box = np.clip(np.concatenate([low, high]) * step, 0, THOUSAND)
+        crop = (box[2] - box[0]) * (box[3] - box[1]) / THOUSAND**2 * picture.width * picture.height
+        if thing.area >= SHOWN * crop:
+            break
+    return Call(name="zoom_in", arguments={"bbox_2d": [int(v) for v in box]})
