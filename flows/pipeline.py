@@ -233,13 +233,10 @@ def check_agent_sources(stages: tuple[Stage, ...], config: Config, here: Path) -
         return
     from ans_core import data
     from ans_core.agent.world.annotated import askable
-    from ans_core.stages.sources import alone_without, source_entries
+    from ans_core.stages.sources import agent_entries
 
     sources = [s.model_copy(update={"path": str(here / s.path)}) for s in config.agent.sources]
-    entries = source_entries(tuple(sources), key="agent.sources")
-    if not config.agent.families and (lacking := {"train", "val"} - {entry.split for entry in entries}):
-        raise ConfigError(alone_without(lacking))
-    for entry in entries:
+    for entry in agent_entries(tuple(sources), alone=not config.agent.families):
         if not sum(askable(sample) for sample in data.samples_of(entry)) and entry.split == "train":
             raise ConfigError(
                 f"agent.sources: {entry.name!r} has no picture with words and masks in {entry.split!r}; questions "

@@ -8,7 +8,7 @@ from pathlib import Path
 from ans_core import data
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.world import annotated
-from ans_core.agent.world.bank import QuestionBank
+from ans_core.agent.world.bank import QuestionBank, write_questions
 from ans_core.agent.world.trace_file import check_new
 from ans_core.agent.world.traces import write_synthetic_traces
 from ans_core.data.formats import SPLITS
@@ -29,9 +29,8 @@ def questions(name: str, path: Path, form: str, split: str | None, *, seed: int,
             f"{path} has no pictures with words and masks in {wanted}; questions need `referring` records"
         )
     check_new(out)
-    families = annotated.written(pictures, out, seed=seed)
+    families = write_questions(pictures, out, seed=seed)
     if not families:
-        (out / annotated.FILE).unlink()
         raise ValueError(
             f"nothing can be asked about the {len(pictures)} pictures of {path}: their things are small "
             "(under "

@@ -13,8 +13,8 @@ import torch
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop
 from ans_core.agent.play import Limits
+from ans_core.agent.world import bank
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
-from ans_core.agent.world.bank import divided
 from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
@@ -160,14 +160,14 @@ class TraceOrder:
         apart = FAMILIES_OF_PHOTOGRAPHS if picture_share is not None else ()
         of_pictures = [trace for trace in traces if trace.family in apart]
         others = [trace for trace in traces if trace.family not in apart]
-        self.share = ((picture_share or 0.0) if others else 1.0) if of_pictures else 0.0
+        self.share = bank.picture_share(picture_share or 0.0, pictures=bool(of_pictures), others=bool(others))
         self.seed = seed
         self._traces = {True: of_pictures, False: others}
         self._orders: dict[bool, tuple[int, list[int]]] = {}
 
     def number(self, number: int) -> Trace:
         """Return trace `number` of the run."""
-        about_picture, number = divided(number, self.share)
+        about_picture, number = bank.divided(number, self.share)
         traces = self._traces[about_picture]
         epoch, place = divmod(number, len(traces))
         if about_picture not in self._orders or self._orders[about_picture][0] != epoch:

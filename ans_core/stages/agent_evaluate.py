@@ -24,6 +24,7 @@ from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import (
     Outcome,
+    held_out_names,
     metrics,
     operations_told,
     outcome_of,
@@ -103,11 +104,9 @@ class HeldOut:
     def names(self, each: int) -> list[tuple[str, int]]:
         """Return (family, index) of `each` questions of every family, or as many as there are about pictures;
         families take turns, so that a batch has some of each."""
+        names = held_out_names(self.bank.families(self.split), each=each)
         return [
-            (family, index)
-            for index in range(each)
-            for family in self.bank.families(self.split)
-            if index < self.bank.at_most(each, family, self.split)
+            (family, index) for family, index in names if index < self.bank.at_most(each, family, self.split)
         ]
 
     def question(self, family: str, index: int) -> Question:

@@ -5,9 +5,9 @@ thoughts, calls and observations out, made by its own operations, and the questi
 
 Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Drawn questions are functions of
 (seed, family, split, index), so none are stored: stages draw them again. Those about pictures are
-(questions.jsonl; also of `test`, where a set has it). Several processes make the trace
-of a question each in turn; the files are those of one process. With `agent.cota.judge` a language model
-scores the traces that the rules keep (docs/agent.md); the first process asks it.
+(questions.jsonl; also of `test`, where a set has it). Several processes make the trace of a question each in
+turn; the files are those of one process. With `agent.cota.judge` a language model scores the traces that the
+rules keep (docs/agent.md); the first process asks it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
-from ans_core.agent.world import annotated, judging
-from ans_core.agent.world.bank import QuestionBank
+from ans_core.agent.world import annotated, bank, judging
 from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.stages.operations import toolbox_of
-from ans_core.stages.sources import alone_without, source_entries
+from ans_core.stages.sources import agent_entries
 from ans_core.types import Log
 
 
@@ -73,15 +72,17 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
         counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed, alone=not cfg.agent.families)
         for split in ("train", "val"):
             with toolbox_of(cfg, model) as toolbox:
-                bank = QuestionBank.of_cota(cfg.agent.families, out, seed=cfg.seed, tile=toolbox.tile)
+                questions = bank.QuestionBank.of_cota(
+                    cfg.agent.families, out, seed=cfg.seed, tile=toolbox.tile
+                )
                 wanted = {
                     family: settings.questions(family) if split == "train" else settings.val
-                    for family in bank.families(split)
+                    for family in questions.families(split)
                 }
                 written = write_synthetic_traces(
                     out / split,
-                    bank,
-                    {family: bank.at_most(number, family, split) for family, number in wanted.items()},
+                    questions,
+                    {family: questions.at_most(number, family, split) for family, number in wanted.items()},
                     split=split,
                     toolbox=toolbox,
                     provenance=about,
@@ -97,7 +98,7 @@ def write_questions(
     """Write the questions about annotated pictures, a folder for each split; return how many there are. Raises
     ValueError where nothing can be asked about the training pictures; of held-out ones it warns, but where
     these questions are `alone`."""
-    entries = source_entries(sources, key="agent.sources")
+    entries = agent_entries(sources, alone=alone)
     counts: dict[str, float] = {}
     for split in dict.fromkeys(entry.split for entry in entries):
         pictures = [
@@ -106,7 +107,7 @@ def write_questions(
             if entry.split == split
             for picture in annotated.pictures(data.samples_of(entry))
         ]
-        families = annotated.written(pictures, out / split, seed=seed)
+        families = bank.write_questions(pictures, out / split, seed=seed)
         if not families:
             nothing = (
                 f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks "
@@ -116,8 +117,6 @@ def write_questions(
                 raise ValueError(nothing)
             logging.warning("%s", nothing)
         counts |= {f"{split}/questions/{family}": float(number) for family, number in families.items()}
-    if alone and (lacking := {"train", "val"} - {entry.split for entry in entries}):
-        raise ValueError(alone_without(lacking))
     return counts
 
 

@@ -28,7 +28,7 @@ from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Exit, Rules
 from ans_core.agent.world import Question
-from ans_core.agent.world.bank import QuestionBank, divided
+from ans_core.agent.world.bank import QuestionBank, divided, picture_share
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
 from ans_core.config.rft import PhaseEnd
@@ -158,7 +158,9 @@ class Questions:
         self.bank, self.settings = bank, cfg.agent.rft
         self.drawn = turn_of(bank.drawn, cfg.agent.rft.often)
         self.of_pictures = turn_of(bank.of_pictures("train"), {})
-        self.share = (cfg.agent.source_share if self.drawn else 1.0) if self.of_pictures else 0.0
+        self.share = picture_share(
+            cfg.agent.source_share, pictures=bool(self.of_pictures), others=bool(self.drawn)
+        )
         self.first = cfg.agent.cota.questions
         """Index of a family's first question: those before it are in the traces."""
         self.named = partial(bank.named, split="train")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from ans_core.config import DataSource
@@ -64,9 +64,13 @@ def source_entries(
     return entries
 
 
-def alone_without(lacking: Collection[str]) -> str:
-    """Return what is wrong with `agent.sources` that lack splits and have no drawn families beside them."""
-    return (
-        f"agent.families is empty, and agent.sources have no split {', '.join(sorted(lacking))}: set a source's "
-        "hold_out (val), or name families"
-    )
+def agent_entries(sources: tuple[DataSource, ...], *, alone: bool) -> list[DatasetEntry]:
+    """Return the splits of `agent.sources`. alone: no drawn questions stand beside them, so there must be
+    pictures to learn from and held-out ones; else it raises ValueError."""
+    entries = source_entries(sources, key="agent.sources")
+    if alone and (lacking := sorted({"train", "val"} - {entry.split for entry in entries})):
+        raise ValueError(
+            f"agent.families is empty, and agent.sources have no split {', '.join(lacking)}: set a source's "
+            "hold_out (val), or name families"
+        )
+    return entries

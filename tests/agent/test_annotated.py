@@ -19,13 +19,14 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated
 from ans_core.agent.world.annotated import AnnotatedFamily, plural
-from ans_core.agent.world.bank import QuestionBank, divided
+from ans_core.agent.world.bank import QuestionBank, divided, write_questions
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import read_traces
 from ans_core.agent.world.traces import Written, kinds_of_questions, write_synthetic_traces
 from ans_core.pictures import media, rle
 from ans_core.types import Sample
 from tests.golden import REFERENCE
+from tests.workspace import launch
 
 COCO = REFERENCE / "data/tiny_coco"
 WIDTH, HEIGHT = 320, 240
@@ -190,13 +191,20 @@ def test_pictures_of_one_file_name_in_two_folders_are_two_files(tmp_path: Path) 
         given += samples(things, picture_id=picture_id)
     found = annotated.pictures(given)
     made = annotated.questions(found, seed=0)
-    frames = {question.question_id: question.frames[0] for question in made}
-    families = annotated.written(found, tmp_path, seed=0)
+    frames = {
+        question.question_id: sample.frames[0]
+        for question in made
+        for sample in given
+        if f"/{sample.image_id}/" in question.question_id
+    }
+    families = write_questions(found, tmp_path, seed=0)
     write(tmp_path, families)
     traces = read_traces(tmp_path)
     assert {trace.trace_id for trace in traces} == frames.keys()
     bank = QuestionBank((), {"train": tmp_path}, seed=0, tile=96)
-    assert all(bank.named(question.question_id, "train") == question for question in made)
+    for question in made:
+        read = bank.named(question.question_id, "train")
+        assert read == replace(question, frames=(frames[question.question_id],), picture=read.picture)
     assert {trace.frames[0] for trace in traces} == {
         f"pictures/{name.replace('/', '%2F')}.png" for name in shifted
     }
@@ -214,7 +222,7 @@ def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
 
 def test_questions_of_pictures_come_from_a_bank_and_begin_again_after_the_last(tmp_path: Path) -> None:
     found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG], "cup": []}))
-    number = annotated.written(found, tmp_path / "train", seed=0)["is_there"]
+    number = write_questions(found, tmp_path / "train", seed=0)["is_there"]
     (tmp_path / "val").mkdir()
     bank = QuestionBank.of_cota(["easy"], tmp_path, seed=0, tile=96)
     assert bank.families("train") == ("easy", *bank.of_pictures("train"))
@@ -250,7 +258,7 @@ def test_pictures_of_one_id_in_two_parts_stay_two_pictures(tmp_path: Path) -> No
 @pytest.mark.parametrize("picture_id", ["../../up.png", "写真" * 60, "a b#%.png", ".."])
 def test_odd_names_of_pictures_become_files_inside_the_folder(tmp_path: Path, picture_id: str) -> None:
     found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG]}, picture_id=picture_id))
-    families = annotated.written(found, tmp_path / "made", seed=0)
+    families = write_questions(found, tmp_path / "made", seed=0)
     write(tmp_path / "made", families)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
     assert len(read_traces(tmp_path / "made")) == families.total()
@@ -264,7 +272,10 @@ def test_an_upright_jpeg_is_copied_as_it_is_and_a_turned_one_is_turned(tmp_path:
         exif[ExifTags.Base.Orientation] = turn
         pixels.save(tmp_path / name, exif=exif)
         found = annotated.pictures([replace(sample, frames=(tmp_path / name,))])
-        shown = annotated.questions(found, seed=0)[0]
+        folder = tmp_path / f"of_{turn}"
+        write_questions(found, folder, seed=0)
+        bank = QuestionBank((), {"train": folder}, seed=0, tile=96)
+        shown = bank.question("is_there", "train", 0)
         assert (shown.frames[0] == (tmp_path / name).read_bytes()) == (turn == 1)
         assert Path(shown.picture).suffix == (".jpg" if turn == 1 else ".png")
 
@@ -359,6 +370,54 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
         command("mine", tmp_path, "annotations", "val", seed=0, out=tmp_path / "other")
 
 
+def test_pictures_of_which_nothing_can_be_asked_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(samples({"cat": [CAT]})[0].frames[0])  # type: ignore[arg-type]
+    small = samples({"cat": [(20, 20, 40, 40)]})[0].masks[0][0]
+    record = {"image": "1.png", "text": "the cat", "masks": [small], "split": "train"}
+    (tmp_path / "annotations.json").write_text(json.dumps([record]))
+    with pytest.raises(ValueError, match="nothing can be asked about the 1 pictures"):
+        command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")
+    assert not (tmp_path / "questions").exists()
+
+
+IN_TURN = """
+import json, sys
+from pathlib import Path
+from ans_core import dist
+from ans_core.agent.world import annotated
+from ans_core.agent.world.bank import write_questions
+from tests.agent.test_annotated import CAT, DOG, samples
+if __name__ == "__main__":
+    found = [picture for number in range(40) for picture in annotated.pictures(
+        samples({"cat": [CAT], "dog": [DOG]} if number % 3 else {"cat": [(20, 20, 40, 40)]}, picture_id=str(number)))]
+    with dist.process_group():
+        counts = write_questions(found, Path(sys.argv[1]), seed=0)
+    Path(sys.argv[1], f"counts-{dist.rank()}.json").write_text(json.dumps(counts))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_questions_of_one(tmp_path: Path) -> None:
+    """Forty pictures, of which each third gives no question: the shares are unlike."""
+    script = tmp_path / "in_turn.py"
+    script.write_text(IN_TURN)
+    for processes in (1, 2):
+        launch(script, str(tmp_path / str(processes)), processes=processes)
+    one, two = (
+        {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+        for folder in (tmp_path / "1", tmp_path / "2")
+    )
+    counts = one["counts-0.json"]
+    assert counts == two.pop("counts-0.json") == two.pop("counts-1.json")
+    assert len(one) == 2 + 26  # the counts, the questions and the pictures that have some
+    del one["counts-0.json"]
+    assert one == two
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not COCO.is_dir(), reason=f"no photographs at {COCO} (set ANS_REFERENCE)")
 def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_evidence(
@@ -372,7 +431,7 @@ def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_
     made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)
     assert len(made) >= 600
     assert len(Counter(question.family for question in made)) == 8
-    families = annotated.written(annotated.pictures(found), tmp_path, seed=0)
+    families = write_questions(annotated.pictures(found), tmp_path, seed=0)
     assert families == Counter(question.family for question in made)
     some = {family: number // 6 for family, number in families.items()}
     written = write(tmp_path, some)

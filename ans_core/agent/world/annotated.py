@@ -10,29 +10,25 @@ segments.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal, get_args
-from urllib.parse import quote
 
 import numpy as np
 from jaxtyping import Bool
-from PIL import Image
 from scipy import ndimage
 
-from ans_core import dist
 from ans_core.agent import shapes
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import THOUSAND, Box, box_of
 from ans_core.agent.world.question import Question, Target
 from ans_core.data.conversation import BOX_STEP
 from ans_core.dist import seed_of
-from ans_core.pictures import media, orientation, rle, transforms
+from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
 
 AnnotatedFamily = Literal[
@@ -46,8 +42,6 @@ AnnotatedFamily = Literal[
     "smaller_of_two",
 ]
 FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
-FILE = "questions.jsonl"
-"""Written questions: a record a line, in order of pictures."""
 LONGEST_NAME = 200
 """Characters of a thing's words."""
 LONGEST_FILE = 200
@@ -251,81 +245,30 @@ def questions(
     families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS,
     seed: int,
 ) -> list[Question]:
-    """Return every question that these families can ask about the pictures, in the order of pictures and
-    families. `seed`: decides the order in which things are named and which absent thing is asked about."""
-    return [question for picture in annotated_pictures for question in _asked(picture, families, seed)]
-
-
-def written(annotated_pictures: Sequence[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
-    """Write the questions about pictures, and the pictures that have some, into a folder
-    (`bank.WrittenQuestions` reads it); return how many there are of each family, nothing is written where
-    there is none. Several processes take pictures in turn, and the first one writes the questions; all must
-    call it."""
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
-
-    def made(some: Sequence[AnnotatedPicture]) -> Iterator[list[Question]]:
-        for picture in some:
-            asked = _asked(picture, FAMILIES_OF_PHOTOGRAPHS, seed)
-            if asked:
-                (folder / asked[0].picture).write_bytes(asked[0].frames[0])
-            yield [replace(question, frames=()) for question in asked]
-
-    of_pictures = dist.by_turns(annotated_pictures, 16, made, desc=f"questions of {folder.name}")
-    families = Counter(question.family for asked in of_pictures for question in asked)
-    if dist.rank() == 0 and families:
-        partial = folder / f"{FILE}.partial"
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps(asdict(question)) + "\n" for asked in of_pictures for question in asked
-            )
-        partial.rename(folder / FILE)
-    dist.union({})  # the others wait
-    return families
-
-
-def _asked(picture: AnnotatedPicture, families: Sequence[AnnotatedFamily], seed: int) -> list[Question]:
-    """Return a picture's questions with the picture."""
-    # an id may be a path, `images/1.png`, also one that leads upwards; names of files end at 255 bytes
-    picture_id = "/".join(_name_of_file(part) for part in picture.picture_id.split("/"))
+    """Return every question that these families can ask about the pictures, without the pictures, in the order
+    of pictures and families. `seed`: decides the order in which things are named and which absent thing is asked about."""
     asked = []
-    for family in families:
-        rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
-        asked += [
-            replace(question, question_id=f"{family}/{picture_id}/{number}")
-            for number, question in enumerate(ASKING[family](picture, rng))
-            if not any(_tells(target.phrase, family) for target in question.targets)
-        ]
-    if not asked:
-        return []
-    encoded, suffix = _encoded(picture.frame)
-    file = f"pictures/{_name_of_file(quote(picture_id, safe=''))}{suffix}"
-    return [replace(question, frames=(encoded,), picture=file) for question in asked]
+    for picture in annotated_pictures:
+        picture_id = "/".join(name_of_file(part) for part in picture.picture_id.split("/"))
+        for family in families:
+            rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
+            asked += [
+                replace(question, question_id=f"{family}/{picture_id}/{number}")
+                for number, question in enumerate(ASKING[family](picture, rng))
+                if not any(_tells(target.phrase, family) for target in question.targets)
+            ]
+    return asked
 
 
 def _tells(phrase: str, family: AnnotatedFamily) -> bool:
     return not TELLING.get(family, frozenset()).isdisjoint(re.findall(r"[a-z]+", phrase.lower()))
 
 
-def _name_of_file(part: str) -> str:
-    """Return a part of a path, shortened, and without the meaning of `..`."""
+def name_of_file(part: str) -> str:
+    """Return a part of a path, shortened, and without the meaning of `..`: ids of pictures may be paths."""
     if len(part.encode()) > LONGEST_FILE:
         return f"{part[: LONGEST_FILE // 4]}-{_short(part)}"
     return part if part.strip(".") else "_"
-
-
-def _encoded(frame: ImageRef) -> tuple[bytes, str]:
-    """Return a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; and its
-    suffix."""
-    suffix = frame.suffix.lower() if isinstance(frame, Path) else ""
-    if isinstance(frame, Path) and suffix in (".jpg", ".jpeg", ".png"):
-        transforms.open_image(frame)  # names a damaged file
-        with Image.open(frame) as stored:
-            upright = orientation.of_picture(stored) == orientation.UPRIGHT
-        if upright:
-            return frame.read_bytes(), suffix
-    encoded = media.reference(transforms.open_image(frame))
-    assert isinstance(encoded, bytes)
-    return encoded, ".png"
 
 
 def _name(text: str) -> str:
@@ -557,7 +500,7 @@ def _question(
     *,
     thoughts: Sequence[str] = (),
 ) -> Question:
-    """A question whose plan looks at each of these things in turn. Id and picture are filled in later."""
+    """A question whose plan looks at each of these things in turn. Its id is filled in later."""
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]

@@ -5,17 +5,64 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from urllib.parse import quote
 
+from PIL import Image
+
+from ans_core import dist
 from ans_core.agent.protocol import Call
-from ans_core.agent.world import FAMILIES, draw_question
-from ans_core.agent.world.annotated import FILE
+from ans_core.agent.world import FAMILIES, annotated, draw_question
+from ans_core.agent.world.annotated import AnnotatedPicture
 from ans_core.agent.world.question import Question, Target
 from ans_core.dist import rng_of
+from ans_core.pictures import media, orientation, transforms
+from ans_core.written import write_atomically
+
+FILE = "questions.jsonl"
+"""A record a line, in order of pictures."""
+
+
+def write_questions(pictures: Sequence[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
+    """Write the questions about pictures, and the pictures that have some, into a folder; return how many
+    there are of each family. Nothing is written where there is none. Several processes take pictures in turn,
+    and the first one writes the questions; all must call it."""
+
+    def made(some: Sequence[AnnotatedPicture]) -> Iterator[list[Question]]:
+        for picture in some:
+            asked = annotated.questions([picture], seed=seed)
+            file = _copied(picture, folder / "pictures") if asked else ""
+            yield [replace(question, picture=file) for question in asked]
+
+    of_pictures = dist.by_turns(pictures, 16, made, desc=f"questions of {folder.name}")
+    asked = [question for questions in of_pictures for question in questions]
+    if dist.rank() == 0 and asked:
+        write_atomically(folder / FILE, "".join(json.dumps(asdict(question)) + "\n" for question in asked))
+    dist.wait_for_all()
+    return Counter(question.family for question in asked)
+
+
+def _copied(picture: AnnotatedPicture, folder: Path) -> str:
+    """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG. Return the
+    file, from the folder above."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frame, name = picture.frame, annotated.name_of_file(quote(picture.picture_id, safe=""))
+    pixels = transforms.open_image(frame)  # names a damaged file
+    if isinstance(frame, Path) and (suffix := frame.suffix.lower()) in (".jpg", ".jpeg", ".png"):
+        with Image.open(frame) as stored:
+            upright = orientation.of_picture(stored) == orientation.UPRIGHT
+        if upright:
+            shutil.copyfile(frame, folder / f"{name}{suffix}")
+            return f"{folder.name}/{name}{suffix}"
+    encoded = media.reference(pixels)
+    assert isinstance(encoded, bytes)
+    (folder / f"{name}.png").write_bytes(encoded)
+    return f"{folder.name}/{name}.png"
 
 
 class WrittenQuestions:
@@ -114,6 +161,11 @@ class QuestionBank:
             return f"{family}/{split}/{index}"
         ids = self.written[split].of_family[family]
         return ids[index % len(ids)]
+
+
+def picture_share(share: float, *, pictures: bool, others: bool) -> float:
+    """Return the share of a sequence that is about pictures, where there may be only one kind."""
+    return (share if others else 1.0) if pictures else 0.0
 
 
 def divided(number: int, share: float) -> tuple[bool, int]:
