@@ -52,9 +52,11 @@ from ans_core.pictures.transforms import grid_cells
 from ans_core.pretrain.build import CHAT_TOKENS, build_tiny, build_tokenizer, tiny_config
 from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
+from ans_core.rl.batch import EncodedImages, rl_batch
+from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
-from ans_core.rl.step import EncodedImages, Experience, Exploration, RolloutStep, StepTimer, rl_batch
+from ans_core.rl.step import Exploration, RolloutStep, StepTimer
 from ans_core.types import Prediction, Sample
 from tests.tiny import GROUNDING
 

@@ -27,9 +27,10 @@ from ans_core.agent.world import FAMILIES, Question, is_right
 from ans_core.dist import rank, wait_for_all
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
+from ans_core.rl.batch import Box
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
-from ans_core.rl.step import Box, RolloutStep
+from ans_core.rl.step import RolloutStep
 from ans_core.types import ImageRef, Request, Sample
 
 KEPT_CROPS = 512

@@ -26,9 +26,10 @@ from ans_core.online.admission import Gate, Marginal
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.store import Outcome, Store, Task, Verdict
 from ans_core.online.voting import Decision, Strategy, Vote, decide, entropy, normal
+from ans_core.rl.batch import Box
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
-from ans_core.rl.step import Box, RolloutStep
+from ans_core.rl.step import RolloutStep
 from ans_core.types import ImageRef, Request
 
 NEAR = 0.98

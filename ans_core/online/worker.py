@@ -30,8 +30,8 @@ from ans_core.online.practice import Lesson, OnlinePractice
 from ans_core.online.retention import evict, sweep
 from ans_core.online.snapshots import Snapshots
 from ans_core.online.store import Store, Task
+from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches
-from ans_core.rl.step import rl_batch
 from ans_core.train import loop
 from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request, Sample

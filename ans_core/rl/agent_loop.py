@@ -8,9 +8,10 @@ from statistics import fmean
 
 import torch
 
+from ans_core.rl.experience import Experience
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.rollout import Group
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.text_loop import learn, read_reference
 
 PARTS = {"task": 1.0, "shaping": 1.0}

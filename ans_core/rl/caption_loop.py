@@ -6,14 +6,18 @@ from __future__ import annotations
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.data.regions import is_region
 from ans_core.rewards import WORDLESS
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.asking import sample_answers
+from ans_core.rl.drawing import inverse_masks
+from ans_core.rl.experience import Experience
+from ans_core.rl.scoring import score
+from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, learn, read_reference
 
 
 def act(step: RolloutStep) -> Experience:
     requests = [caption_request(sample, true_mask(sample)) for sample in step.batch.samples]
-    done = experience_of(step, requests, step.sample_answers(requests, "captions"))
-    predictions = step.inverse_masks(done.texts)
+    done = experience_of(step, requests, sample_answers(step, requests, "captions"))
+    predictions = inverse_masks(step, done.texts)
     done.masks = [
         mask
         for prediction in predictions
@@ -21,7 +25,7 @@ def act(step: RolloutStep) -> Experience:
         for mask in masklet
         if mask is not None
     ]
-    done.rewards = step.score(predictions, step.settings.rewards_caption)
+    done.rewards = score(step, predictions, step.settings.rewards_caption)
     if step.batch.augmented:
         _average_over_views(step, done)
     return done
@@ -34,7 +38,7 @@ def _average_over_views(step: RolloutStep, done: Experience) -> None:
     sums = {part: values for part, values in done.rewards.items() if part in WORDLESS}
     done.metrics |= {f"views/unchanged/{part}": float(values.nanmean()) for part, values in sums.items()}
     for (name, weight), view in zip(weights.items(), step.augmented(), strict=True):
-        for part, values in view.score(view.inverse_masks(done.texts), list(sums)).items():
+        for part, values in score(view, inverse_masks(view, done.texts), list(sums)).items():
             sums[part] = sums[part] + weight * values
             done.metrics[f"views/{name}/{part}"] = float(values.nanmean())
     done.rewards |= {part: values / (1 + sum(weights.values())) for part, values in sums.items()}

@@ -43,10 +43,12 @@ from ans_core.rl import (
     refer_loop,
     vqa_loop,
 )
+from ans_core.rl.batch import EncodedImages, RlBatch
+from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MASK_POLICIES, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
-from ans_core.rl.step import EncodedImages, Experience, Exploration, Loop, RlBatch, RolloutStep, StepTimer
+from ans_core.rl.step import Exploration, Loop, RolloutStep, StepTimer
 from ans_core.train.states import Curves
 from ans_core.train.watch import peak_memory_mb
 from ans_core.types import Log

@@ -8,7 +8,10 @@ import torch
 from ans_core.benchmarks import grounded_caption
 from ans_core.metrics.grounding import ground, plain_caption
 from ans_core.pictures import rle
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.asking import sample_answers
+from ans_core.rl.drawing import draw_answers
+from ans_core.rl.experience import Experience
+from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, learn, read_reference
 from ans_core.types import Prediction, Sample
 
@@ -16,8 +19,8 @@ from ans_core.types import Prediction, Sample
 def act(step: RolloutStep) -> Experience:
     samples, group = step.batch.samples, step.settings.group
     requests = [grounded_caption.request(sample) for sample in samples]
-    done = experience_of(step, requests, step.sample_answers(requests, "grounded captions"))
-    drawn = step.drawn(done.groups)
+    done = experience_of(step, requests, sample_answers(step, requests, "grounded captions"))
+    drawn = draw_answers(step, done.groups)
     nothing = [rle.empty(sample.height, sample.width) for sample in samples]
     # for the pictures of rollouts
     done.masks = [rle.union(masks) if masks else nothing[i // group] for i, masks in enumerate(drawn)]

@@ -17,16 +17,21 @@ from ans_core.dist import shared_mean
 from ans_core.losses import mean_iou
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
+from ans_core.rl.asking import inverse_captions
+from ans_core.rl.drawing import click_embeddings, decode_embeddings, decode_seg, mask_loss, to_rle
+from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
 from ans_core.rl.rollout import Group
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.scoring import score
+from ans_core.rl.step import Loop, RolloutStep
+from ans_core.rl.tokens import group_of, hidden_states, referring_rollout
 
 
 def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
     """Return the masks that the active adapter draws for every sample's text, and its logits at the answers'
     tokens, which are given."""
-    packed, hidden, rollout = step.hidden(groups, [])
-    embeddings, decoded = step.decoded(packed, hidden)
+    packed, hidden, rollout = hidden_states(step, groups, [])
+    embeddings, decoded = decode_seg(step, packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
@@ -47,7 +52,7 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
 def act(step: RolloutStep) -> Experience:
     s, exploration, policy = step.settings, step.exploration, step.mask_policy
     groups = tuple(
-        step.group_of(i, [step.referring_rollout(text)]) for i, text in enumerate(step.batch.asked)
+        group_of(step, i, [referring_rollout(step, text)]) for i, text in enumerate(step.batch.asked)
     )
     with step.timer.part("draw"):
         before, _ = policy_output(step, groups)
@@ -59,18 +64,18 @@ def act(step: RolloutStep) -> Experience:
             scale=exploration.scale,
             generators=step.generators("mask actions"),
             group=s.group,
-            decode=lambda embeddings: step.decode(embeddings, of),
-            click=step.click,
+            decode=lambda embeddings: decode_embeddings(step, embeddings, of),
+            click=lambda at: click_embeddings(step, at),
         )
         actions = policy.act(before, acting)
-    masks = [step.rle(mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
-    texts = step.inverse_captions(masks)
+    masks = [to_rle(step, mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]
+    texts = inverse_captions(step, masks)
     sure = actions.confidence.flatten().tolist()
     predictions = [
         MaskPrediction(text=t, masks=((m,),), confidence=c)
         for t, m, c in zip(texts, masks, sure, strict=True)
     ]
-    rewards = step.score(predictions, s.rewards_mask)
+    rewards = score(step, predictions, s.rewards_mask)
     alike = grpo.group_overlap(actions.masks)
     metrics = {
         "group_pairwise_iou": shared_mean(float(alike.mean()), alike.device),
@@ -114,7 +119,7 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     kl = policy.kl(output, reference, done.actions)
     words_kl = grpo.exact_kl(words, reference_words) / len(done.groups)
     supervised = (
-        step.mask_loss(output.logits, batch.targets, range(len(batch.samples)))
+        mask_loss(step, output.logits, batch.targets, range(len(batch.samples)))
         if s.mask_weight
         else loss.new_zeros(())
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ans_core.pictures import overlay, transforms
-from ans_core.rl.step import Experience, RolloutStep
+from ans_core.rl.experience import Experience
+from ans_core.rl.step import RolloutStep
 
 PANEL_INCHES = 2.2
 

@@ -13,7 +13,8 @@ from ans_core.rl.rollout import Rollout
 from ans_core.types import ImageRef
 
 if TYPE_CHECKING:
-    from ans_core.rl.step import Box, FramePart, RolloutStep
+    from ans_core.rl.batch import Box, FramePart
+    from ans_core.rl.step import RolloutStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,21 @@ from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.packing import Packed
 from ans_core.pictures import rle
 from ans_core.rl import grpo
+from ans_core.rl.asking import sample_answers
+from ans_core.rl.drawing import (
+    click_embeddings,
+    decode_embeddings,
+    draw_answers,
+    first_masks,
+    mask_loss,
+    to_rle,
+)
+from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import SAME_THING, MaskActions, MaskSampling, Place
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.scoring import score
+from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.text_loop import experience_of, read_reference, words_loss
+from ans_core.rl.tokens import hidden_states
 from ans_core.types import RLE, Prediction, Sample
 
 PLACE = Place()
@@ -33,8 +45,8 @@ NOWHERE = -1
 def act(step: RolloutStep) -> Experience:
     samples, group = step.batch.samples, step.settings.group
     requests = [referring.request(sample) for sample in samples]
-    done = experience_of(step, requests, step.sample_answers(requests, "answers"))
-    drawn = step.drawn(done.groups)
+    done = experience_of(step, requests, sample_answers(step, requests, "answers"))
+    drawn = draw_answers(step, done.groups)
     nothing = [rle.empty(sample.height, sample.width) for sample in samples]
     # As in the benchmark, only an answer's first mask counts.
     done.masks = [masks[0] if masks else nothing[i // group] for i, masks in enumerate(drawn)]
@@ -44,7 +56,7 @@ def act(step: RolloutStep) -> Experience:
         Prediction(text=text, masks=((mask,),)) for text, mask in zip(done.texts, done.masks, strict=True)
     ]
     truths = [Prediction(text=sample.text, masks=((target(sample),),)) for sample in samples]
-    done.rewards = step.score(answers, step.settings.rewards_refer, truths)
+    done.rewards = score(step, answers, step.settings.rewards_refer, truths)
     for name, absent in (("denied_if_absent", True), ("denied_if_there", False)):
         if denied := [
             not masks for i, masks in enumerate(drawn) if bool(samples[i // group].masks) != absent
@@ -69,7 +81,7 @@ def single_things(
     step: RolloutStep, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
 ) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
     """Return the answers that draw one thing, the logits of their masks, and whether these are shown."""
-    answers, logits, shown = step.first_masks(packed, hidden, rollout)
+    answers, logits, shown = first_masks(step, packed, hidden, rollout)
     single = torch.tensor([len(sample.masks) == 1 for sample in step.batch.samples], device=answers.device)
     kept = single[answers // step.settings.group]
     return answers[kept], logits[kept], shown[kept]
@@ -81,7 +93,7 @@ def _click(step: RolloutStep, done: Experience) -> None:
     answer's."""
     group, width = step.settings.group, step.settings.place_width
     with step.timer.part("draw"):
-        answers, logits, shown = single_things(step, *step.hidden(done.groups, done.regions))
+        answers, logits, shown = single_things(step, *hidden_states(step, done.groups, done.regions))
         answers, logits = answers[shown], logits[shown]  # nothing is clicked where the model sees nothing
         seeds = [step.seed("place", *divmod(answer, group)) for answer in answers.tolist()]
         count, (height, wide) = len(done.texts), logits.shape[-2:]
@@ -89,14 +101,17 @@ def _click(step: RolloutStep, done: Experience) -> None:
         masks = torch.zeros(count, 1, height, wide, dtype=torch.bool, device=answers.device)
         if len(answers):
             sampling = MaskSampling(
-                width=width, scale=1.0,
-                generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds], group=1,
-                decode=lambda embeddings: step.decode(embeddings, answers // group), click=step.click,
-            )  # fmt: skip
+                width=width,
+                scale=1.0,
+                generators=[torch.Generator(answers.device).manual_seed(seed) for seed in seeds],
+                group=1,
+                decode=lambda embeddings: decode_embeddings(step, embeddings, answers // group),
+                click=lambda at: click_embeddings(step, at),
+            )
             tried = PLACE.draw(logits, sampling)
             choice[answers], masks[answers] = tried.choice, tried.masks
     for answer in answers.tolist():
-        done.masks[answer] = step.rle(masks[answer, 0].float() - 0.5, answer // group)
+        done.masks[answer] = to_rle(step, masks[answer, 0].float() - 0.5, answer // group)
     done.actions = MaskActions(
         choice=choice.view(-1, group), masks=masks.view(-1, group, height, wide), scale=1.0, width=width,
         confidence=torch.zeros(len(done.groups), group, device=answers.device),
@@ -104,7 +119,7 @@ def _click(step: RolloutStep, done: Experience) -> None:
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    read = step.hidden(done.groups, done.regions)
+    read = hidden_states(step, done.groups, done.regions)
     loss, metrics = words_loss(step, done, *read)
     if done.actions is None:
         return loss, metrics
@@ -153,8 +168,8 @@ def _place_loss(
         first[1:] = of[1:] != of[:-1]
         chosen = of[first].tolist()
         share = len(chosen) / step.totals.samples
-        loss = loss + share * s.mask_weight * step.mask_loss(
-            logits[first], step.batch.targets[chosen], chosen
+        loss = loss + share * s.mask_weight * mask_loss(
+            step, logits[first], step.batch.targets[chosen], chosen
         )
     return loss, metrics
 

@@ -10,8 +10,12 @@ from torch import Tensor
 
 from ans_core.model.packing import Packed
 from ans_core.rl import grpo
+from ans_core.rl.asking import answer_text, sample_answers
+from ans_core.rl.experience import Experience
 from ans_core.rl.rollout import SampledAnswer, Segment, token_logps
-from ans_core.rl.step import Experience, RolloutStep
+from ans_core.rl.scoring import score
+from ans_core.rl.step import RolloutStep
+from ans_core.rl.tokens import answers_of, hidden_states, question_segment, region_cells
 from ans_core.types import Prediction, Request
 
 
@@ -22,16 +26,16 @@ def experience_of(
     s, size = step.settings, step.settings.group
     groups, regions = [], []
     for i, request in enumerate(requests):
-        cells = [step.cells(i, mask) for mask in request.mask_prompts]
+        cells = [region_cells(step, i, mask) for mask in request.mask_prompts]
         *past, (asked, _) = [
             (q.removeprefix("<image>").removeprefix("\n"), a) for q, a in (*request.past, (request.text, ""))
         ]
-        question = step.question(asked, [int(c.sum()) for c in cells], past)
+        question = question_segment(step, asked, [int(c.sum()) for c in cells], past)
         own = answers[i * size : (i + 1) * size]
         learned = [Segment(ids=a.ids, trainable=a.complete or not s.mask_truncated) for a in own]
-        groups.append(step.answers_of(i, question, learned))
+        groups.append(answers_of(step, i, question, learned))
         regions.append(cells)
-    texts = [step.text(a) for a in answers]
+    texts = [answer_text(step, a) for a in answers]
     lengths = [len(a.ids) for a in answers]
     metrics = {
         "length": sum(lengths) / len(lengths),
@@ -53,12 +57,12 @@ def experience_of(
 
 
 def read_reference(step: RolloutStep, done: Experience) -> None:
-    packed, hidden, _ = step.hidden(done.groups, done.regions, done.observed)
+    packed, hidden, _ = hidden_states(step, done.groups, done.regions, done.observed)
     done.reference = token_logps(step.model, packed, hidden, step.reader)[0]
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    return words_loss(step, done, *step.hidden(done.groups, done.regions, done.observed))
+    return words_loss(step, done, *hidden_states(step, done.groups, done.regions, done.observed))
 
 
 def words_loss(
@@ -106,6 +110,6 @@ def _sampling_gap(done: Experience, logps: Float[Tensor, " M"]) -> float:
 
 def text_experience(step: RolloutStep, requests: Sequence[Request], what: str) -> Experience:
     """Sample answers that are scored as texts alone. `what` names them and is part of the sampling seed."""
-    done = experience_of(step, requests, step.sample_answers(requests, what))
-    done.rewards = step.score([Prediction(text=text) for text in done.texts], step.settings.rewards_text)
+    done = experience_of(step, requests, sample_answers(step, requests, what))
+    done.rewards = score(step, [Prediction(text=text) for text in done.texts], step.settings.rewards_text)
     return done

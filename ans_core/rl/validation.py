@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ans_core.dist import rank, shared_sum, world_size
 from ans_core.rl import grpo
+from ans_core.rl.batch import RlBatch, rl_batch
 from ans_core.rl.dual_loop import LOOPS, DualLoop
 from ans_core.rl.mask_policy import Token
 from ans_core.rl.rollout import Reader
-from ans_core.rl.step import Exploration, RlBatch, RolloutStep, StepTimer, rl_batch
+from ans_core.rl.step import Exploration, RolloutStep, StepTimer
 from ans_core.types import Sample
 
 COLD = 1e-4

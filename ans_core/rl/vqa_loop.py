@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ans_core import prompts
 from ans_core.data.conversation import regions_of
-from ans_core.rl.step import Experience, Loop, RolloutStep
+from ans_core.rl.experience import Experience
+from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.text_loop import learn, read_reference, text_experience
 from ans_core.types import Request, Sample
 

@@ -36,8 +36,8 @@ from ans_core.config.training import KeepingOptim
 from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
+from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
-from ans_core.rl.step import rl_batch
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
 from ans_core.stages.operations import toolbox_of
 from ans_core.train import loop

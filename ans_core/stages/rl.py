@@ -39,9 +39,9 @@ from ans_core.model import adapters
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.rewards import MASKLESS, REWARDS, WORDLESS, corpus_rewards
+from ans_core.rl.batch import RlBatch, rl_batch
 from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches, Beside, DualLoop, check_learned
-from ans_core.rl.step import RlBatch, rl_batch
 from ans_core.rl.validation import HeldOutRewards
 from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import (

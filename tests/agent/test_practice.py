@@ -28,9 +28,10 @@ from ans_core.agent.world import Question, draw_question
 from ans_core.config import Rl
 from ans_core.model import adapters
 from ans_core.model.network import Network
+from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches, DualLoop
+from ans_core.rl.experience import Experience
 from ans_core.rl.rollout import Group
-from ans_core.rl.step import Experience, rl_batch
 from ans_core.types import Request
 from tests import tiny
 

@@ -28,8 +28,13 @@ from ans_core.model.network import Network
 from ans_core.rewards import REWARDS
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import caption_loop, dual_loop, grpo, rollout, text_loop
+from ans_core.rl.asking import sample_answers
+from ans_core.rl.batch import rl_batch
+from ans_core.rl.drawing import inverse_masks
 from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
-from ans_core.rl.step import RolloutStep, rl_batch
+from ans_core.rl.scoring import score
+from ans_core.rl.step import RolloutStep
+from ans_core.rl.tokens import hidden_states
 from ans_core.stages.rl import repeats_of, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
@@ -240,9 +245,9 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
     requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
     with torch.no_grad():
         prompted = prompt(own_model, requests, step.encoded.vision)
-        said = step.sample_answers(requests, "captions")
+        said = sample_answers(step, requests, "captions")
         done = text_loop.experience_of(step, requests, said)
-        packed, hidden, _ = step.hidden(done.groups, done.regions)
+        packed, hidden, _ = hidden_states(step, done.groups, done.regions)
         logps, _ = rollout.token_logps(own_model, packed, hidden, step.reader)
         expected = []
         for i, answer in enumerate(said):
@@ -312,9 +317,9 @@ def test_every_token_has_the_advantage_of_its_own_caption(
         seen.append(advantage)
         return policy_loss(logps, behaviour, advantage, *args, **words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RolloutStep, "sample_answers", lambda *args: said)
+    monkeypatch.setattr(caption_loop, "sample_answers", lambda *args: said)
     monkeypatch.setattr(
-        RolloutStep,
+        caption_loop,
         "score",
         lambda *args, **words: {"iou": torch.tensor([[0.0, 1.0, 2.0], [10.0, 20.0, 60.0]])},
     )
@@ -350,11 +355,11 @@ def test_rewards_are_those_of_the_sample_the_rollout_belongs_to(own_model: Netwo
         MaskPrediction(text=t, masks=((m,),), confidence=c)
         for t, m, c in zip(texts, masks, sure, strict=True)
     ]
-    parts = step.score(drawn, ("iou", "meteor", "confidence"))
+    parts = score(step, drawn, ("iou", "meteor", "confidence"))
     assert parts["iou"].tolist() == [[0.0, 0.0], [1.0, 0.5]]
     assert parts["meteor"].tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert parts["confidence"].flatten().tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
-    assert set(step.score([Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
+    assert set(score(step, [Prediction(text=t) for t in texts], ("meteor",))) == {"meteor"}
 
 
 def test_true_answers_earn_every_reward_in_full(own_model: Network):
@@ -363,13 +368,13 @@ def test_true_answers_earn_every_reward_in_full(own_model: Network):
         MaskPrediction(text=s.text, masks=((true_mask(s),),)) for s in step.batch.samples for _ in range(2)
     ]
     assert len(REWARDS) > 5
-    assert all(values.eq(1).all() for values in step.score(truth, REWARDS).values())
+    assert all(values.eq(1).all() for values in score(step, truth, REWARDS).values())
 
 
 def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     step = a_round(loops(own_model, group=2))
-    drawn = step.inverse_masks([s.text for s in step.batch.samples for _ in range(2)])
-    soft = step.score(drawn, ("soft_iou",))["soft_iou"]
+    drawn = inverse_masks(step, [s.text for s in step.batch.samples for _ in range(2)])
+    soft = score(step, drawn, ("soft_iou",))["soft_iou"]
     assert ((soft > 0) & (soft < 1)).all()
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
@@ -382,7 +387,7 @@ def test_a_caption_is_paid_by_the_mean_over_the_picture_and_its_other_views(own_
     assert set(done.rewards) == {"iou", "meteor"}
     alone = {"unchanged": step} | dict(zip(views, step.augmented(), strict=True))
     scores = {
-        name: view.score(view.inverse_masks(done.texts), ["iou"])["iou"] for name, view in alone.items()
+        name: score(view, inverse_masks(view, done.texts), ["iou"])["iou"] for name, view in alone.items()
     }
     assert len({values.sum().item() for values in scores.values()}) == 3, "the views differ"
     expected = (scores["unchanged"] + 0.5 * scores["mirrored"] + 1.5 * scores["cropped"]) / 3
@@ -414,9 +419,9 @@ def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(
 
     monkeypatch.setattr(own_model.sam2, "decode", counted)
     red, green = "a red square", "a small green square"
-    together = step.inverse_masks([red, green, red, green, green, green])
+    together = inverse_masks(step, [red, green, red, green, green, green])
     assert drawn == [3]
-    alone = [step.inverse_masks([text] * 6) for text in (red, green)]
+    alone = [inverse_masks(step, [text] * 6) for text in (red, green)]
     expected = [alone[0][0], alone[1][1], alone[0][2], *alone[1][3:]]
     assert (
         [one.text for one in together]
@@ -452,11 +457,12 @@ def test_a_sample_that_stands_in_a_step_twice_rolls_out_in_two_ways(own_model: N
     step = module._rollout_steps(replace(batch(own_model), batches=[made]))["caption"]
     answers = [
         said.ids
-        for said in step.sample_answers([caption_request(s, true_mask(s)) for s in samples], "caption")
+        for said in sample_answers(step, [caption_request(s, true_mask(s)) for s in samples], "caption")
     ]
     assert answers[:3] != answers[6:]
     assert step.take([2, 1]).seed("caption", 0, 0) == step.seed("caption", 2, 0)
-    alone = a_round(module).sample_answers([caption_request(s, true_mask(s)) for s in SAMPLES], "caption")
+    requests = [caption_request(s, true_mask(s)) for s in SAMPLES]
+    alone = sample_answers(a_round(module), requests, "caption")
     assert answers[:6] == [said.ids for said in alone]
 
 
@@ -628,7 +634,7 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
         sampled.append(len(options["seeds"]))  # type: ignore[arg-type]
         return sample(model, prompted, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ans_core.rl.step.sample", counted)
+    monkeypatch.setattr("ans_core.rl.asking.sample", counted)
     found = []
     for limit in (1, at_once):
         module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit, views={"turned": 0.5})

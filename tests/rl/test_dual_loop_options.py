@@ -29,11 +29,15 @@ from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import rle
 from ans_core.rewards import MASKLESS, REWARDS, corpus_rewards
-from ans_core.rl import curriculum, refer_loop
+from ans_core.rl import caption_loop, curriculum, drawing, ground_loop, mask_loop, refer_loop, text_loop
+from ans_core.rl.drawing import decode_seg, draw_answers, mask_loss, to_rle
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop
+from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MASK_POLICIES, MaskActions, MaskSampling, steered
 from ans_core.rl.rollout import SampledAnswer, Segment
-from ans_core.rl.step import Experience, RolloutStep
+from ans_core.rl.scoring import score
+from ans_core.rl.step import RolloutStep
+from ans_core.rl.tokens import answers_of, hidden_states, question_segment
 from ans_core.stages.rl import PHRASES_NEED, LoopSamples, compares_masks, compares_words, samples_by_loop
 from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
@@ -141,7 +145,6 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(
     """Three candidates for two places; the middle one's rewards are equal. What is learned is what the other
     two alone would teach."""
     three = (SAMPLES[0], tiny.region(2, "a red square"), SAMPLES[1])
-    score = RolloutStep.score
 
     def scored(step: RolloutStep, *args: object, **words: object) -> dict[str, Tensor]:
         parts = score(step, *args, **words)  # type: ignore[arg-type]
@@ -149,7 +152,7 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(
             parts["iou"][i] = 0.5 if sample.sample_id == three[1].sample_id else torch.tensor([0.0, 0.5, 1.0])
         return parts
 
-    monkeypatch.setattr(RolloutStep, "score", scored)
+    monkeypatch.setattr(caption_loop, "score", scored)
 
     def learned(**words: object) -> tuple[Tensor, dict[str, float]]:
         module = loops(tiny.build(), loops={"caption": 1.0}, rewards_caption={"iou": 1.0})
@@ -238,13 +241,13 @@ def test_the_loops_are_closed_by_the_inverse_model_that_is_set(
     own_model: Network, inverse: str, monkeypatch: pytest.MonkeyPatch
 ):
     module, drew = loops(own_model, inverse=inverse), []
-    decoded = RolloutStep.decoded
 
     def watching(step: RolloutStep, *args: object) -> object:
         drew.append(module.policies.active)
-        return decoded(step, *args)  # type: ignore[arg-type]
+        return decode_seg(step, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RolloutStep, "decoded", watching)
+    for room in (drawing, mask_loop):
+        monkeypatch.setattr(room, "decode_seg", watching)
     compute(module, batch(own_model))
     assert drew[0] == inverse
 
@@ -596,7 +599,7 @@ def test_what_a_cut_off_answer_draws_is_paid_for_although_nothing_is_learned_fro
     group."""
     ids = tuple(tiny.build().tokenizer.encode("It is [SEG] and", add_special_tokens=False))
     said = [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=False)] * 4
-    monkeypatch.setattr(RolloutStep, "sample_answers", lambda *_: said)
+    monkeypatch.setattr(refer_loop, "sample_answers", lambda *_: said)
     samples = (expression(0, "a square", tiny.square(0, 0, 32, 64)), expression(1, "a blue square"))
     earned = []
     for left_out in (False, True):
@@ -646,7 +649,7 @@ def test_referring_pays_for_the_mask_of_all_that_is_meant_and_for_silence_where_
     samples = (expression(0, "both squares", left, right), expression(1, "a blue square"))
     module = loops(own_model, loops={"refer": 1.0})
     drawn = [[rle.union([left, right])], [left, right], [], [], [right], [rle.empty(64, 64)]]
-    monkeypatch.setattr(RolloutStep, "drawn", lambda self, groups: drawn)
+    monkeypatch.setattr(refer_loop, "draw_answers", lambda step, groups: drawn)
     _, found = compute(module, batch(own_model, samples=samples))
     assert module.record["refer/iou"] == [pytest.approx([1, 2 / 3, 0, 1, 0, 1], abs=1e-4)]
     assert found["refer/denied_if_there"] == found["refer/denied_if_absent"] == pytest.approx(1 / 3)
@@ -659,15 +662,15 @@ def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Network):
     step = module._rollout_steps(batch(own_model, samples=(sample, sample)))["refer"]
     said = own_model.tokenizer.encode("[SEG] It is [SEG].", add_special_tokens=False)
     silent = own_model.tokenizer.encode("It is.", add_special_tokens=False)
-    asked = step.question(referring.request(sample).text.removeprefix("<image>").removeprefix("\n"))
+    asked = question_segment(step, referring.request(sample).text.removeprefix("<image>").removeprefix("\n"))
     answers = [Segment(ids=tuple(ids), trainable=True) for ids in (silent, said, said)]
-    groups = [step.answers_of(i, asked, answers) for i in range(2)]
-    masks = step.drawn(groups)
+    groups = [answers_of(step, i, asked, answers) for i in range(2)]
+    masks = draw_answers(step, groups)
     assert [len(some) for some in masks] == [0, 2, 2] * 2
-    packed, hidden, _ = step.hidden(groups, [[], []])
-    each = step.decoded(packed, hidden)[1].logits.detach()
-    assert masks[1] == [step.rle(each[0], 0), step.rle(each[1], 0)]
-    assert masks[4] == [step.rle(each[4], 1), step.rle(each[5], 1)]
+    packed, hidden, _ = hidden_states(step, groups, [[], []])
+    each = decode_seg(step, packed, hidden)[1].logits.detach()
+    assert masks[1] == [to_rle(step, each[0], 0), to_rle(step, each[1], 0)]
+    assert masks[4] == [to_rle(step, each[4], 1), to_rle(step, each[5], 1)]
 
 
 @pytest.mark.parametrize("answer", ["Sure, [SEG].", "Two."])
@@ -702,7 +705,8 @@ def said(monkeypatch: pytest.MonkeyPatch, model: Network, *texts: str) -> None:
     """Let these be the answers of every group, cut off or whole."""
     answers = [tuple(model.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     sampled = [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=True) for ids in answers]
-    monkeypatch.setattr(RolloutStep, "sample_answers", lambda self, requests, what: sampled * len(requests))
+    for loop in (refer_loop, ground_loop):
+        monkeypatch.setattr(loop, "sample_answers", lambda step, requests, what: sampled * len(requests))
 
 
 def placed(
@@ -737,12 +741,12 @@ def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(
         )
 
     _, step, done = placed(own_model, (ONE, BOTH, NONE))
-    by_seg = step.drawn(done.groups)
+    by_seg = draw_answers(step, done.groups)
     assert done.actions is not None
     assert done.actions.choice.tolist() == [[0, -1, 1], [-1] * 3, [-1] * 3]
     assert done.masks[3:] == [some[0] if some else rle.empty(64, 64) for some in by_seg[3:]]
     assert done.masks[1] == rle.empty(64, 64)
-    assert done.masks[0] == step.rle(done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
+    assert done.masks[0] == to_rle(step, done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
 
 
 def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(
@@ -791,7 +795,9 @@ def test_a_thing_that_earned_more_becomes_likelier_and_its_mask_grows(
         optimizer.zero_grad()
         loss, found = LOOPS["refer"].learn(step, done)
         loss.backward()
-        return refer_loop.single_things(step, *step.hidden(done.groups, done.regions))[1].detach(), found
+        return refer_loop.single_things(step, *hidden_states(step, done.groups, done.regions))[
+            1
+        ].detach(), found
 
     before, found = learned()
     assert found["clicked"] == 1
@@ -819,9 +825,9 @@ def test_masks_that_are_chosen_have_the_supervised_loss_too(
     with module.policies.using("reference"), torch.no_grad():
         LOOPS["refer"].read_reference(step, done)
     loss, _ = LOOPS["refer"].learn(step, done)
-    answers, logits, _ = refer_loop.single_things(step, *step.hidden(done.groups, done.regions))
+    answers, logits, _ = refer_loop.single_things(step, *hidden_states(step, done.groups, done.regions))
     assert answers.tolist() == [4, 5]  # of the second sample; its first drawing answer counts
-    expected = step.mask_loss(logits[:1], step.batch.targets[1:], [1])
+    expected = mask_loss(step, logits[:1], step.batch.targets[1:], [1])
     assert loss.item() == pytest.approx(0.5 * 3 * expected.item(), rel=1e-4)
 
 
@@ -855,8 +861,8 @@ def test_grounded_captions_are_paid_for_all_objects_and_for_their_words(
     )
     module = loops(own_model, loops={"ground": 1.0})
     drawn = [[left, right], [right, left], [left], [], [left, right, left], [left]]
-    monkeypatch.setattr(RolloutStep, "drawn", lambda self, groups: drawn)
-    monkeypatch.setattr(RolloutStep, "text", lambda self, said: "<p>a red square</p> [SEG]")
+    monkeypatch.setattr(ground_loop, "draw_answers", lambda step, groups: drawn)
+    monkeypatch.setattr(text_loop, "answer_text", lambda step, answer: "<p>a red square</p> [SEG]")
     compute(module, batch(own_model, samples=(sample, sample)))
     assert module.record["ground/iou"] == [pytest.approx([1, 1, 0.5, 0, 2 / 3, 0.5], abs=1e-4)]
     assert module.record["ground/meteor"][0] == [1.0] * 6
@@ -938,7 +944,7 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Network, monkeypatch: 
             "a large green square",
             "a green circle",
         ]
-        done.rewards = step.score([Prediction(text=text) for text in done.texts], ("meteor",))
+        done.rewards = score(step, [Prediction(text=text) for text in done.texts], ("meteor",))
         return done
 
     monkeypatch.setitem(LOOPS, "caption", dataclasses.replace(LOOPS["caption"], act=saying))

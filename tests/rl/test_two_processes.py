@@ -22,7 +22,8 @@ from ans_core.train import loop
 from ans_core.rl import dual_loop
 from ans_core.rl.dual_loop import LOOPS, Batches
 from ans_core.rl.rollout import SampledAnswer
-from ans_core.rl.step import RolloutStep, rl_batch
+from ans_core.rl.batch import rl_batch
+from ans_core.rl import refer_loop
 from ans_core.rl.validation import HeldOutRewards
 from ans_core.dist import own_share
 from tests import tiny
@@ -46,17 +47,15 @@ def noting(name):
         return done
     return dataclasses.replace(LOOPS[name], act=noted)
 
-sampled = RolloutStep.sample_answers
+sampled = refer_loop.sample_answers
 
 def said(step, requests, what):
     # An untrained model draws nothing, so the loop refer is given its words.
     found = sampled(step, requests, what)
-    if what != "answers":
-        return found
     ids = tuple(step.model.tokenizer.encode("It is [SEG].", add_special_tokens=False))
     return [SampledAnswer(ids=ids, logps=(0.0,) * len(ids), complete=True) for _ in found]
 
-RolloutStep.sample_answers = said
+refer_loop.sample_answers = said
 for name in ("caption", "mask", "refer"):
     LOOPS[name] = noting(name)
 

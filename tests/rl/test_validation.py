@@ -15,8 +15,10 @@ from ans_core.metrics.meteor import meteor
 from ans_core.model.network import Network
 from ans_core.precision import autocast
 from ans_core.rl import caption_loop, dual_loop
+from ans_core.rl.drawing import inverse_masks
 from ans_core.rl.dual_loop import DualLoop
-from ans_core.rl.step import Experience, RolloutStep
+from ans_core.rl.experience import Experience
+from ans_core.rl.step import RolloutStep
 from ans_core.rl.validation import HeldOutRewards
 from ans_core.types import Sample
 from tests import tiny
@@ -76,9 +78,8 @@ def test_captions_are_the_greedy_ones_and_the_first_model_draws_them(
     assert texts == [answer.text for answer in greedy]
     assert len(set(texts)) > 1
     moved(module.model, "policy", std=0.0)  # what RL began with
-    drawn = replace(step, settings=step.settings.model_copy(update={"inverse": "policy"})).inverse_masks(
-        texts
-    )
+    by_policy = replace(step, settings=step.settings.model_copy(update={"inverse": "policy"}))
+    drawn = inverse_masks(by_policy, texts)
     ious = [
         counts(prediction.masks[0][0] or {}, true_mask(sample)).iou
         for prediction, sample in zip(drawn, REGIONS, strict=True)
