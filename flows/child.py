@@ -4,6 +4,7 @@ ends with its parent."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ LOOK_EVERY_S = 15.0
 BAR_EVERY_S = 30.0
 """Seconds between two states of a progress bar in a file; a terminal shows bars unchanged."""
 LOG_TAIL_LINES = 20
+HUNG = "\nTimeout ("
+"""With this faulthandler begins."""
 
 # Set in the child before it becomes dvc: a pre-exec function in this (threaded) process could deadlock.
 LAUNCH = (
@@ -222,4 +225,20 @@ def failure(name: str, status: int, noted: dict[str, Any]) -> str:
     if log := noted.get("log"):
         tail = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
         lines += [f"the end of {log}:", *tail] if tail else [f"log: {log}"]
+        lines += [f"where a process hung: {path}" for path in stacks_of(Path(log))]
     return "\n".join(lines)
+
+
+def stacks_of(log: Path) -> list[Path]:
+    """Return the logs of this start of a stage, one a process, that hold the stacks of a step that hung
+    (`ans_core.train.watch.hang_watch`)."""
+    name = re.fullmatch(r"(.+-)(\d{8}-\d{6})", log.stem)
+    if name is None:  # a scheduler's, of a job that ended before its stage began
+        return []
+    since_s = time.mktime(time.strptime(name[2], "%Y%m%d-%H%M%S"))
+    logs = [log, *sorted(log.parent.glob(f"{name[1]}*-process*.log"))]
+    return [
+        path
+        for path in logs
+        if path.stat().st_mtime >= since_s and HUNG in path.read_text(encoding="utf-8", errors="replace")
+    ]

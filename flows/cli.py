@@ -129,6 +129,11 @@ def add_commands(command: Command) -> None:
         action="store_true",
         help="read every object of DVC's cache, too, and compare it with its hash",
     )
+    it.add_argument(
+        "--cluster",
+        action="store_true",
+        help="launcher, file system, shared servers and cache, too (docs/cluster.md)",
+    )
     it = command("compare", commands.compare)
     it.add_argument(
         "names",

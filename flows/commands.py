@@ -151,7 +151,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     asks for."""
     from flows.doctor import report
 
-    return report(root(), repair=not arguments.look_only, deep=arguments.deep)
+    return report(root(), repair=not arguments.look_only, deep=arguments.deep, of_cluster=arguments.cluster)
 
 
 def compare(arguments: argparse.Namespace) -> int:

@@ -254,8 +254,25 @@ def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
     return findings if isinstance(findings, list) else [findings]
 
 
-def report(root: Path, *, repair: bool, deep: bool) -> int:
-    """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache."""
+def cluster(root: Path) -> list[Finding]:
+    """Check what a cluster and several people need."""
+    from ans_core.config import load
+    from flows import cluster_checks as checks
+
+    config = load(root / "params.yaml")
+    wanted: list[Callable[[], Finding | list[Finding]]] = [
+        lambda: checks.launcher(config),
+        lambda: checks.file_system(config, root),
+        lambda: checks.servers(config, root),
+        lambda: checks.dvc_cache(root),
+        checks.network,
+    ]
+    return [finding for check in wanted for finding in look(check)]
+
+
+def report(root: Path, *, repair: bool, deep: bool, of_cluster: bool) -> int:
+    """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache; `of_cluster` looks
+    at what a cluster needs, too."""
     checks: list[Callable[[], Finding | list[Finding]]] = [
         versions,
         lambda: locked(root),
@@ -269,6 +286,7 @@ def report(root: Path, *, repair: bool, deep: bool) -> int:
         lambda: scratch(root),
         lambda: stuck_runs(root, repair=repair),
         *([lambda: cache(root)] if deep else []),
+        *([lambda: cluster(root)] if of_cluster else []),
     ]
     findings = [finding for check in checks for finding in look(check)]
     for finding in findings:

@@ -11,6 +11,7 @@ import logging
 import operator
 import os
 import shutil
+import socket
 import sys
 import time
 import traceback
@@ -48,6 +49,8 @@ TORCHRUN = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop.LONGEST_S + 30),
 }
 """What makes torchrun hand every signal to its processes, and wait until they have written a state."""
+FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""What makes each process write its last collectives when one hangs; what the user has set goes before."""
 MIN_FREE_BYTES = 500_000_000
 
 
@@ -125,6 +128,7 @@ def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | Non
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
+    logging.info("process %s of stage %s on %s", process or "0", stage.name, socket.gethostname())
     return path
 
 
@@ -243,7 +247,8 @@ def main(name: str, root: Path = Path()) -> None:
         if is_first_node():  # the nodes share the folder
             shutil.rmtree(partial, ignore_errors=True)
         if ranks:
-            os.environ |= TORCHRUN
+            dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}
+            os.environ |= TORCHRUN | {**FLIGHT_RECORDER, **dumps, **os.environ}
             os.execv(ranks[0], ranks)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)

@@ -46,6 +46,7 @@ from ans_core.train.watch import (
     check_same_gradient,
     first_spoiled,
     gradient_norms,
+    hang_watch,
     note_skipped,
     profiled,
 )
@@ -197,6 +198,7 @@ def train(
         stop.deferred(not machine.ends_at_once),
         profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled,
         states.Writer() as writer,
+        hang_watch() as step_begins,
     ):
         if validation is not None and validation.at_start and not start:
             at_start = {f"val/{key}": value for key, value in validation.measure(0).items()}
@@ -206,6 +208,7 @@ def train(
         for step in bar:
             if validation is not None and validation.exhausted(curves):
                 break
+            step_begins()
             seed_everything(seed, name, step, rank())
             factor = lr_factor(step, steps=schedule.steps, warmup=schedule.warmup)
             for group in optimizer.param_groups:

@@ -3,7 +3,9 @@ profile. None of it is needed to learn."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
 import math
 import resource
 import time
@@ -33,6 +35,10 @@ OPERATIONS = "operations"
 """Among a batch's counts: floating point operations, without those of layers that are computed again."""
 SAME_GRADIENT = 1e-3
 """Difference of a gradient's norm between processes, relative to it, that rounding can make."""
+HANG_S = 600.0
+"""A step that takes longer is taken to hang: as long as NCCL waits for a process."""
+STDERR = 2
+"""Its file descriptor."""
 MOST_GRAPHS = 16
 """That torch.compile makes in a run at most, rows of all lengths: SFT needs some 4, RL with its three
 adapters some 8; half as many more where some layers are computed again and others not."""
@@ -114,18 +120,21 @@ class Speed:
         return batch
 
     def metrics(self, device: torch.device) -> dict[str, float]:
-        """Return this step's numbers: counts of all processes, and how long the slowest and the median one
-        took; waiting and memory of this one. All processes must call it."""
+        """Return this step's numbers: counts of all processes, how long the slowest and the median one took,
+        and which one waited longest for its data; waiting and memory of this one. All processes must call
+        it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds, processes = time.perf_counter() - self.began, world_size()
         names = sorted(self.done)
-        local_sums = torch.zeros(len(names) + processes, dtype=torch.float64)
+        local_sums = torch.zeros(len(names) + 2 * processes, dtype=torch.float64)
         local_sums[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
-        # each process has a place of its own, so their sum has the seconds of all
+        # each process has places of its own, so their sum has the seconds of all
         local_sums[len(names) + rank()] = seconds
+        local_sums[len(names) + processes + rank()] = self.waited
         summed = shared_sum(local_sums, device).tolist()
-        totals, times = dict(zip(names, summed, strict=False)), summed[len(names) :]
+        totals, of_processes = dict(zip(names, summed, strict=False)), summed[len(names) :]
+        times, waits = of_processes[:processes], of_processes[processes:]
         operations = totals.pop(OPERATIONS, 0.0)
         numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
         if "tokens" in totals:
@@ -133,7 +142,13 @@ class Speed:
         if self.peak_flops and operations:
             numbers["speed/mfu"] = operations / seconds / processes / self.peak_flops
         if processes > 1:
-            numbers |= {"speed/slowest_step_s": max(times), "speed/median_step_s": median(times)}
+            numbers |= {
+                "speed/slowest_step_s": max(times),
+                "speed/median_step_s": median(times),
+                "speed/longest_wait_for_data_s": max(waits),
+                "speed/median_wait_for_data_s": median(waits),
+                "speed/longest_waiting_process": float(waits.index(max(waits))),
+            }
         numbers |= {
             "speed/waiting_for_data": self.waited / seconds,
             "speed/step_s": seconds,
@@ -141,6 +156,22 @@ class Speed:
         }
         self.clear()
         return numbers
+
+
+@contextmanager
+def hang_watch() -> Iterator[Callable[[], None]]:
+    """Yield what a step is to call as it begins. If the next one does not begin within HANG_S, the stacks of
+    this process's threads are written to its log file: they say who waits for whom."""
+    logs = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    file = logs[0].stream if logs else STDERR
+
+    def begin() -> None:
+        faulthandler.dump_traceback_later(HANG_S, file=file)
+
+    try:
+        yield begin
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def compiled_graphs() -> dict[str, float]:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -219,3 +220,20 @@ def test_what_is_up_to_date_is_told_where_the_shell_finds_no_python(tmp_path: Pa
     asked = "from pathlib import Path; from flows.dvc_state import is_up_to_date; print(is_up_to_date('prepare', Path.cwd()))"
     assert run(workspace, "-c", asked, PATH="/nowhere") == "False\n"
     assert (workspace / "runs/code.yaml").is_file()
+
+
+def test_a_failure_names_the_logs_in_which_processes_hung(tmp_path: Path) -> None:
+    hung = "step 3 {}\nTimeout (0:10:00)!\nThread 0x1 (most recent call first):\n"
+    contents = {
+        "smoke-sft-20260102-030405.log": "step 3 {}\n",
+        "smoke-sft-20260102-030406-process1.log": hung,
+        "smoke-sft-20260101-030405-process1.log": hung,  # of an earlier start
+        "smoke-rl-20260102-030406-process1.log": hung,
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    began_s = time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
+    os.utime(tmp_path / "smoke-sft-20260101-030405-process1.log", (began_s - 9, began_s - 9))
+    lines = child.failure("sft", 1, {"log": str(tmp_path / "smoke-sft-20260102-030405.log")}).splitlines()
+    named = f"where a process hung: {tmp_path / 'smoke-sft-20260102-030406-process1.log'}"
+    assert [line for line in lines if line.startswith("where")] == [named]

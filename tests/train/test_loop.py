@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import shutil
@@ -584,13 +585,14 @@ def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.Ca
     assert equal(weights(looked), weights(plain))
 
 
-def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monkeypatch: pytest.MonkeyPatch):
+def test_the_share_of_the_peak_and_the_slow_ones_of_three_processes_are_told(monkeypatch: pytest.MonkeyPatch):
     """This process did 100 tokens with 4e6 operations in some 20 ms, the others as much, in .5 and 2
-    seconds."""
+    seconds, of which they waited .3 and .1."""
 
     def summed(own: Tensor, device: torch.device) -> Tensor:
         assert own.tolist()[:2] == [4e6, 100.0]
-        return torch.tensor([12e6, 300.0, float(own[2]), 0.5, 2.0], dtype=torch.float64)
+        seconds, waited = [float(own[2]), 0.5, 2.0], [float(own[5]), 0.3, 0.1]
+        return torch.tensor([12e6, 300.0, *seconds, *waited], dtype=torch.float64)
 
     monkeypatch.setattr(watching, "world_size", lambda: 3)
     monkeypatch.setattr(watching, "shared_sum", summed)
@@ -605,6 +607,8 @@ def test_the_share_of_the_peak_and_the_slowest_of_three_processes_are_told(monke
     assert told["speed/tokens_per_s_per_process"] == pytest.approx(100 / seconds)
     assert told["speed/mfu"] == pytest.approx(4e6 / seconds / 1e9)
     assert (told["speed/slowest_step_s"], told["speed/median_step_s"]) == (2.0, 0.5)
+    assert (told["speed/longest_wait_for_data_s"], told["speed/median_wait_for_data_s"]) == (0.3, 0.1)
+    assert told["speed/longest_waiting_process"] == 1
     assert "speed/operations_per_s" not in told
 
 
@@ -679,3 +683,30 @@ def test_a_term_in_a_loop_ends_after_the_step_with_a_state_and_outside_at_once(t
         for number, handler in before.items():
             signal.signal(number, handler)
         stop._Request.number = 0
+
+
+def test_a_step_that_hangs_writes_where_it_waits_into_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps before it are as long together, and each alone is shorter."""
+    monkeypatch.setattr(watching, "HANG_S", 1.0)
+    handler = logging.FileHandler(tmp_path / "log")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+
+    def slow(step: int, micro: int) -> Numbers:
+        time.sleep(2.5 if step == 5 else 0.3)
+        return batch(step, micro)
+
+    def run(steps: int) -> str:
+        loop.train(
+            Regression(), slow, name="r", schedule=schedule(steps=steps, accumulate=1), machine=CPU, seed=0,
+            scratch=tmp_path / str(steps), log=lambda metrics, step: None,
+        )  # fmt: skip
+        return (tmp_path / "log").read_text()
+
+    assert run(5) == ""
+    stacks = run(6)
+    assert stacks.count("Timeout (0:00:01)!") == 1
+    assert "in slow" in stacks
+    time.sleep(1.2)
+    assert (tmp_path / "log").read_text() == stacks  # nothing after the run
