@@ -162,8 +162,9 @@ class Speed:
 def hang_watch() -> Iterator[Callable[[], None]]:
     """Yield what a step is to call as it begins. If the next one does not begin within HANG_S, the stacks of
     this process's threads are written to its log file: they say who waits for whom."""
-    logs = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
-    file = logs[0].stream if logs else STDERR
+    handlers = logging.getLogger().handlers
+    logs = [one.stream.fileno() for one in handlers if isinstance(one, logging.FileHandler) and one.stream]
+    file = logs[0] if logs else STDERR
 
     def begin() -> None:
         faulthandler.dump_traceback_later(HANG_S, file=file)
