@@ -228,19 +228,23 @@ def check_traces(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
 
 def check_agent_sources(stages: tuple[Stage, ...], config: Config, here: Path) -> None:
     """Raise ValueError (DataError for a faulty record) if these stages ask about pictures of `agent.sources`
-    that can't be read, or of which none has words and masks."""
+    that can't be read, or of which none has words and masks or a short answer."""
     if not config.agent.sources or all(stage.name != "cota" for stage in stages):
         return
     from ans_core import data
-    from ans_core.agent.world.annotated import askable
+    from ans_core.agent.world import annotated, question_sets
     from ans_core.stages.sources import agent_entries
 
     sources = [s.model_copy(update={"path": str(here / s.path)}) for s in config.agent.sources]
     for entry in agent_entries(tuple(sources), alone=not config.agent.families):
-        if not sum(askable(sample) for sample in data.samples_of(entry)) and entry.split == "train":
+        asked = sum(
+            annotated.askable(sample) or question_sets.askable(sample) for sample in data.samples_of(entry)
+        )
+        if not asked and entry.split == "train":
             raise ConfigError(
-                f"agent.sources: {entry.name!r} has no picture with words and masks in {entry.split!r}; questions "
-                "need `referring` records of single pictures"
+                f"agent.sources: {entry.name!r} has no picture with words and masks, and no question with a short "
+                f"answer, in {entry.split!r}; questions need `referring` records of single pictures, or "
+                "`conversation` records"
             )
 
 

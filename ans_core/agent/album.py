@@ -95,6 +95,7 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
     parts, faults = episode_parts(
         played.episode.observations,
         plan=outcome.question.plan,
+        wanted_calls=outcome.question.wanted_calls,
         answer=outcome.answer,
         evidence=outcome.evidence,
     )

@@ -13,6 +13,7 @@ from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.question import faithful_calls
+from ans_core.agent.world.question_sets import is_question_set
 from ans_core.types import Request
 
 CHANCE = 0.025
@@ -21,6 +22,8 @@ NEEDED = "needed"
 """Mean over the drawn families that need an operation."""
 PICTURES = "pictures"
 """Mean over the families of questions about annotated pictures."""
+QUESTION_SETS = "question_sets"
+"""Mean over the sets of questions and answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +117,9 @@ def operations_told(toolbox: Toolbox, listed: bool) -> Mapping[str, Operation] |
 
 
 def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return figures by family, and their means over the drawn families that need an operation (`needed/`) and
-    over those about annotated pictures (`pictures/`), a family without a figure left out.
+    """Return figures by family, and their means over the drawn families that need an operation (`needed/`),
+    over those about annotated pictures (`pictures/`) and over sets of questions and answers (`question_sets/`),
+    a family without a figure left out.
 
     RaPR: share of episodes with a call that gave something (Pixel-Reasoner's rate of pixel-space reasoning).
     accuracy_tool and accuracy_no_tool: over episodes with and without one. evidence: share of right answers
@@ -123,13 +127,15 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     successful calls that are about a thing asked about, whatever is answered. Over all episodes:
     `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
-    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS)
+    sets = sorted({o.question.family for o in outcomes if is_question_set(o.question.family)})
+    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS, *sets)
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in families}
     figures = {name: _of_family(one) for name, one in by_family.items() if one}
     flat = {f"{name}/{key}": value for name, one in figures.items() for key, value in one.items()}
     groups = {
         NEEDED: [name for name, family in FAMILIES.items() if family.needs_operation],
         PICTURES: FAMILIES_OF_PHOTOGRAPHS,
+        QUESTION_SETS: sets,
     }
     for group, names in groups.items():
         members = [figures[name] for name in names if name in figures]
@@ -144,12 +150,13 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    known = [o for o in outcomes if o.question.plan_known]
     parts: dict[str, Sequence[float]] = {
         "accuracy": [o.right for o in outcomes],
         "RaPR": [o.used for o in outcomes],
         "accuracy_tool": [o.right for o in outcomes if o.used],
         "accuracy_no_tool": [o.right for o in outcomes if not o.used],
-        "evidence": [o.evidence for o in outcomes if o.right],
+        "evidence": [o.evidence for o in known if o.right],
         "over_turn": [o.over_turn for o in outcomes],
         "prior": [guessed(o.question) for o in outcomes],
     }
@@ -157,8 +164,8 @@ def _of_family(outcomes: Sequence[Outcome]) -> dict[str, float]:
     calls = sum(o.calls for o in outcomes)
     if calls:
         figures["valid_calls"] = sum(o.valid_calls for o in outcomes) / calls
-    if valid := sum(o.valid_calls for o in outcomes):
-        figures["faithful_calls"] = sum(o.faithful_calls for o in outcomes) / valid
+    if valid := sum(o.valid_calls for o in known):
+        figures["faithful_calls"] = sum(o.faithful_calls for o in known) / valid
     return figures | {
         "calls": calls / len(outcomes),
         "tokens": sum(o.token_count for o in outcomes) / len(outcomes),

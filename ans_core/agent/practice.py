@@ -112,10 +112,11 @@ class AgentPractice:
 
     def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
         right = played.answer is not None and is_right(played.answer, question)
-        called, shortest = played.successful_calls > 0, len(question.plan)
+        called, shortest = played.successful_calls > 0, question.wanted_calls
         earned, faults = episode_parts(
             played.episode.observations,
             plan=question.plan,
+            wanted_calls=shortest,
             answer=played.answer,
             evidence=looked(question, played),
         )
@@ -275,16 +276,18 @@ def measured(question: Question, played: PlayedEpisode, *, right: bool) -> dict[
     their names."""
     called = played.successful_calls > 0
     family, kind = question.family, "with_call" if called else "without_call"
-    needs = "needed" if question.plan else "not_needed"
-    return {
+    figures = {
         "valid_calls": float(played.successful_calls),
         "accuracy": float(right),
         f"accuracy_{kind}": float(right),
-        f"{needs}/accuracy": float(right),
-        f"{needs}/RaPR": float(called),
         f"{family}/accuracy": float(right),
         f"{family}/RaPR": float(called),
-    } | ({f"{needs}/evidence": float(looked(question, played))} if right else {})
+    }
+    if not question.plan_known:
+        return figures
+    needs = "needed" if question.plan else "not_needed"
+    figures |= {f"{needs}/accuracy": float(right), f"{needs}/RaPR": float(called)}
+    return figures | ({f"{needs}/evidence": float(looked(question, played))} if right else {})
 
 
 def boundary_name(phase: str, steps: int) -> str:

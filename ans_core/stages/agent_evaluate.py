@@ -38,6 +38,7 @@ from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, oracle
 from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.question import faithful_calls
+from ans_core.agent.world.question_sets import is_question_set
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
 from ans_core.inference.predict import on_all_processes, predict
@@ -101,10 +102,14 @@ class HeldOut:
                 "agent.families is empty"
             )
 
-    def names(self, each: int) -> list[tuple[str, int]]:
+    def names(self, each: int, *, with_plan: bool = False) -> list[tuple[str, int]]:
         """Return (family, index) of `each` questions of every family, or as many as there are about pictures;
-        families take turns, so that a batch has some of each."""
-        names = held_out_names(self.bank.families(self.split), each=each)
+        families take turns, so that a batch has some of each. with_plan: only those whose shortest plan is
+        known."""
+        families = [
+            family for family in self.bank.families(self.split) if not (with_plan and is_question_set(family))
+        ]
+        names = held_out_names(families, each=each)
         return [
             (family, index) for family, index in names if index < self.bank.at_most(each, family, self.split)
         ]
@@ -125,7 +130,9 @@ def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dic
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
             return [outcome_of_plan(held_out.question(*name), toolbox) for name in names]
 
-        return metrics(dist.by_turns(held_out.names(settings.each), 1, made, desc="shortest plans"))
+        return metrics(
+            dist.by_turns(held_out.names(settings.each, with_plan=True), 1, made, desc="shortest plans")
+        )
 
 
 def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
@@ -209,7 +216,8 @@ class _Asking:
                 ]
             case "blank":
                 return self.about(names, change=controls.blank, desc=control)[0]
-        return self.about(names, plan=True, desc=control)[0]
+        planned = [name for name in names if not is_question_set(name[0])]
+        return self.about(planned, plan=True, desc=control)[0]
 
     def about(
         self,

@@ -24,10 +24,13 @@ from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
-from ans_core.agent.world import annotated, bank, judging
+from ans_core.agent.world import annotated, bank, judging, question_sets
+from ans_core.agent.world.annotated import AnnotatedPicture
+from ans_core.agent.world.question_sets import QuestionedPicture, is_question_set
 from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
+from ans_core.data import DatasetEntry
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
 from ans_core.stages.operations import toolbox_of
@@ -78,7 +81,13 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
                 wanted = {
                     family: settings.questions(family) if split == "train" else settings.val
                     for family in questions.families(split)
+                    if not is_question_set(family)
                 }
+                if not wanted:
+                    raise ValueError(
+                        f"agent.sources: no trace can be made of the questions of {split!r}, since nobody knows "
+                        "what they need; name drawn families (agent.families), or add a set with words and masks"
+                    )
                 written = write_synthetic_traces(
                     out / split,
                     questions,
@@ -95,9 +104,9 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
 def write_questions(
     sources: tuple[DataSource, ...], out: Path, *, seed: int, alone: bool
 ) -> dict[str, float]:
-    """Write the questions about annotated pictures, a folder for each split; return how many there are. Raises
-    ValueError where nothing can be asked about the training pictures; of held-out ones it warns, but where
-    these questions are `alone`."""
+    """Write the questions about pictures, made of annotations or given with their answers, a folder for each
+    split; return how many there are. Raises ValueError where nothing can be asked about the training pictures;
+    of held-out ones it warns, but where these questions are `alone`."""
     entries = agent_entries(sources, alone=alone)
     counts: dict[str, float] = {}
     for split in dict.fromkeys(entry.split for entry in entries):
@@ -105,19 +114,32 @@ def write_questions(
             replace(picture, picture_id=f"{quote(entry.name, safe='')}/{picture.picture_id}")
             for entry in entries
             if entry.split == split
-            for picture in annotated.pictures(data.samples_of(entry))
+            for picture in pictures_of(entry)
         ]
         families = bank.write_questions(pictures, out / split, seed=seed)
         if not families:
             nothing = (
-                f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks "
-                f"of {split!r}; docs/agent.md says what each family needs"
+                f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks, "
+                f"or with short answers, of {split!r}; docs/agent.md says what each family needs"
             )
             if split == "train" or (alone and split == "val"):
                 raise ValueError(nothing)
             logging.warning("%s", nothing)
         counts |= {f"{split}/questions/{family}": float(number) for family, number in families.items()}
     return counts
+
+
+def pictures_of(entry: DatasetEntry) -> list[AnnotatedPicture | QuestionedPicture]:
+    """Return a split's annotated pictures, and those with questions and short answers."""
+    samples = list(data.samples_of(entry))
+    left_out = sum(sample.task == "conversation" and not question_sets.askable(sample) for sample in samples)
+    if left_out:
+        logging.warning(
+            "agent.sources: %d conversations of %r (%s) are not asked: only questions without earlier turns and "
+            "regions, with an answer of at most %d characters, can be checked",
+            left_out, entry.name, entry.split, question_sets.LONGEST_ANSWER,
+        )  # fmt: skip
+    return [*annotated.pictures(samples), *question_sets.pictures(samples, name=entry.name)]
 
 
 def counted(written: Written) -> dict[str, float]:

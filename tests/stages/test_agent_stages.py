@@ -164,6 +164,56 @@ def test_questions_about_a_users_photographs_are_learned_and_asked_beside_the_dr
     assert "left or right of the" in page
 
 
+def test_a_set_of_questions_and_answers_is_practised_and_asked_without_traces(
+    runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    five_photographs(tmp_path / "mine")
+    files = sorted(path.name for path in (tmp_path / "mine").glob("*.png"))
+    records = [
+        {"image": file, "task": "conversation", "question": f"What is it, {n}?", "answer": "7"}
+        | {"split": "train" if n < 3 else "val"}
+        for n, file in enumerate(files)
+    ]
+    (tmp_path / "mine/annotations.json").write_text(json.dumps(records))
+    for name in ("model", "data", "agent/sft"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(runs / name)
+    values = CONFIG.model_dump()
+    source = {"name": "mine", "format": "annotations", "path": str(tmp_path / "mine")}
+    values["agent"] |= {"families": ["easy", "text"], "sources": [source], "source_share": 0.5}
+    values["agent"]["evaluate"] |= {"each": 2, "control_each": 2}
+    values["agent"]["rft"]["optim"] |= {"batch": 4}
+    cfg = Config.model_validate(values)
+    run(cota, tmp_path, "agent/cota", ("model",), cfg=cfg)
+    assert {trace.family for trace in read_traces(tmp_path / "agent/cota/train")} == {"easy", "text"}
+    asked: Counter[str] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rft, "sample_of", lambda q: asked.update([q.family]) or sample_of(q))
+        run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
+    assert (asked["qa_mine"], asked.total()) == (6, 12)
+    for row, made in (("oracle", "agent/cota"), ("rft", "agent/rft")):
+        run(
+            agent_evaluate,
+            tmp_path,
+            f"agent/evaluate/{row}",
+            ("data", "model", "agent/cota", made),
+            cfg=cfg,
+            row=row,
+        )
+    figures = {
+        row: json.loads((tmp_path / f"agent/evaluate/{row}/metrics.json").read_text())
+        for row in ("oracle", "rft")
+    }
+    assert figures["rft"]["qa_mine/questions"] == 2
+    assert "forbidden/question_sets/accuracy" in figures["rft"]
+    assert not {name for name in figures["rft"] if name.startswith("plan/q")}
+    assert not {name for name in figures["oracle"] if "qa_mine" in name}  # nobody knows their plan
+    values["agent"] |= {"families": []}
+    with pytest.raises(ValueError, match=r"no trace can be made of the questions of 'train'"):
+        run(cota, tmp_path, "agent/none", ("model",), cfg=Config.model_validate(values))
+
+
 def test_no_stage_multiplies_in_bf16_where_that_is_emulated(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,16 +20,21 @@ def task(right: bool) -> float:
 
 
 def episode_parts(
-    observations: Sequence[Observation], *, plan: Sequence[Call], answer: str | None, evidence: bool
+    observations: Sequence[Observation],
+    *,
+    plan: Sequence[Call],
+    wanted_calls: int,
+    answer: str | None,
+    evidence: bool,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the parts that an episode earns whatever the state of training is, before their weights, and the
     penalties by name. Parts: `evidence` (a look at all things asked about, where one is needed), `coherence`,
-    `price` of needless calls, `penalty`."""
+    `price` of calls beyond `wanted_calls`, `penalty`."""
     faults = penalties(observations, answer=answer)
     parts = {
         "evidence": float(bool(plan) and evidence),
         "coherence": coherence(observations, plan=plan),
-        "price": price(calls=len(observations), shortest=len(plan)),
+        "price": price(calls=len(observations), shortest=wanted_calls),
         "penalty": sum(faults.values(), 0.0),
     }
     return parts, faults

@@ -20,23 +20,30 @@ from ans_core.agent.protocol import Call
 from ans_core.agent.world import FAMILIES, annotated, draw_question
 from ans_core.agent.world.annotated import AnnotatedPicture
 from ans_core.agent.world.question import Question, Target
+from ans_core.agent.world.question_sets import QuestionedPicture
 from ans_core.dist import rng_of
 from ans_core.pictures import media, orientation, transforms
+from ans_core.types import Frames
 from ans_core.written import write_atomically
 
 FILE = "questions.jsonl"
 """A record a line, in order of pictures."""
 
 
-def write_questions(pictures: Sequence[AnnotatedPicture], folder: Path, *, seed: int) -> Counter[str]:
+def write_questions(
+    pictures: Sequence[AnnotatedPicture | QuestionedPicture], folder: Path, *, seed: int
+) -> Counter[str]:
     """Write the questions about pictures, and the pictures that have some, into a folder; return how many
     there are of each family. Nothing is written where there is none. Several processes take pictures in turn,
     and the first one writes the questions; all must call it."""
 
-    def made(some: Sequence[AnnotatedPicture]) -> Iterator[list[Question]]:
+    def made(some: Sequence[AnnotatedPicture | QuestionedPicture]) -> Iterator[list[Question]]:
         for picture in some:
-            asked = annotated.questions([picture], seed=seed)
-            file = _copied(picture, folder / "pictures") if asked else ""
+            if isinstance(picture, QuestionedPicture):
+                frames, asked = picture.frames, list(picture.questions)
+            else:
+                frames, asked = (picture.frame,), annotated.questions([picture], seed=seed)
+            file = _copied(frames, picture.picture_id, folder / "pictures") if asked else ""
             yield [replace(question, picture=file) for question in asked]
 
     of_pictures = dist.by_turns(pictures, 16, made, desc=f"questions of {folder.name}")
@@ -47,11 +54,17 @@ def write_questions(pictures: Sequence[AnnotatedPicture], folder: Path, *, seed:
     return Counter(question.family for question in asked)
 
 
-def _copied(picture: AnnotatedPicture, folder: Path) -> str:
-    """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG. Return the
-    file, from the folder above."""
+def _copied(frames: Frames, picture_id: str, folder: Path) -> str:
+    """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; a clip into
+    a folder, a PNG a frame. Return the file or folder, from the folder above."""
+    name = annotated.name_of_file(quote(picture_id, safe=""))
+    if len(frames) > 1:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for place, one in enumerate(frames):
+            (folder / name / f"{place:05d}.png").write_bytes(_png(transforms.open_image(one)))
+        return f"{folder.name}/{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    frame, name = picture.frame, annotated.name_of_file(quote(picture.picture_id, safe=""))
+    frame = frames[0]
     pixels = transforms.open_image(frame)  # names a damaged file
     if isinstance(frame, Path) and (suffix := frame.suffix.lower()) in (".jpg", ".jpeg", ".png"):
         with Image.open(frame) as stored:
@@ -59,10 +72,14 @@ def _copied(picture: AnnotatedPicture, folder: Path) -> str:
         if upright:
             shutil.copyfile(frame, folder / f"{name}{suffix}")
             return f"{folder.name}/{name}{suffix}"
+    (folder / f"{name}.png").write_bytes(_png(pixels))
+    return f"{folder.name}/{name}.png"
+
+
+def _png(pixels: Image.Image) -> bytes:
     encoded = media.reference(pixels)
     assert isinstance(encoded, bytes)
-    (folder / f"{name}.png").write_bytes(encoded)
-    return f"{folder.name}/{name}.png"
+    return encoded
 
 
 class WrittenQuestions:
@@ -97,7 +114,9 @@ class WrittenQuestions:
 
     def question(self, question_id: str) -> Question:
         question = self.plain(question_id)
-        return replace(question, frames=((self.folder / question.picture).read_bytes(),))
+        place = self.folder / question.picture
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        return replace(question, frames=tuple(file.read_bytes() for file in files))
 
 
 class QuestionBank:

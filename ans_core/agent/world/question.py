@@ -11,6 +11,7 @@ import numpy as np
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, MaskHandle, TrackHandle, Workspace, box_of
+from ans_core.metrics.answers import final, plain, same
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
 from ans_core.types import RLE
@@ -54,6 +55,8 @@ class Question:
     targets: tuple[Target, ...]
     plan: tuple[Call, ...]
     """The shortest one."""
+    plan_known: bool = True
+    """Whether `plan` is known: which looks a set's question needs, nobody wrote down (question_sets.py)."""
     look: Look = "crop"
     """What counts as having looked at a thing: a crop that shows it (or its mask, read or measured by an
     operation), its mask alone, or a track from it."""
@@ -67,6 +70,12 @@ class Question:
 
     def workspace(self) -> Workspace:
         return Workspace.of(self.frames)
+
+    @property
+    def wanted_calls(self) -> int:
+        """The calls of the shortest plan; 1 where it is not known, as Pixel-Reasoner wants of every
+        question."""
+        return len(self.plan) if self.plan_known else 1
 
 
 Conclude = Callable[[Question, Sequence[Observation]], str | None]
@@ -91,7 +100,15 @@ def same_answer(prediction: str, answer: str) -> bool:
 
 
 def is_right(prediction: str, question: Question) -> bool:
-    return same_answer(prediction, question.answer)
+    """Compare an answer with the true one: as texts, and of a set's question also as numbers, or as the letter
+    of a choice."""
+    if same_answer(prediction, question.answer):
+        return True
+    if question.plan_known:
+        return False
+    letters = {chr(ord("A") + i): choice for i, choice in enumerate(question.choices)}
+    reply = letters.get(plain(final(prediction)).upper(), prediction)
+    return same(reply, question.answer)
 
 
 def evidence(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> bool:
