@@ -140,11 +140,10 @@ def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool
 def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
     """Submit the stage and return the job's exit status. A TERM to this process cancels the job. launch: of
     the stage's task. key: of the states that it resumes."""
-    inside = {IN_JOB: "1"}
-    processes = launch.processes if stage.distributed else 1
+    inference = launch.inference_processes or launch.processes
     job = Job(
         name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)), launch=launch,
-        processes=inference_processes_here(launch, inside) if stage.one_node else processes,
+        processes=inference if stage.one_node else launch.processes if stage.distributed else 1,
         distributed=stage.distributed, root=root.resolve(),
     )  # fmt: skip
     return jobs.run(job, CLUSTERS[launch.launcher])
@@ -162,10 +161,9 @@ def main(name: str, task: str, *words: str) -> int:
     root = Path.cwd()
     try:
         launch = load(root / "params.yaml").launch.of(task)
-        processes = inference_processes_here(launch, {IN_JOB: "1"})
         job = Job(
-            name=name, task=task, words=words, launch=launch, processes=processes, distributed=False,
-            root=root.resolve(),
+            name=name, task=task, words=words, launch=launch, root=root.resolve(), distributed=False,
+            processes=launch.inference_processes or launch.processes,
         )  # fmt: skip
         return jobs.run(job, CLUSTERS[launch.launcher])
     except ConfigError as error:

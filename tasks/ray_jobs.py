@@ -64,16 +64,10 @@ def workers(job: Job) -> dict[str, Any]:
     wanted = job.launch.resources.get(job.task, Resources())
     on_gpu = int(bool(wanted.gpus) or job.launch.device != "cpu")
     if job.distributed:
-        return {
-            "workers": job.processes,
-            "each": {"CPU": 1, "GPU": on_gpu},
-            "spread": wanted.nodes == job.processes,
-        }
-    return {
-        "workers": 1,
-        "each": {"CPU": job.processes, "GPU": wanted.gpus or on_gpu * job.processes},
-        "spread": False,
-    }
+        each, spread = {"CPU": 1, "GPU": on_gpu}, wanted.nodes == job.processes
+        return {"workers": job.processes, "each": each, "spread": spread}
+    gpus = wanted.gpus or on_gpu * job.processes
+    return {"workers": 1, "each": {"CPU": job.processes, "GPU": gpus}, "spread": False}
 
 
 def cancel(job: Job, number: str) -> None:
