@@ -22,11 +22,11 @@ from ans_core.written import atomic_folder
 from flows.child import StageFailedError, run_once
 from flows.dvc_state import check_out
 from tasks.code import Code
-from tasks.launcher import inference_processes_here, is_submitted, one_node_words, submit_words
+from tasks.jobs import IN_JOB
+from tasks.launcher import awaits_job, inference_processes_here, one_node_words, submit_words
 from tasks.process import held, leave_note, read_note
 from tasks.registry import Version
 from tasks.runner import inputs_md5, settings_of, stage_function
-from tasks.slurm import IN_JOB
 from tasks.stages import stage_named
 
 STAGE = "evaluate@rl"
@@ -82,7 +82,7 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Pat
     if (out / METRICS).exists():
         return out
     check_inputs(checkpoint, here, config)
-    if is_submitted(config.launch, os.environ):
+    if awaits_job(config.launch, os.environ):
         run_in_child(out, checkpoint, content, here, config)
         return out
     evaluate_into(out, checkpoint, here, config)
@@ -132,7 +132,7 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
     """Evaluate into `out` in processes of this node, or of a job. Raises StageFailedError."""
     section = json.dumps(config.model_dump(mode="json")["evaluate"])  # with the fingerprints that named `out`
     words = ["-m", "flows.checkpoint_eval", str(checkpoint), content, section]
-    stage, submitted = stage_named(STAGE), is_submitted(config.launch, os.environ)
+    stage, submitted = stage_named(STAGE), awaits_job(config.launch, os.environ)
     launch = config.launch.of(stage.task)
     there = {**os.environ, IN_JOB: "1", "PET_NNODES": "1"} if submitted else os.environ
     command = [*one_node_words(launch, there), *words]

@@ -15,17 +15,17 @@ def job_words(arguments: argparse.Namespace) -> list[str] | None:
     """Return what follows Python to run this command as a job, where params.yaml says so; None to run it
     here. Raises ValueError outside of the checkout, from which jobs start."""
     from ans_core.config import load
-    from tasks.launcher import is_submitted, submit_words
+    from tasks.launcher import awaits_job, submit_words
 
     here = root()
     if arguments.device == "cpu" or "RANK" in os.environ or not (here / "params.yaml").exists():
         return None
     launch = load(here / "params.yaml").launch
-    if not is_submitted(launch, os.environ):
+    if not awaits_job(launch, os.environ):
         return None
     if Path.cwd() != here:
         raise ValueError(
-            f"launch.launcher is slurm, whose jobs start in {here}: call `ans eval` there, or give --device "
+            f"launch.launcher is {launch.launcher}, whose jobs start in {here}: call `ans eval` there, or give --device "
             "cpu"
         )
     processes = launch.of("evaluate").inference_processes

@@ -5,33 +5,20 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shlex
-import signal
 import socket
-import subprocess
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ans_core.config import Config, ConfigError, Launch
+from ans_core import stop
+from ans_core.config import Config, ConfigError, Launch, load
 from ans_core.processes import shared_words
-from tasks import slurm
-from tasks.process import leave_note
-from tasks.slurm import IN_JOB, LOCAL_ONLY
+from tasks import jobs, ray_jobs, slurm
+from tasks.jobs import IN_JOB, Cluster, Job
+from tasks.process import die_with_parent, leave_note
 from tasks.stages import Stage
 
-PASSED = (
-    "ANS_PIPELINE",
-    "ANS_PIPELINE_PID",
-    "ANS_STORE_AWAY",
-    "MLFLOW_TRACKING_URI",
-    "OMP_NUM_THREADS",
-    "HF_HOME",
-    "HF_HUB_OFFLINE",
-)
-"""What a Ray job gets of the environment; its dashboard shows them, so no keys."""
+CLUSTERS: dict[str, Cluster] = {"slurm": slurm, "ray": ray_jobs}
 
 
 def check_sharding(stage: Stage, config: Config) -> None:
@@ -86,16 +73,6 @@ def ranks_command(
     if launch.launcher != "deepspeed" or IN_JOB in environment:
         options = torchrun_options(launch.processes, environment)
         return [sys.executable, "-m", "torch.distributed.run", *options, *stage_words(stage)]
-    if launch.hostfile:
-        started = ["--module", *stage_words(stage)[1:]]
-        return [
-            sys.executable,
-            "-m",
-            "deepspeed.launcher.runner",
-            f"--hostfile={launch.hostfile}",
-            "--no_local_rank",
-            *started,
-        ]
     slots = base64.urlsafe_b64encode(
         json.dumps({"localhost": list(range(launch.processes))}).encode()
     ).decode()
@@ -117,22 +94,25 @@ def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:
 
 
 def processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
-    """Return how many of the processes are this node's. How many of a hostfile's, or of a job that is yet to
-    be submitted, is not known: one."""
+    """Return how many of the processes are this node's. How many of a job that is yet to be submitted, is not
+    known: one."""
+    if "LOCAL_WORLD_SIZE" in environment:  # Ray started this process
+        return int(environment["LOCAL_WORLD_SIZE"])
     nodes = int(environment.get("PET_NNODES") or environment.get("SLURM_NNODES", "1"))
-    return 1 if launch.hostfile or _awaits_job(launch, environment) else launch.processes // nodes
+    return 1 if awaits_job(launch, environment) else launch.processes // nodes
 
 
 def inference_processes_here(launch: Launch, environment: Mapping[str, str]) -> int:
     """Return how many processes of this node share a stage that trains nothing; of a job that is yet to be
     submitted, one."""
-    if launch.inference_processes and not _awaits_job(launch, environment):
+    if launch.inference_processes and not awaits_job(launch, environment):
         return launch.inference_processes
     return processes_here(launch, environment)
 
 
-def _awaits_job(launch: Launch, environment: Mapping[str, str]) -> bool:
-    return launch.launcher in {"slurm", "ray"} and IN_JOB not in environment
+def awaits_job(launch: Launch, environment: Mapping[str, str]) -> bool:
+    """Tell whether what wants a GPU is to be submitted as a job."""
+    return launch.launcher in CLUSTERS and IN_JOB not in environment
 
 
 def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str]:
@@ -154,75 +134,43 @@ def free_port() -> int:
 
 def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool:
     """Tell whether the stage is to be submitted: those that want no GPU stay here."""
-    return _awaits_job(launch, environment) and stage.gpu
+    return awaits_job(launch, environment) and stage.gpu
 
 
 def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
-    """Submit the stage and return the job's exit status. A TERM to this process cancels the job. key: of the
-    states that it resumes."""
-    name = f"ans-{stage.name.replace('@', '-')}-{key}"
-    if launch.launcher == "ray":
-        return _ray_job(stage, launch, root.resolve(), name=f"{name}-{uuid.uuid4().hex[:8]}")
-    wanted = slurm.options(launch, stage.task, several=stage.distributed)
-    return slurm.run(
-        slurm.Job(name=name, words=tuple(stage_words(stage)), options=wanted, root=root.resolve())
-    )
-
-
-def is_submitted(launch: Launch, environment: Mapping[str, str]) -> bool:
-    """Tell whether an evaluation outside of the pipeline is to be a job of Slurm."""
-    return launch.launcher == "slurm" and IN_JOB not in environment
+    """Submit the stage and return the job's exit status. A TERM to this process cancels the job. launch: of
+    the stage's task. key: of the states that it resumes."""
+    inference = launch.inference_processes or launch.processes
+    job = Job(
+        name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)), launch=launch,
+        processes=inference if stage.one_node else launch.processes if stage.distributed else 1,
+        distributed=stage.distributed, root=root.resolve(),
+    )  # fmt: skip
+    return jobs.run(job, CLUSTERS[launch.launcher])
 
 
 def submit_words(name: str, task: str, words: Sequence[str]) -> list[str]:
     """Return what follows Python to run a module's words as a job with the resources of a stage."""
-    return ["-m", "tasks.slurm", name, task, *words]
+    return ["-m", "tasks.launcher", name, task, *words]
 
 
-def ray_command(
-    stage: Stage, launch: Launch, environment: Mapping[str, str], root: Path, *, name: str
-) -> list[str]:
-    """Return the command that submits the stage to Ray, waits for its end and has its exit status. `root` is
-    a folder that all nodes share."""
-    words = shlex.join([sys.executable, *stage_words(stage)])
-    there = [f"--address={launch.ray_address}"] if launch.ray_address else []
-    variables = {key: environment[key] for key in PASSED if key in environment} | {IN_JOB: "1"}
-    wanted = launch.processes if stage.distributed or stage.one_node else 1
-    if stage.one_node:
-        wanted = launch.inference_processes or wanted
-    gpus = [f"--entrypoint-num-gpus={wanted}"] if launch.device == "cuda" else []
-    options = [f"--submission-id={name}", f"--runtime-env-json={json.dumps({'env_vars': variables})}", *gpus]
-    return [
-        "ray",
-        "job",
-        "submit",
-        *there,
-        *options,
-        "--",
-        "sh",
-        "-c",
-        f"cd {shlex.quote(str(root))} && exec {words}",
-    ]
-
-
-def _ray_job(stage: Stage, launch: Launch, root: Path, *, name: str) -> int:
-    log = root / ".ans/logs" / f"{name}.log"  # stays empty: Ray shows the job's output as it grows
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch()
-    leave_note(log=str(log))
-    environment = {key: value for key, value in os.environ.items() if key not in LOCAL_ONLY}
-    command = ray_command(stage, launch, environment, root, name=name)
-    print(f"{stage.name}: {shlex.join(command)}", file=sys.stderr, flush=True)
+def main(name: str, task: str, *words: str) -> int:
+    """Run the words of one node's processes as a job."""
+    die_with_parent()
+    stop.exit_on_signals()
+    root = Path.cwd()
     try:
-        process = subprocess.Popen(command, env=environment)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"launch.launcher is ray, and there is no `{command[0]}` on this machine's PATH"
-        ) from None
-    try:
-        return process.wait()
-    except SystemExit:
-        there = [f"--address={launch.ray_address}"] if launch.ray_address else []
-        subprocess.run(["ray", "job", "stop", *there, name], env=environment, check=False)
-        process.send_signal(signal.SIGTERM)
-        raise
+        launch = load(root / "params.yaml").launch.of(task)
+        job = Job(
+            name=name, task=task, words=words, launch=launch, root=root.resolve(), distributed=False,
+            processes=launch.inference_processes or launch.processes,
+        )  # fmt: skip
+        return jobs.run(job, CLUSTERS[launch.launcher])
+    except ConfigError as error:
+        leave_note(status=jobs.USER_ERROR, message=str(error))
+        print(f"{name}: {error}", file=sys.stderr)
+        return jobs.USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

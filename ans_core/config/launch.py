@@ -11,7 +11,7 @@ from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, S
 
 
 class Resources(Section):
-    """What the job of one stage asks Slurm for."""
+    """What the job of one stage asks Slurm or Ray for."""
 
     nodes: Positive = 1
     gpus: Count = 0
@@ -32,17 +32,14 @@ class Launch(Section):
     CPU answers fastest with one for each core, and trains a small model fastest with one alone."""
     launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
     """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed:
-    the nodes of `hostfile`. slurm: each stage that wants a GPU is a job (docs/cluster.md). ray: the same
-    (`ray job submit`)."""
-    hostfile: str = ""
-    """deepspeed: its file of nodes and slots; empty = this machine."""
+    this machine. slurm, ray: each stage that wants a GPU is a job (docs/cluster.md)."""
     slurm: Annotated[tuple[str, ...], Listed] = ()
     """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
     one process gets one node."""
     resources: dict[JobStage, Resources] = {}
-    """slurm: nodes, GPUs and further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
-    ray_address: str = ""
-    """ray: as http://head:8265; empty = what RAY_ADDRESS says."""
+    """slurm, ray: nodes, GPUs and (slurm) further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
+    ray_python: str = "python"
+    """ray: the Python of Ray on its head node, as /shared/ray-env/bin/python. RAY_ADDRESS names the cluster."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deepspeed_stage: Annotated[int, Field(ge=0, le=3)] = 0
     deterministic: Literal["auto"] | bool = "auto"

@@ -1,9 +1,8 @@
-"""The exact commands of the launchers, and one that really waits for its job. tests/flows/test_pipeline.py
+"""The exact commands of the launchers. tests/flows/test_pipeline.py
 starts stages by them."""
 
 import base64
 import json
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks.launcher import check_sharding, check_shares, is_job, ranks_command, ray_command, run_job
-from tasks.process import read_note
+from tasks import ray_jobs
+from tasks.jobs import Job
+from tasks.launcher import check_sharding, check_shares, free_port, is_job, ranks_command, run_job
 from tasks.stages import stage_named
 
 SFT, EVALUATE = stage_named("sft"), stage_named("evaluate@rl")
@@ -40,10 +40,6 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("sft", {"inference_processes": 2}, {}, None),  # trains
         ("evaluate@rl", {"deepspeed_stage": 2}, {}, None),  # trains nothing
         ("sft", {"processes": 32}, SEVERAL, [*TORCHRUN, "--nproc-per-node=8", "-m", "tasks.sft"]),
-        (
-            "sft", {"processes": 16, "launcher": "deepspeed", "hostfile": "hosts"}, {},
-            [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile=hosts", "--no_local_rank", "--module", "tasks.sft"],
-        ),
         ("sft", {"processes": 2, "launcher": "slurm"}, {"ANS_JOB": "1"}, [*TORCHRUN, *HERE, "-m", "tasks.sft"]),
     ],
 )  # fmt: skip
@@ -107,16 +103,6 @@ def test_an_agents_step_without_a_row_for_every_process_is_refused_before_anythi
                 check_shares(stage_named(name), of)
 
 
-def test_a_ray_job_is_followed_and_gets_no_keys() -> None:
-    launch = Launch(processes=8, launcher="ray", ray_address="http://head:8265", device="cuda")
-    given = {"ANS_PIPELINE": "flow-1", "MLFLOW_TRACKING_PASSWORD": "secret", "OPENAI_API_KEY": "secret"}
-    assert ray_command(SFT, launch, given, Path("/shared/a b"), name="ans-sft-1") == [
-        "ray", "job", "submit", "--address=http://head:8265", "--submission-id=ans-sft-1",
-        '--runtime-env-json={"env_vars": {"ANS_PIPELINE": "flow-1", "ANS_JOB": "1"}}', "--entrypoint-num-gpus=8",
-        "--", "sh", "-c", f"cd '/shared/a b' && exec {sys.executable} -m tasks.sft",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("stage", "launcher", "environment", "submitted"),
     [
@@ -133,18 +119,40 @@ def test_gpu_stages_alone_are_submitted_and_once(
     assert is_job(stage_named(stage), Launch.model_validate({"launcher": launcher}), environment) == submitted
 
 
-def test_the_status_of_a_ray_job_is_the_stages_and_a_missing_program_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("ANS_NOTE", str(tmp_path / "note.json"))
-    for launcher, program in (("ray", "ray"), ("slurm", "squeue")):
-        with pytest.raises(
-            ConfigError, match=rf"launch\.launcher is {launcher}, and there is no `{program}`"
-        ):
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher, address, message in (
+        ("slurm", "", r"launch\.launcher is slurm, and there is no `squeue` on this machine's PATH"),
+        (
+            "ray",
+            "auto",
+            r"launch\.launcher is ray, and RAY_ADDRESS is 'auto': set the address of Ray's jobs API",
+        ),
+        ("ray", f"http://127.0.0.1:{free_port()}", r"RAY_ADDRESS is .*, and nobody answers there: .*refused"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=message):
             run_job(EVALUATE, Launch.model_validate({"launcher": launcher}), tmp_path, key="k")
-    ray = tmp_path / "ray"
-    ray.write_text('#!/bin/sh\ntest -z "$ANS_NOTE" && test "$2" = submit && exit 2\n')
-    ray.chmod(0o755)
-    assert run_job(EVALUATE, Launch(launcher="ray"), tmp_path, key="k") == 2
-    assert Path(read_note(tmp_path / "note.json")["log"]).exists()
+
+
+def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
+    def request(task: str, processes: int, distributed: bool, **launch: object) -> tuple[object, ...]:
+        of = Launch.model_validate({"launcher": "ray", **launch}).of(task)
+        job = Job(
+            name="j",
+            task=task,
+            words=(),
+            launch=of,
+            processes=processes,
+            distributed=distributed,
+            root=Path(),
+        )
+        return tuple(ray_jobs.workers(job).values())
+
+    big = {"resources": {"sft": {"nodes": 4, "gpus": 8}, "evaluate": {"gpus": 8}}}
+    assert request("sft", 32, True, **big) == (32, {"CPU": 1, "GPU": 1}, False)
+    assert request("evaluate", 8, False, **big) == (1, {"CPU": 8, "GPU": 8}, False)
+    assert request("rl", 2, True) == (2, {"CPU": 1, "GPU": 1}, False)
+    assert request("base", 1, False, device="cpu") == (1, {"CPU": 1, "GPU": 0}, False)
+    each = {"resources": {"rl": {"nodes": 2}}, "device": "cpu"}
+    assert request("rl", 2, True, **each) == (2, {"CPU": 1, "GPU": 0}, True)

@@ -9,8 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,63 +20,22 @@ from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
 from flows.eval_job import job_words
 from tasks import slurm, slurm_task
+from tasks.jobs import Job
 from tasks.stages import TABLE
 from tests import slurm_cluster
-from tests.workspace import LIMIT_S, ROOT, ans, dvc, end_all, environment, executed, living, make, run
+from tests.job_workspace import (
+    RESULT,
+    forget,
+    logs,
+    result_of_torchrun,
+    start,
+    submitter,
+    trained_by_jobs,
+    until,
+    variables_of,
+)
+from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed, run
 
-TRAINING = '''
-"""A training of a few steps on gloo, in place of sft."""
-
-import os
-import time
-
-import torch
-from torch import nn
-
-from ans_core import dist
-from ans_core.config import ConfigError
-from ans_core.train import loop, states
-
-
-class Batch:
-    def __init__(self, x):
-        self.x = x
-
-    def to(self, device):
-        return self
-
-
-class Squares(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch):
-        loss = self.layer(batch.x).pow(2).mean() + torch.rand(())
-        return loss, {}
-
-
-def run(cfg, *, inputs, out, scratch, log, row=None):
-    if "FAKE_SETTINGS" in os.environ:
-        raise ConfigError("sft.lora.rank is 7, no multiple of 4; set 8")
-    machine = loop.Machine(device=torch.device("cpu"))
-    loop.let_processes_talk(machine)
-    with open("executed.txt", "a") as file:
-        file.write(f"process {dist.rank()} of {dist.world_size()} on {os.environ.get('SLURMD_NODENAME')}\\n")
-
-    def make(step, micro):
-        time.sleep(float(os.environ.get("FAKE_PAUSE", "0")))
-        return Batch(torch.full((2, 4), step + dist.rank() + 1.0))
-
-    schedule = loop.Schedule(steps=20, lr=0.01, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=1000)
-    module = Squares()
-    curves = loop.train(module, make, name="sft", schedule=schedule, machine=machine, seed=1, scratch=scratch, log=log)
-    if dist.rank() == 0:
-        (out / "result.txt").write_text(str([p.tolist() for p in module.parameters()]) + str(curves))
-    dist.wait_for_all()
-    return {"final/score": 0.5}
-'''
 TWO_NODES = (
     "launch.launcher=slurm",
     "launch.processes=2",
@@ -93,20 +52,23 @@ def test_what_is_submitted_has_the_stages_name_and_resources() -> None:
             "resources": {"sft": {"nodes": 4, "gpus": 8, "options": ["--time=9"]}},
         }
     )
-    assert slurm.options(launch, "sft", several=True)[1:] == (
+
+    job = Job(
+        name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=1, distributed=True,
+        root=Path("/shared/a b"),
+    )  # fmt: skip
+    assert slurm.options(job)[1:] == (
         "--partition=gpu",
         "--nodes=2",
         "--nodes=4",
         "--gpus-per-node=8",
         "--time=9",
     )
-    assert slurm.options(launch, "rl", several=True)[1:] == ("--partition=gpu", "--nodes=2")
-    assert slurm.options(launch, "base", several=False)[1:] == ("--partition=gpu", "--nodes=2", "--nodes=1")
+    assert slurm.options(replace(job, task="rl"))[1:] == ("--partition=gpu", "--nodes=2")
+    one_node = replace(job, task="base", distributed=False)
+    assert slurm.options(one_node)[1:] == ("--partition=gpu", "--nodes=2", "--nodes=1")
     assert launch.of("sft").processes == 32
     assert launch.of("rl").processes == 1
-    job = slurm.Job(
-        name="ans-sft-k", words=("-m", "tasks.sft"), options=("--nodes=4",), root=Path("/shared/a b")
-    )
     words = slurm.sbatch_words(job)
     assert words[:3] == ["sbatch", "--parsable", "--requeue"]
     assert {
@@ -159,87 +121,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A workspace in which all ran that sft needs, whose sft trains for two seconds on two processes."""
-    folder = make(tmp_path_factory.mktemp("jobs"))
-    dvc(folder, "repro", "memory")
-    (folder / "ans_core/stages/sft.py").write_text(TRAINING)
-    ans(folder, "profile", "smoke", *TWO_NODES)
-    executed(folder)
+    folder = trained_by_jobs(tmp_path_factory.mktemp("jobs"), *TWO_NODES)
     yield folder
     end_all(folder)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.2)
-
-
-def begun(folder: Path) -> bool:
-    path = folder / "executed.txt"
-    return path.exists() and len(path.read_text().splitlines()) == 2
-
-
-def start(folder: Path, variables: dict[str, str], **extra: str) -> subprocess.Popen[str]:
-    """Start sft by `dvc repro`; return once both of its processes have begun."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", "sft"], cwd=folder,
-        start_new_session=True, text=True, env=variables_of(folder, variables, **extra),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    until(lambda: begun(folder) or process.poll() is not None, "sft does not begin")
-    assert process.poll() is None, process.communicate()[0]
-    until(lambda: "step 2 " in newest_log(folder), "sft makes no step")
-    return process
-
-
-def variables_of(folder: Path, variables: dict[str, str], **extra: str) -> dict[str, str]:
-    of_workspace = environment(folder)
-    return {
-        **of_workspace,
-        **variables,
-        "PATH": f"{Path(sys.executable).parent}:{variables['PATH']}",
-        **extra,
-    }
 
 
 def jobs(variables: dict[str, str], *options: str) -> list[str]:
     return slurm_cluster.slurm(variables, "squeue", "--noheader", "--format=%A", *options).split()
 
 
-def submitter(folder: Path) -> psutil.Process:
-    (found,) = [
-        p
-        for p in living(folder)
-        if p.cmdline()[-2:] == ["-m", "tasks.sft"] and "SLURM_JOB_ID" not in p.environ()
-    ]
-    return found
-
-
-RESULT = "runs/smoke/sft/result.txt"
 ON_BOTH = ["process 0 of 2 on n1", "process 1 of 2 on n2"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(workspace: Path, cluster: dict[str, str]) -> str:
-    """The result of torchrun on one node: that of two nodes is the same, byte for byte."""
-    ans(workspace, "profile", "smoke", "launch.processes=2")
-    dvc(workspace, "repro", "--single-item", "--force", "--no-run-cache", "sft")
-    found = (workspace / RESULT).read_text()
-    ans(workspace, "profile", "smoke", *TWO_NODES)
-    executed(workspace)
-    return found
+    return result_of_torchrun(workspace, *TWO_NODES)
 
 
 @pytest.fixture(autouse=True)
 def fresh(request: pytest.FixtureRequest) -> None:
-    """Each test trains anew: a finished training computes nothing."""
     if "workspace" in request.fixturenames:
-        folder = request.getfixturevalue("workspace")
-        for scratch in (folder / ".ans/scratch").glob("*/sft"):
-            subprocess.run(["rm", "-r", str(scratch)], check=True)
-        executed(folder)
+        forget(request.getfixturevalue("workspace"))
 
 
 @real
@@ -346,7 +248,7 @@ def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_
     variables = variables_of(workspace, cluster, FAKE_SETTINGS="1")
     told = ans(workspace, "run", "launch.processes=2", status=None, **variables)
     assert "sft.lora.rank is 7, no multiple of 4; set 8" in told
-    assert "ended as FAILED (Slurm's log: " in told
+    assert "ended as FAILED (its log: " in told
     assert len(re.findall(r"job \d+ is submitted", told)) == 1
     refused = ans(
         workspace,
@@ -380,16 +282,6 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(
     assert executed(workspace) == ["evaluate@rl from 0"] * 2  # two processes of one node
 
 
-def newest_log(folder: Path) -> str:
-    """The log of the first process of the stage's last start."""
-    found = [path for path in (folder / ".ans/logs").glob("smoke-sft-*.log") if "process" not in path.name]
-    return max(found, key=lambda path: path.stat().st_mtime).read_text() if found else ""
-
-
-def logs(folder: Path) -> str:
-    return "".join(path.read_text() for path in (folder / ".ans/logs").glob("*.log"))
-
-
 def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,7 +300,7 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
     monkeypatch.setattr(sys, "argv", ["ans", "eval", "refcoco", "--model", "mine"])
     words = job_words(argparse.Namespace(device=None, processes=None))
     assert words is not None
-    assert words[:2] == ["-m", "tasks.slurm"]
+    assert words[:2] == ["-m", "tasks.launcher"]
     assert words[2].startswith("ans-eval-")
     # one for each GPU
     assert words[3:] == [

@@ -1,0 +1,164 @@
+"""A command as a job of a cluster: one job by name in a workspace, followed to its end; its exit status and
+the reason of a failure come back.
+
+A job outlives whoever submitted it by kill -9. Who starts the same thing again finds the job by its name and
+waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ans_core.config import Launch
+from tasks.process import held, leave_note, read_note
+
+IN_JOB = "ANS_JOB"
+"""Set in a job of Slurm or Ray: the stage in there starts its processes itself."""
+POLL_S = 5.0
+SEEN_S = 60.0
+"""Most that a shared folder takes to show what another node has written."""
+USER_ERROR, FAILED = 2, 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that is to run. `words` follow Python."""
+
+    name: str
+    task: str
+    words: tuple[str, ...]
+    launch: Launch
+    """Of this task."""
+    processes: int
+    """All that share the stage."""
+    distributed: bool
+    """Whether the job starts each of them; else the stage does, on one node."""
+    root: Path
+    """A folder that all nodes share."""
+
+    @property
+    def notes(self) -> Path:
+        return self.root / ".ans/jobs" / self.name
+
+    def log(self, number: str) -> Path:
+        return self.root / ".ans/logs" / f"{self.name}-{number}.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How a job is: the cluster's word for it, and what it waits for (nothing if it waits for nothing)."""
+
+    name: str
+    waits_for: str = ""
+    ended: bool = False
+    by_itself: bool = False
+    """The job's command has ended, or nobody knows what became of it."""
+    cancelled: bool = False
+
+
+class Cluster(Protocol):
+    """What tasks/slurm.py and tasks/ray_jobs.py have. A job's number is a word that names it in its
+    workspace."""
+
+    def find(self, job: Job) -> str | None:
+        """Return the number of the workspace's job of this name that has not ended."""
+
+    def submit(self, job: Job, environment: dict[str, str]) -> str:
+        """Submit it and return its number. Raises ConfigError for a job that the cluster refuses."""
+
+    def state(self, job: Job, number: str) -> State: ...
+
+    def cancel(self, job: Job, number: str) -> None: ...
+
+
+def run(job: Job, cluster: Cluster) -> int:
+    """Wait for the workspace's job of this name, which is submitted unless it waits or runs; return its exit
+    status. A TERM to this process cancels the job. Raises ConfigError for a job that is refused."""
+    job.notes.parent.mkdir(parents=True, exist_ok=True)
+    job.log("").parent.mkdir(parents=True, exist_ok=True)
+    # variables about this machine's files and processes stay here
+    here = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER")
+    environment = {key: value for key, value in os.environ.items() if key not in here}
+    number = None
+    try:
+        with held(Path(f"{job.notes}.lock"), f"the start of {job.name}"):
+            number = cluster.find(job)
+            how = "goes on" if number else "is submitted"
+            number = number or cluster.submit(job, environment)
+        print(f"{job.name}: job {number} {how}; log: {job.log(number)}", file=sys.stderr, flush=True)
+        return followed(job, number, cluster)
+    except (SystemExit, KeyboardInterrupt):
+        if number := number or cluster.find(job):
+            cluster.cancel(job, number)
+        raise
+
+
+def answer(ask: Callable[[], T], away: type[Exception], what: str) -> T:
+    """Return what a cluster answers; wait while it is away."""
+    waits = False
+    while True:
+        try:
+            return ask()
+        except away as error:
+            if not waits:
+                print(f"{what} waits: {error}", file=sys.stderr, flush=True)
+            waits = True
+            time.sleep(POLL_S)
+
+
+def followed(job: Job, number: str, cluster: Cluster) -> int:
+    """Show the job's log as it grows, until the job has ended; return its exit status, and note the reason of
+    a failure."""
+    shown, queued_s, waits_for, ended = 0, 0.0, "", 0
+    now_s = time.monotonic()
+    while ended < 2:  # a job that is to be queued again has ended for a moment
+        before_s, now_s = now_s, time.monotonic()
+        state = cluster.state(job, number)
+        ended = ended + 1 if state.ended else 0
+        if state.waits_for:
+            queued_s += now_s - before_s
+            leave_note(queued_s=queued_s)
+            if state.waits_for != waits_for:
+                print(f"{job.name}: job {number} waits ({state.waits_for})", file=sys.stderr, flush=True)
+            waits_for = state.waits_for
+        shown = show(job.log(number), shown)
+        if ended < 2:
+            time.sleep(POLL_S)
+    show(job.log(number), shown)
+    return result(job, number, state)
+
+
+def show(log: Path, start: int) -> int:
+    """Show what a log has from a place on; return the place up to which it has been shown."""
+    if not log.exists():
+        return start
+    with log.open("rb") as file:
+        file.seek(start)
+        sys.stderr.buffer.write(file.read())
+        sys.stderr.buffer.flush()
+        return file.tell()
+
+
+def result(job: Job, number: str, state: State) -> int:
+    """Return the exit status of a job that ended in this state, and pass on what its stage noted."""
+    note, status = Path(f"{job.notes}-{number}.json"), Path(f"{job.notes}-{number}.exit")
+    deadline_s = time.monotonic() + SEEN_S
+    while state.by_itself and not status.exists() and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    noted = read_note(note)
+    log = noted.get("log", str(job.log(number)))
+    if status.exists() and status.read_text().strip() == "0":
+        leave_note(log=log, **({"metrics": noted["metrics"]} if "metrics" in noted else {}))
+        return 0
+    how = f"job {number} ended as {state.name or 'one that is forgotten'} (its log: {job.log(number)})"
+    code = USER_ERROR if state.cancelled else noted.get("status", FAILED)  # cancelled by somebody: no retry
+    leave_note(log=log, status=code, message=f"{noted['message']}; {how}" if "message" in noted else how)
+    print(f"{job.name}: {how}", file=sys.stderr, flush=True)
+    return USER_ERROR if code == USER_ERROR else FAILED

@@ -1,0 +1,130 @@
+"""A job of tasks/jobs.py as one of Ray, by Ray's jobs API, for which no Ray is needed here; tasks/ray_task.py
+runs there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from ans_core import stop
+from ans_core.config import ConfigError
+from ans_core.config.launch import Resources
+from tasks.jobs import IN_JOB, Job, State, answer
+
+LIVE = {"PENDING", "RUNNING"}
+TIMEOUT_S = 60.0
+VARIABLES = {
+    # A job that is stopped ends as Slurm's: after the step at work and its state.
+    "RAY_JOB_STOP_WAIT_TIME_S": str(stop.LONGEST_S + 60),
+    # NCCL wants to see the GPUs of all processes of a node, and ANS counts them by LOCAL_RANK.
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+def find(job: Job) -> str | None:
+    ids = [
+        other["submission_id"]
+        for other in ask("", waits=False)
+        if other["status"] in LIVE and other["metadata"] == _metadata(job)
+    ]
+    return ids[0].removeprefix(f"{job.name}-") if ids else None
+
+
+def submit(job: Job, environment: dict[str, str]) -> str:
+    number = uuid.uuid4().hex[:8]  # Ray takes no name twice
+    notes = f"{job.notes}-{number}"
+    # Ray's dashboard shows a job's command and variables: keys go by a file.
+    path = Path(f"{notes}.job")
+    path.touch(mode=0o600)
+    content = {
+        "name": f"{job.name}-{number}", "notes": notes, "root": str(job.root), **workers(job),
+        "command": [sys.executable, *job.words], "environment": environment | {IN_JOB: "1"},
+    }  # fmt: skip
+    path.write_text(json.dumps(content), encoding="utf-8")
+    words = [job.launch.ray_python, "-P", "tasks/ray_task.py", notes]
+    command = f"cd {shlex.quote(str(job.root))} && exec {shlex.join(words)} > {shlex.quote(str(job.log(number)))} 2>&1"
+    ask(
+        "", submission_id=f"{job.name}-{number}", entrypoint=command, metadata=_metadata(job),
+        runtime_env={"env_vars": VARIABLES},
+    )  # fmt: skip
+    return number
+
+
+def workers(job: Job) -> dict[str, Any]:
+    """Return how many workers of Ray Train the job has, and what each of them needs. A process needs a core;
+    and a GPU unless the settings say that it computes on a CPU."""
+    wanted = job.launch.resources.get(job.task, Resources())
+    on_gpu = int(bool(wanted.gpus) or job.launch.device != "cpu")
+    if job.distributed:
+        each, spread = {"CPU": 1, "GPU": on_gpu}, wanted.nodes == job.processes
+        return {"workers": job.processes, "each": each, "spread": spread}
+    gpus = wanted.gpus or on_gpu * job.processes
+    return {"workers": 1, "each": {"CPU": job.processes, "GPU": gpus}, "spread": False}
+
+
+def cancel(job: Job, number: str) -> None:
+    ask(f"{job.name}-{number}/stop", waits=False, post=True)
+
+
+def state(job: Job, number: str) -> State:
+    """Return a job's state; it has no name where Ray has forgotten the job."""
+    try:
+        name = ask(f"{job.name}-{number}")["status"]
+    except LookupError:
+        name = ""
+    running = Path(f"{job.notes}-{number}.begun").exists()
+    return State(
+        name=name, waits_for="resources of Ray's nodes" if name in LIVE and not running else "",
+        ended=name not in LIVE, by_itself=name != "STOPPED", cancelled=name == "STOPPED",
+    )  # fmt: skip
+
+
+def _metadata(job: Job) -> dict[str, str]:
+    return {"ans": job.name, "folder": str(job.root)}
+
+
+def ask(path: str, *, waits: bool = True, post: bool = False, **body: Any) -> Any:
+    """Return what the jobs API answers; wait while it does not. Raises ConfigError where it refuses or, unless
+    it `waits`, is away, and LookupError for a job that it does not have."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"launch.launcher is ray, and RAY_ADDRESS is {address!r}: set the address of Ray's jobs API, as "
+            "http://head:8265"
+        )
+    headers = {"Content-Type": "application/json"}
+    if token := _token():
+        headers["Authorization"] = f"Bearer {token}"
+    data = json.dumps(body).encode() if body or post else None
+    request = urllib.request.Request(f"{address.rstrip('/')}/api/jobs/{path}", data, headers)
+
+    def once() -> Any:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                return json.load(response)
+        except HTTPError as error:
+            if error.code in {502, 503, 504}:  # a proxy's
+                raise
+            if error.code == 404:
+                raise LookupError(path) from None
+            text = error.read().decode(errors="replace").strip().splitlines()
+            raise ConfigError(f"Ray at {address} refuses ({error}): {text[-1] if text else ''}") from None
+        except (URLError, TimeoutError, ConnectionError) as error:
+            if not waits:
+                raise ConfigError(f"RAY_ADDRESS is {address}, and nobody answers there: {error}") from None
+            raise
+
+    return answer(once, OSError, "Ray")
+
+
+def _token() -> str:
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    return os.environ.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.exists() else "")

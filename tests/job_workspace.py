@@ -1,0 +1,153 @@
+"""A workspace whose sft is a short training on two processes, for tests of jobs on a cluster."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make
+
+RESULT = "runs/smoke/sft/result.txt"
+TRAINING = '''
+"""A training of a few steps on gloo, in place of sft."""
+
+import os
+import time
+
+import torch
+from torch import nn
+
+from ans_core import dist
+from ans_core.config import ConfigError
+from ans_core.train import loop, states
+
+
+class Batch:
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return self
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch):
+        loss = self.layer(batch.x).pow(2).mean() + torch.rand(())
+        return loss, {}
+
+
+def run(cfg, *, inputs, out, scratch, log, row=None):
+    if "FAKE_SETTINGS" in os.environ:
+        raise ConfigError("sft.lora.rank is 7, no multiple of 4; set 8")
+    machine = loop.Machine(device=torch.device("cpu"))
+    loop.let_processes_talk(machine)
+    with open("executed.txt", "a") as file:
+        file.write(f"process {dist.rank()} of {dist.world_size()} on {os.environ.get('SLURMD_NODENAME') or os.environ['LOCAL_RANK']}\\n")
+
+    def make(step, micro):
+        time.sleep(float(os.environ.get("FAKE_PAUSE", "0")))
+        return Batch(torch.full((2, 4), step + dist.rank() + 1.0))
+
+    save_every = int(os.environ.get("FAKE_SAVE", "1000"))
+    schedule = loop.Schedule(steps=20, lr=0.01, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=1, save_every=save_every)
+    module = Squares()
+    curves = loop.train(module, make, name="sft", schedule=schedule, machine=machine, seed=1, scratch=scratch, log=log)
+    if dist.rank() == 0:
+        (out / "result.txt").write_text(str([p.tolist() for p in module.parameters()]) + str(curves))
+    dist.wait_for_all()
+    return {"final/score": 0.5}
+'''
+
+
+def trained_by_jobs(folder: Path, *words: str) -> Path:
+    """Return a workspace with these settings in which all ran that sft needs, whose sft trains for two
+    seconds on two processes."""
+    make(folder)
+    dvc(folder, "repro", "memory")
+    (folder / "ans_core/stages/sft.py").write_text(TRAINING)
+    ans(folder, "profile", "smoke", *words)
+    executed(folder)
+    return folder
+
+
+def result_of_torchrun(folder: Path, *words: str) -> str:
+    """Return the result of torchrun on one node: that of two nodes is the same, byte for byte. The settings
+    are then those of `words`."""
+    ans(folder, "profile", "smoke", "launch.processes=2")
+    dvc(folder, "repro", "--single-item", "--force", "--no-run-cache", "sft")
+    result = (folder / RESULT).read_text()
+    ans(folder, "profile", "smoke", *words)
+    forget(folder)
+    return result
+
+
+def forget(folder: Path) -> None:
+    """Let the next start train anew: a finished training computes nothing."""
+    for scratch in (folder / ".ans/scratch").glob("*/sft"):
+        shutil.rmtree(scratch)
+    executed(folder)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.2)
+
+
+def begun(folder: Path) -> bool:
+    path = folder / "executed.txt"
+    return path.exists() and len(path.read_text().splitlines()) == 2
+
+
+def start(folder: Path, variables: dict[str, str], **extra: str) -> subprocess.Popen[str]:
+    """Start sft by `dvc repro`; return once both of its processes have begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", "sft"], cwd=folder,
+        start_new_session=True, text=True, env=variables_of(folder, variables, **extra),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    until(lambda: begun(folder) or process.poll() is not None, "sft does not begin")
+    assert process.poll() is None, process.communicate()[0]
+    until(lambda: "step 2 " in newest_log(folder), "sft makes no step")
+    return process
+
+
+def variables_of(folder: Path, variables: dict[str, str], **extra: str) -> dict[str, str]:
+    of_workspace = environment(folder)
+    return {
+        **of_workspace,
+        **variables,
+        "PATH": f"{Path(sys.executable).parent}:{variables.get('PATH', of_workspace['PATH'])}",
+        **extra,
+    }
+
+
+def submitter(folder: Path) -> psutil.Process:
+    (process,) = [p for p in trainings(folder) if "ANS_JOB" not in p.environ()]
+    return process
+
+
+def trainings(folder: Path) -> list[psutil.Process]:
+    return [p for p in living(folder) if p.cmdline()[-2:] == ["-m", "tasks.sft"]]
+
+
+def newest_log(folder: Path) -> str:
+    """The log of the first process of the stage's last start."""
+    paths = [path for path in (folder / ".ans/logs").glob("smoke-sft-*.log") if "process" not in path.name]
+    return max(paths, key=lambda path: path.stat().st_mtime).read_text() if paths else ""
+
+
+def logs(folder: Path) -> str:
+    return "".join(path.read_text() for path in (folder / ".ans/logs").glob("*.log"))
