@@ -59,7 +59,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of = action("rollback", rollback)
     of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
     of = action("export", export)
-    of.add_argument("folder", help="a new one: experiences.jsonl, audit.jsonl and pictures")
+    of.add_argument("folder", help="a new one: experiences.jsonl and pictures")
     of = action("forget", forget)
     of.add_argument("id", type=int)
 
@@ -160,8 +160,7 @@ def logged(metrics: dict[str, float], step: int) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if
-    not)."""
+    """Prints what the store holds, what is served, and alerts."""
     from ans_core.online import overview
 
     with open_store(arguments) as (store, snapshots):
@@ -169,12 +168,9 @@ def status(arguments: argparse.Namespace) -> int:
             print(f"{name:<28} {value}")
         print(f"{'served':<28} version {snapshots.served()} of {snapshots.versions()}")
         print(f"{'learning':<28} {'frozen: ' + why if (why := snapshots.frozen()) else 'goes on'}")
-        alerts = [row for row in overview.audit_rows(store) if row.event == "alert"][-ALERTS:]
-        for row in alerts:
-            print(f"{'alert':<28} {json.loads(row.body)['told']}")
-        fault = snapshots.audit_fault()
-        print(f"{'audit':<28} {fault or 'the chain holds'}")
-        return int(fault is not None)
+        for alert in overview.alerts(store, ALERTS):
+            print(f"{'alert':<28} {alert}")
+    return 0
 
 
 def rollback(arguments: argparse.Namespace) -> int:
@@ -191,8 +187,7 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures
-    and the audit chain."""
+    """Writes all experiences with their labels and votes, and their pictures."""
     from ans_core.online import overview
 
     folder = Path(arguments.folder)
@@ -205,8 +200,6 @@ def export(arguments: argparse.Namespace) -> int:
         with open_store(arguments) as (store, _):
             records = list(overview.records(store))
             _write_records(partial, records)
-            with (partial / "audit.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(vars(row)) + "\n" for row in overview.audit_rows(store))
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -233,8 +226,8 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def forget(arguments: argparse.Namespace) -> int:
-    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now).
-    What the weights learned from it, only a roll-back takes back."""
+    """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back
+    takes back."""
     from ans_core.online import retention
 
     with open_store(arguments) as (store, _):
@@ -242,14 +235,12 @@ def forget(arguments: argparse.Namespace) -> int:
             raise ValueError(
                 f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them"
             )
-        left = retention.forget(store, arguments.id)
+        retention.forget(store, arguments.id)
     print(
         f"experience {arguments.id} is gone; versions published after it came may have learned from it "
         "(`ans agent rollback`)"
     )
-    if left:
-        print(left)
-    return int(bool(left))
+    return 0
 
 
 # Where things are

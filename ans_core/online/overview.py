@@ -1,5 +1,4 @@
-"""A store -> what people want to know of it: counts, every experience with what was found out, the audit
-chain."""
+"""A store -> what people want to know of it: counts, alerts, every experience with what was found out."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ans_core.online import audit
 from ans_core.online.store import Store
 
 FIELDS = (
@@ -35,7 +33,6 @@ def counts(store: Store) -> dict[str, int]:
         "pictures": "SELECT COUNT(DISTINCT digest) FROM pictures",
         "waiting": "SELECT COUNT(*) FROM queue WHERE learned IS NULL",
         "learned, weights not on disk": "SELECT COUNT(*) FROM queue WHERE learned IS NOT NULL",
-        "audit rows": "SELECT COUNT(*) FROM audit",
     }
     totals = {name: int(store.rows(question)[0][0]) for name, question in queries.items()}
     verdicts = store.rows(
@@ -56,16 +53,7 @@ def records(store: Store) -> Iterator[dict[str, Any]]:
             yield record | {"provenance": json.loads(record["provenance"]), "pictures": list(task.frames)}
 
 
-def audit_rows(store: Store, last: int | None = None) -> list[audit.AuditRow]:
-    """Return the chain, or its `last` rows."""
-    names = ("number", "time_s", "event", "body", "previous", "hash")
-    rows = store.rows(
-        f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", -1 if last is None else last
-    )
-    return [audit.AuditRow(**dict(zip(names, row, strict=True))) for row in reversed(rows)]
-
-
-def audit_head(store: Store) -> tuple[int, str]:
-    """Return number and hash of the newest row."""
-    rows = audit_rows(store, 1)
-    return (rows[0].number, rows[0].hash) if rows else (0, audit.GENESIS)
+def alerts(store: Store, most: int) -> list[str]:
+    """Return the newest alerts, the newest last."""
+    rows = store.rows("SELECT body FROM events WHERE event = 'alert' ORDER BY number DESC LIMIT ?", most)
+    return [json.loads(body)["told"] for (body,) in reversed(rows)]

@@ -236,17 +236,14 @@ class OnlinePractice:
                 and verified_answer is not None
                 and normal(answer) == normal(verified_answer)
             )
-            logps = episode.turns[-1].logps if answer is not None else ()
-            confidence = math.exp(fmean(logps)) if logps else 0.0
             votes.append(
-                Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified, by=by if verified else "")
-            )  # fmt: skip
+                Vote(source=f"rollout {number}", answer=answer, verified=verified, by=by if verified else "")
+            )
         return votes
 
     def _near_votes(self, task: Task) -> list[Vote]:
         """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted
-        labels vote: what is kept to measure on, or for a person, must not leak into what is learned, and what
-        the gate holds back is not trusted. That they were verified says nothing of this picture: coarse
+        labels vote: what the gate holds back is not trusted. That they were verified says nothing of this picture: coarse
         features call pictures equal that differ in what is asked."""
         vector = self.neighbours.vector(task.experience)
         if vector is None:
@@ -254,8 +251,8 @@ class OnlinePractice:
         nearest = self.neighbours.search(vector, MOST_NEAR + 1)
         near = [number for number, similar in nearest if similar >= NEAR and number != task.experience]
         return [
-            Vote(source=f"experience {number}", answer=label, confidence=share)
-            for number, (label, share, question, _) in self.store.votes(near, verdict="admitted").items()
+            Vote(source=f"experience {number}", answer=label)
+            for number, (label, _, question, _) in self.store.votes(near, verdict="admitted").items()
             if normal(question) == normal(task.question)
         ]
 

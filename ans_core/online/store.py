@@ -1,5 +1,5 @@
-"""Experiences -> one SQLite file (WAL) with queue, vectors and audit chain, and a folder of pictures. Every
-change is one transaction.
+"""Experiences -> one SQLite file (WAL) with queue and vectors, and a folder of pictures. Every change is one
+transaction.
 
 What `add` returned is on disk. Ids are never used again. One worker at a time takes tasks (`worker_lock`);
 any number of engines add some.
@@ -22,20 +22,17 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from ans_core.online import audit, picture_files, schema
-from ans_core.online.scrubbing import scrub
+from ans_core.online import picture_files, schema
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
 Verdict = Literal[
-    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary",
-    "stale", "unreadable", "not_finite"
+    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "stale", "unreadable", "not_finite"
 ]  # fmt: skip
-"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a
-person. unreadable: the file of a picture is missing or damaged. not_finite: its loss or gradient is no
-number."""
+"""What became of a task. admitted: it was learned from. unreadable: the file of a picture is missing or
+damaged. not_finite: its loss or gradient is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +123,10 @@ class Store:
                 self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
             schema.check(self._db, self.file)
-            for pragma in (
-                "journal_mode = WAL",
-                "synchronous = FULL",
-                "foreign_keys = ON",
-                "secure_delete = ON",
-            ):
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 self._db.execute(f"PRAGMA {pragma}")
         except sqlite3.OperationalError as error:
             raise self._damaged(error) from error
-        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
-            with self.writing() as db:
-                db.execute(schema.BEFORE)
         stored_encoder = self.meta("encoder")
         if encoder is not None and encoder != stored_encoder:
             raise ValueError(
@@ -203,20 +192,9 @@ class Store:
         )
 
     def note(self, event: str, **body: Any) -> None:
-        """Add to the audit chain."""
+        """Write an event down."""
         with self.writing() as db:
-            note(db, event, body)
-
-    def empty_wal(self, wait_s: float) -> bool:
-        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if
-        somebody still reads an earlier state of the store after `wait_s`."""
-        with self._lock:
-            self.rows(f"PRAGMA busy_timeout = {round(1000 * wait_s)}")
-            try:
-                ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                self.rows(f"PRAGMA busy_timeout = {round(1000 * BUSY_S)}")
-        return not busy
+            _note(db, event, body)
 
     def meta(self, key: str) -> str | None:
         rows = self.rows("SELECT value FROM meta WHERE key = ?", key)
@@ -226,12 +204,12 @@ class Store:
         self,
         values: Mapping[str, str | None],
         *,
-        event: str,
+        event: str | None = None,
         only_if: Mapping[str, str | None] | None = None,
         **body: Any,
     ) -> bool:
-        """Set keys (None removes one) together with an audit row. Changes nothing and returns False unless
-        the keys of `only_if` have these values."""
+        """Set keys (None removes one), together with an event if one is named. Changes nothing and returns
+        False unless the keys of `only_if` have these values."""
         with self.writing() as db:
             if any(self.meta(key) != value for key, value in (only_if or {}).items()):
                 return False
@@ -239,13 +217,14 @@ class Store:
                 db.execute("DELETE FROM meta WHERE key = ?", (key,))
                 if value is not None:
                     db.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
-            note(db, event, body)
+            if event is not None:
+                _note(db, event, body)
         return True
 
     # Experiences
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
-        """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is
+        """Keep an experience with its vector and its place in the queue; return its id once it is
         on disk. None if the queue is full. A request that is known already gets its id. Raises NameTaken if
         it was another question.
 
@@ -253,7 +232,7 @@ class Store:
         first one tells whether they are needed, the second one finds them there. What is removed (`sweep`,
         `forget`, `evict`) is removed in a transaction, so a picture that is there in this one stays; one that
         was removed before it is written again."""
-        frames = [picture_files.scrubbed(frame) for frame in experience.frames]
+        frames = [picture_files.as_png(frame) for frame in experience.frames]
         digests = [picture_files.digest_of(frame) for frame in frames]
         settled, number = self._entered(experience, vector, digests, written=False)
         if settled:
@@ -388,8 +367,6 @@ class Store:
                 )
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
-            verdicts = [[o.experience, o.verdict] for o in outcomes]
-            note(db, "update", {"update": update, "experiences": verdicts})
 
     def drop(self, numbers: Sequence[int], verdict: Verdict) -> None:
         """Take tasks out of the queue unlearned."""
@@ -397,7 +374,6 @@ class Store:
             for number in numbers:
                 db.execute("UPDATE experiences SET verdict = ? WHERE id = ?", (verdict, number))
                 db.execute("DELETE FROM queue WHERE experience = ?", (number,))
-            note(db, "dropped", {"experiences": list(numbers), "verdict": verdict})
 
     def settle(self, update: int) -> None:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
@@ -427,7 +403,7 @@ def _insert(
         "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, "
         "?, ?, ?, ?)",
         (
-            experience.request, time.time(), scrub(experience.question), experience.clip, experience.form,
+            experience.request, time.time(), experience.question, experience.clip, experience.form,
             experience.answer, experience.policy,
         ),
     )  # fmt: skip
@@ -438,12 +414,11 @@ def _insert(
     )
     db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
     db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
-    note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
     return number
 
 
 def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digests: Sequence[str]) -> bool:
-    """Tell whether an experience has this question and these pictures, both scrubbed."""
+    """Tell whether an experience has this question and these pictures."""
     (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
     stored_digests = [
         digest
@@ -452,20 +427,16 @@ def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digest
         )
     ]
     return (question, bool(clip), stored_digests) == (
-        scrub(experience.question),
+        experience.question,
         experience.clip,
         list(digests),
     )
 
 
-def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
-    number, previous = db.execute(
-        "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
-    ).fetchone() or (0, audit.GENESIS)
-    row = audit.made(number=number + 1, time_s=time.time(), event=event, body=dict(body), previous=previous)
+def _note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
     db.execute(
-        "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)",
-        (row.number, row.time_s, row.event, row.body, row.previous, row.hash),
+        "INSERT INTO events (time_s, event, body) VALUES (?, ?, ?)",
+        (time.time(), event, json.dumps(body, sort_keys=True)),
     )
 
 

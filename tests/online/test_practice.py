@@ -40,10 +40,9 @@ REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION
 def practised(
     store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object
 ) -> OnlinePractice:
-    values = {"review": 0.0, "canary": 0.0, **gate}
     return OnlinePractice(
         store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48,
-        gate=Gate(**values), strategy="weighted", weigh_labels=True, confirm=lambda lesson, looked: confirmed,
+        gate=Gate(**gate), strategy="weighted", weigh_labels=True, confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 
 
@@ -112,19 +111,11 @@ def test_votes_come_from_the_same_question_alone(
         assert own.outcomes[0].label == "vertical"  # two voices against one, verified of another picture
 
 
-def test_what_is_kept_apart_or_not_trusted_does_not_vote(
-    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
-) -> None:
+def test_what_is_not_trusted_does_not_vote(tmp_path: Path, tiny_model: Network, toolbox: Toolbox) -> None:
     with opened(tmp_path) as store:
         for number in range(2):
             store.add(experience(number, question=QUESTION), np.ones(4, np.float32) / 2)
-        for verdict, voices in {
-            "canary": 2,
-            "review": 2,
-            "below_gate": 2,
-            "flipped": 2,
-            "admitted": 3,
-        }.items():
+        for verdict, voices in {"below_gate": 2, "flipped": 2, "admitted": 3}.items():
             store.finish(1, [outcome(2, "checked", verdict=verdict)])
             own = practised(store, tiny_model, toolbox, "checked")
             own.neighbours.follow(store)
@@ -151,32 +142,20 @@ def test_beta_steers_the_kl_to_its_target_and_stays_in_its_limits() -> None:
     assert (control.too_far(0.1), control.too_far(0.101)) == (False, True)
 
 
-def test_a_release_may_lose_little_against_the_start_and_against_what_is_served() -> None:
-    def right(lost: int, gained: int) -> dict[str, list[bool]]:
+def test_a_release_may_lose_little_against_the_start() -> None:
+    def right(lost: int, gained: int) -> list[bool]:
         """Of 200 questions the floor has 160."""
-        return {
-            "source": [True] * (160 - lost) + [False] * lost + [True] * gained + [False] * (40 - gained),
-            "target": [],
-        }
+        return [True] * (160 - lost) + [False] * lost + [True] * gained + [False] * (40 - gained)
 
     floor = right(0, 0)
-    assert (
-        refused(right(20, 0), floor, allowed=0.02) == "accuracy on the source canary 0.700, 0.100 below 0.800"
-    )
+    assert refused(right(20, 0), floor, allowed=0.02) == "accuracy on the canary 0.700, 0.100 below 0.800"
     assert refused(right(20, 0), floor, allowed=0.1 + 1e-9) is None
     # chance alone turns as many of 34 wrong one in five times
     assert refused(right(20, 14), floor, allowed=0.02) is None
-    assert (
-        refused(right(20, 8), floor, allowed=0.02) == "accuracy on the source canary 0.740, 0.060 below 0.800"
-    )
-    assert refused({"target": [False] * 5}, {"target": [True] * 5}, allowed=0.02) is None
-    assert (
-        refused({"target": [False] * 6}, {"target": [True] * 6}, allowed=0.02)
-        == "accuracy on the target canary 0.000, 1.000 below 1.000"
-    )
-    assert (
-        refused({"source": [True], "target": [False]}, {"source": [], "target": [False]}, allowed=0.0) is None
-    )
+    assert refused(right(20, 8), floor, allowed=0.02) == "accuracy on the canary 0.740, 0.060 below 0.800"
+    assert refused([False] * 5, [True] * 5, allowed=0.02) is None
+    assert refused([False] * 6, [True] * 6, allowed=0.02) == "accuracy on the canary 0.000, 1.000 below 1.000"
+    assert refused([], [], allowed=0.0) is None  # a trial without canary
 
 
 def test_as_good_a_release_is_seldom_refused_and_one_that_lost_much_mostly() -> None:
@@ -190,9 +169,7 @@ def test_as_good_a_release_is_seldom_refused_and_one_that_lost_much_mostly() -> 
             now = np.where(rng.random(questions) < 0.3, rng.random(questions) < 0.8, before) & (
                 rng.random(questions) >= loss
             )
-            found.append(
-                refused({"source": now.tolist()}, {"source": before.tolist()}, allowed=0.0) is not None
-            )
+            found.append(refused(now.tolist(), before.tolist(), allowed=0.0) is not None)
         return float(np.mean(found))
 
     assert 0 < share(0.0) < 0.04
