@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(arguments: argparse.Namespace) -> int:
     """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
     from ans_core.config import load
-    from ans_core.online.server import Server, check_address
+    from ans_core.online.server import listening, server_of
     from ans_core.online.store import FILE
     from ans_core.online.worker import ADAPTERS
     from ans_core.stages.launch import machine_of
@@ -85,7 +85,7 @@ def serve(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments)
     if arguments.read_only:
         _check_begun(folder)
-    check_address(arguments.host, arguments.port)
+    bound = listening(arguments.host, arguments.port)
     stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None
@@ -94,21 +94,23 @@ def serve(arguments: argparse.Namespace) -> int:
             f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one "
             "(--adapter)"
         )
-    with opened(
-        cfg,
-        base=base,
-        start=start,
-        folder=folder,
-        machine=machine,
-        families=cfg.agent.families or cfg.agent.online.simulation.families,
-        names=ADAPTERS[3:],
-    ) as parts:
+    with (
+        bound,
+        opened(
+            cfg,
+            base=base,
+            start=start,
+            folder=folder,
+            machine=machine,
+            families=cfg.agent.families or cfg.agent.online.simulation.families,
+            names=ADAPTERS[3:],
+        ) as parts,
+    ):
         engine = parts.engine(read_only=arguments.read_only)
-        with Server(engine, host=arguments.host, port=arguments.port) as server:
-            host = str(server.server_address[0])
-            address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
-            print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
-            server.serve_forever()
+        host, port = bound.getsockname()[:2]
+        address = f"{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
+        server_of(engine, host=arguments.host).run(sockets=[bound])
     return 0
 
 

@@ -41,9 +41,7 @@ def _published(entry: dict[str, Any]) -> Published:
     return Published(**entry | {"into": into, "then": then, "files": tuple(entry.get("files", ()))})
 
 
-_FILE = yaml.safe_load(
-    resources.files("ans_core.hub").joinpath("catalogue.yaml").read_text(encoding="utf-8")
-)
+_FILE = yaml.safe_load(resources.files("ans_core.hub").joinpath("catalogue.yaml").read_text(encoding="utf-8"))
 DATA, WEIGHTS = (
     {name: _published(entry) for name, entry in _FILE[part].items()} for part in ("data", "weights")
 )

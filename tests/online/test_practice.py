@@ -25,7 +25,7 @@ from ans_core.online.embedding import Encoder
 from ans_core.online.learning import KlControl
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.practice import Lesson, OnlinePractice, Progress, poisoned
-from ans_core.online.server import BadRequest, query_of
+from ans_core.online.server import Question, query_of
 from ans_core.online.simulation import one_answer, poisoning, wrong_on
 from ans_core.online.store import Store
 from ans_core.types import Request
@@ -236,30 +236,29 @@ PICTURE = base64.b64encode(tiny.picture(0)).decode()
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (b"{", "no JSON"),
-        ({"image": PICTURE}, '"question" is a text'),
+        ({"image": PICTURE}, "question"),
         ({"question": "q"}, 'either "image" or "frames"'),
         ({"question": "q", "image": PICTURE, "frames": [PICTURE]}, 'either "image" or "frames"'),
         ({"question": "q", "image": "/etc/passwd"}, "no base64"),
-        ({"question": "q", "frames": []}, "a list of such texts"),
-        ({"question": "q", "image": PICTURE, "path": "x"}, "unknown: path"),
-        ({"question": "q", "image": PICTURE, "request": ""}, "1 to 128 letters"),
-        ({"question": "q", "image": PICTURE, "request": "ann.lee@mail.example.org"}, "1 to 128 letters"),
-        ({"question": "q", "image": PICTURE, "request": "\ud800"}, "1 to 128 letters"),
+        ({"question": "q", "frames": []}, "frames"),
+        ({"question": "q", "image": PICTURE, "path": "x"}, "path"),
+        ({"question": "q", "image": PICTURE, "request": ""}, "request"),
+        ({"question": "q", "image": PICTURE, "request": "ann.lee@mail.example.org"}, "request"),
+        ({"question": "q", "image": PICTURE, "request": "\ud800"}, "request"),
         ({"question": "q" * 5000, "image": PICTURE}, "5000 characters; at most 4000"),
         ({"question": "   ", "image": PICTURE}, "the question is empty"),
-        ({"question": "\ud800 red?", "image": PICTURE}, "the question is no text: character 1 is half"),
+        ({"question": "\ud800 red?", "image": PICTURE}, "question"),
         ({"question": "q", "image": "éééééééé"}, "no base64"),
-        (b"[" * 100_000, "no JSON"),
     ],
 )
 def test_a_bad_request_is_told_what_is_wrong(sent: object, told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
-        query_of(sent if isinstance(sent, bytes) else json.dumps(sent).encode())
+    with pytest.raises(ValueError, match=told):
+        query_of(Question.model_validate(sent))
 
 
 def test_a_request_is_read() -> None:
-    found = query_of(json.dumps({"question": "q", "frames": [PICTURE, PICTURE], "request": "mine"}).encode())
+    sent = {"question": "q", "frames": [PICTURE, PICTURE], "request": "mine"}
+    found = query_of(Question.model_validate(sent))
     assert (found.request, found.clip, found.frames) == ("mine", True, (tiny.picture(0),) * 2)
-    named = [query_of(json.dumps({"question": "q", "image": PICTURE}).encode()).request for _ in range(2)]
+    named = [query_of(Question(question="q", image=PICTURE)).request for _ in range(2)]
     assert named[0] != named[1]
