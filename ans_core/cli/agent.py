@@ -60,12 +60,18 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
     of = action("export", export)
     of.add_argument("folder", help="a new one: experiences.jsonl and pictures")
+    of = action("feedback", feedback)
+    of.add_argument("id", type=int, help="of the experience, as the reply named it")
+    what = of.add_mutually_exclusive_group(required=True)
+    what.add_argument("--right", action="store_true", help="the answer was right")
+    what.add_argument("--wrong", action="store_true", help="it was wrong, and the true one is not known")
+    what.add_argument("--answer", metavar="TEXT", help="it was wrong; this is the true one")
     of = action("forget", forget)
     of.add_argument("id", type=int)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting
+    """Learning online: engine and worker as processes, their store's status, roll-back, feedback, export and forgetting
     (docs/online-learning.md)."""
     code: int = arguments.act(arguments)
     return code
@@ -227,17 +233,28 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
             file.write(json.dumps(exported) + "\n")
 
 
+def feedback(arguments: argparse.Namespace) -> int:
+    """Says whether an answer was right, or what the true one is: the worker learns from that, whatever its own
+    votes are."""
+    with open_store(arguments) as (store, _):
+        store.add_feedback(_known_id(arguments.id, store), right=arguments.right, answer=arguments.answer)
+    print(f"experience {arguments.id}: the worker learns from it next")
+    return 0
+
+
+def _known_id(number: int, store: Store) -> int:
+    if not 0 < number <= MOST_ID:
+        raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
+    return number
+
+
 def forget(arguments: argparse.Namespace) -> int:
     """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back
     takes back."""
     from ans_core.online import retention
 
     with open_store(arguments) as (store, _):
-        if not 0 < arguments.id <= MOST_ID:
-            raise ValueError(
-                f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them"
-            )
-        retention.forget(store, arguments.id)
+        retention.forget(store, _known_id(arguments.id, store))
     print(
         f"experience {arguments.id} is gone; versions published after it came may have learned from it "
         "(`ans agent rollback`)"

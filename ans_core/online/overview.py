@@ -31,6 +31,7 @@ def counts(store: Store) -> dict[str, int]:
         "experiences": "SELECT COUNT(*) FROM experiences",
         "vectors": "SELECT COUNT(*) FROM vectors",
         "pictures": "SELECT COUNT(DISTINCT digest) FROM pictures",
+        "with a person's feedback": "SELECT COUNT(*) FROM feedback",
         "waiting": "SELECT COUNT(*) FROM queue WHERE learned IS NULL",
         "learned, weights not on disk": "SELECT COUNT(*) FROM queue WHERE learned IS NOT NULL",
     }
@@ -46,11 +47,19 @@ def counts(store: Store) -> dict[str, int]:
 
 
 def records(store: Store) -> Iterator[dict[str, Any]]:
-    """Yield every experience with its pictures' files."""
+    """Yield every experience with its pictures' files, and what a person said of it."""
+    feedback = {
+        number: {"right": bool(right), "answer": answer}
+        for number, right, answer in store.rows("SELECT experience, right, answer FROM feedback")
+    }
     for row in store.rows(f"SELECT {', '.join(FIELDS)} FROM experiences ORDER BY id"):
         record = dict(zip(FIELDS, row, strict=True))
         for task in store.tasks([record["id"]]):
-            yield record | {"provenance": json.loads(record["provenance"]), "pictures": list(task.frames)}
+            yield record | {
+                "provenance": json.loads(record["provenance"]),
+                "pictures": list(task.frames),
+                "feedback": feedback.get(task.experience),
+            }
 
 
 def alerts(store: Store, most: int) -> list[str]:

@@ -36,6 +36,7 @@ NEAR = 0.98
 votes on this one."""
 MOST_NEAR = 2
 """Votes of near-duplicates: never as many as a group has rollouts."""
+ADMITTED: Verdict = "admitted"
 RECENT = 100
 """Tasks that alerts look back on."""
 
@@ -205,10 +206,13 @@ class OnlinePractice:
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
         votes = [*self._rollout_votes(lesson, group), *self._near_votes(task)]
-        decision = decide(votes, self.strategy)
-        if self.relabel is not None:
-            decision = self.relabel(task, decision)
-        verdict = self.gate.verdict(task, decision)
+        if task.true_answer is not None:
+            decision, verdict = of_person(votes, task.true_answer, self.strategy), ADMITTED
+        else:
+            decision = decide([vote for vote in votes if not _is(vote, task.wrong_answer)], self.strategy)
+            if self.relabel is not None:
+                decision = self.relabel(task, decision)
+            verdict = self.gate.verdict(task, decision)
         flipped = task.label is not None and decision.label is not None and task.label != decision.label
         self.progress.recent.append((verdict, bool(task.visits), flipped))
         self.outcomes.append(
@@ -314,6 +318,16 @@ class OnlinePractice:
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None
+
+
+def _is(vote: Vote, answer: str | None) -> bool:
+    return vote.answer is not None and answer is not None and normal(vote.answer) == normal(answer)
+
+
+def of_person(votes: Sequence[Vote], answer: str, strategy: Strategy) -> Decision:
+    """Return the decision for the answer that a person gave, whatever the votes are."""
+    person = Vote(source="person", answer=answer, verified=True, by="person")
+    return Decision(label=normal(answer), share=1.0, verified=True, strategy=strategy, votes=(*votes, person))
 
 
 def _rollout(

@@ -44,6 +44,12 @@ CREATE TABLE queue (
     experience INTEGER NOT NULL UNIQUE REFERENCES experiences (id) ON DELETE CASCADE,
     learned INTEGER
 );
+CREATE TABLE feedback (
+    experience INTEGER PRIMARY KEY REFERENCES experiences (id) ON DELETE CASCADE,
+    time_s REAL NOT NULL,
+    right INTEGER NOT NULL,
+    answer TEXT
+);
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE events (
     number INTEGER PRIMARY KEY,
@@ -65,7 +71,8 @@ CREATE TABLE before (
 );
 """
 """label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the
-update that used a task; its row goes when that update's weights are safe. events: versions that were
+update that used a task; its row goes when that update's weights are safe. feedback: what a person said of the
+answer that was given, and the true one, if they know it. events: versions that were
 published or rolled back to, and alerts; their body is JSON. before: what an experience's row was before update
 `learned` changed it, until that update's weights are safe."""
 FOUND = ("label", "share", "verified", "verdict", "provenance", "visits", "flips")

@@ -1,6 +1,7 @@
 """An engine as an HTTP server of JSON: questions with pictures in, answers out.
 
     POST /ask     {"question": "...", "image": "<base64>"}  (or "frames": ["<base64>", ...] of a clip; "request": a name of your own)
+    POST /feedback  {"experience": 17, "right": true}  (or "right": false, with "answer": "..." if the true one is known)
     GET  /status
 
 Pictures come in the request, never as paths of this machine. A request must name one of the server's own
@@ -50,6 +51,15 @@ class Question(BaseModel):
     frames: list[str] | None = Field(None, min_length=1, max_length=MOST_FRAMES)
     request: str = Field(default_factory=lambda: str(uuid.uuid4()), pattern=r"^[A-Za-z0-9._:-]{1,128}$")
     """It is kept as it comes, so there is no room for an address or a sentence in it."""
+
+
+class Feedback(BaseModel):
+    """What a person says of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+    experience: int = Field(gt=0, lt=2**63)
+    right: bool
+    answer: str | None = Field(None, min_length=1, max_length=4000)
 
 
 def query_of(sent: Question) -> Query:
@@ -129,6 +139,15 @@ def app_of(engine: Engine, *, host: str) -> FastAPI:
         with turn:
             (reply,) = engine.answer([query])
         return asdict(reply)
+
+    @app.post("/feedback")
+    def feedback(sent: Feedback) -> dict[str, Any]:
+        if engine.read_only:
+            raise ValueError("this server keeps nothing (--read-only)")
+        if sent.right and sent.answer is not None:
+            raise ValueError('a right answer needs no other: leave "answer" out')
+        engine.store.add_feedback(sent.experience, right=sent.right, answer=sent.answer)
+        return {"experience": sent.experience}
 
     @app.get("/status")
     def status() -> dict[str, Any]:

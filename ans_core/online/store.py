@@ -76,6 +76,10 @@ class Task:
     verdict: str | None
     visits: int
     flips: int
+    true_answer: str | None = None
+    """As a person gave or confirmed it."""
+    wrong_answer: str | None = None
+    """That a person called wrong without a better one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +311,10 @@ class Store:
         """Return these experiences as tasks, in this order; those that are gone are left out."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips FROM "
-            f"experiences WHERE id IN ({marks})",
+            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips, "
+            "CASE WHEN feedback.right THEN experiences.answer ELSE feedback.answer END, "
+            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END "
+            f"FROM experiences LEFT JOIN feedback ON experience = id WHERE id IN ({marks})",
             *numbers,
         )
         pictures: dict[int, list[Path]] = {}
@@ -320,7 +326,7 @@ class Store:
             row[0]: Task(
                 experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
                 clip=bool(row[3]), form=row[4], policy=row[5], label=row[6], verdict=row[7], visits=row[8],
-                flips=row[9],
+                flips=row[9], true_answer=row[10], wrong_answer=row[11],
             )
             for row in rows
             if row[0] in pictures  # else it was forgotten between the two questions
@@ -348,6 +354,27 @@ class Store:
             number: (label, share, question, bool(verified))
             for number, label, share, question, verified in rows
         }
+
+    def add_feedback(self, number: int, *, right: bool, answer: str | None = None) -> None:
+        """Write down what a person says of an answer, in place of what was said before, and let the worker look at the question
+        (again). answer: the true one, where theirs was wrong. Raises ValueError for an unknown id, and for an
+        answer that can't be right, since none was given."""
+        with self.writing() as db:
+            row = db.execute("SELECT answer FROM experiences WHERE id = ?", (number,)).fetchone()
+            if row is None:
+                raise ValueError(
+                    f"there is no experience {number} in {self.file}; `ans agent export` lists them"
+                )
+            if right and row[0] is None:
+                raise ValueError(f"experience {number} has no answer that could be right; give the true one")
+            db.execute(
+                "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?)", (number, time.time(), right, answer)
+            )
+            # also if an update has used it whose weights are not safe yet
+            db.execute(
+                "INSERT INTO queue (experience) VALUES (?) ON CONFLICT (experience) DO UPDATE SET learned = NULL",
+                (number,),
+            )
 
     # The queue
 

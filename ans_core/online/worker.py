@@ -300,10 +300,14 @@ class Worker:
         return len(self.practice.neighbours) >= self.pace.cold_start
 
     def _drop_stale(self) -> bool:
-        """Drop tasks that were answered too many releases ago; return whether there were any."""
+        """Drop tasks that were answered too many releases ago, but those of which a person said something;
+        return whether there were any."""
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
         recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
-        if stale := [task.experience for task in waiting if task.policy not in recent]:
+        old = [task for task in waiting if task.policy not in recent]
+        if stale := [
+            task.experience for task in old if task.true_answer is None and task.wrong_answer is None
+        ]:
             self.store.drop(stale, "stale")
         return bool(stale)
 

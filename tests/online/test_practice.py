@@ -91,6 +91,38 @@ def test_each_rollout_is_scored_against_a_label_that_another_path_confirmed(
         assert len(alone.outcomes) == 1
 
 
+def test_the_answer_of_a_person_is_the_label_whatever_the_votes_are(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
+    group = said(tiny_model, toolbox, "checked", "Vertical.", "checked")
+    with opened(tmp_path) as store:
+        own = practised(store, tiny_model, toolbox, None, share=1.0)
+        scored = own._scored(lesson(true_answer="vertical"), group)
+        assert [rollout.rewards["task"] for rollout in scored] == [0.0, 1.0, 0.0]
+        (label,) = own.outcomes
+        assert (label.label, label.share, label.verified, label.verdict) == (
+            "vertical",
+            1.0,
+            True,
+            "admitted",
+        )
+        assert [vote["source"] for vote in label.provenance][-1] == "person"
+
+
+def test_votes_for_an_answer_that_a_person_called_wrong_do_not_count(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
+    group = said(tiny_model, toolbox, "checked", "Vertical.", "checked")
+    with opened(tmp_path) as store:
+        own = practised(store, tiny_model, toolbox, "vertical", share=1.0)
+        scored = own._scored(lesson(wrong_answer="Checked"), group)
+        assert [rollout.rewards["task"] for rollout in scored] == [0.0, 1.0, 0.0]
+        none = practised(store, tiny_model, toolbox, None, share=0.1)
+        scored = none._scored(lesson(wrong_answer="checked"), said(tiny_model, toolbox, "checked"))
+        assert none.outcomes[0].verdict == "no_answer"
+        assert all(math.isnan(rollout.rewards["task"]) for rollout in scored)
+
+
 def test_votes_come_from_the_same_question_alone(
     tmp_path: Path, tiny_model: Network, toolbox: Toolbox
 ) -> None:

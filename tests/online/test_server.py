@@ -9,8 +9,10 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -18,6 +20,7 @@ from ans_core.online import server as servers
 from ans_core.online.engine import Engine, Query, Reply
 from ans_core.online.server import LARGEST, listening, server_of
 from tests.online.test_practice import PICTURE
+from tests.online.test_store import experience, opened
 
 BODY = json.dumps({"question": "Which pattern?", "image": PICTURE})
 
@@ -64,7 +67,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
 
 
 def reply(
-    server: Running, method: str = "POST", body: str = BODY, **headers: str
+    server: Running, method: str = "POST", body: str = BODY, path: str = "/ask", **headers: str
 ) -> tuple[int, dict[str, Any]]:
     """Send a request with the server's own address as its host, unless `headers` (of which _ is -) name
     another."""
@@ -72,7 +75,7 @@ def reply(
     told |= {name.replace("_", "-"): value for name, value in headers.items()}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request(
-        method, "/ask" if method == "POST" else "/status", body if method == "POST" else None, told
+        method, path if method == "POST" else "/status", body if method == "POST" else None, told
     )
     found = connection.getresponse()
     read = found.read()
@@ -84,6 +87,24 @@ def test_a_question_is_answered_and_a_status_told(server: Running) -> None:
     status, values = reply(server)
     assert (status, values["answer"], values["why_not_kept"]) == (200, "checked", "")
     assert reply(server, "GET") == (200, {"version": 0, "trouble": "", "read_only": True, "store": {}})
+
+
+def test_what_a_person_says_of_an_answer_reaches_the_store(server: Running, tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        number = store.add(experience(0), np.ones(4, np.float32))
+        server.engine.store = store
+
+        def send(**values: object) -> tuple[int, str]:
+            status, answered = reply(server, body=json.dumps(values), path="/feedback")
+            return status, answered.get("error", "")
+
+        assert send(experience=number, right=True) == (400, "this server keeps nothing (--read-only)")
+        server.engine.read_only = False
+        assert send(experience=number, right=False, answer="diagonal") == (200, "")
+        assert store.tasks([number])[0].true_answer == "diagonal"
+        assert send(experience=number, right=True, answer="x")[0] == 400
+        assert "there is no experience 7" in send(experience=7, right=True)[1]
+        assert "right: Field required" in send(experience=number)[1]
 
 
 def test_a_store_that_cannot_be_read_is_told_in_a_status(

@@ -57,7 +57,8 @@ def test_an_experience_is_kept_once_with_vector_picture_and_task(tmp_path: Path)
         second = store.add(experience(1), VECTOR + 1)
     with Store(tmp_path) as store:
         assert overview.counts(store) == {
-            "experiences": 2, "vectors": 2, "pictures": 2, "waiting": 2, "learned, weights not on disk": 0,
+            "experiences": 2, "vectors": 2, "pictures": 2, "with a person's feedback": 0, "waiting": 2,
+            "learned, weights not on disk": 0,
         }  # fmt: skip
         numbers, vectors = store.vectors(after=1)
         assert numbers.tolist() == [second]
@@ -111,6 +112,37 @@ def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) ->
         store.reopen(after=1)
         # of an update whose weights are safe nothing is taken back
         assert store.labelled("admitted", 9) == [2, 1]
+
+
+def test_what_a_person_says_of_an_answer_brings_its_task_back_and_goes_with_it(tmp_path: Path) -> None:
+    """Of three, one is settled, one is learned by an update whose weights are not safe, one waits."""
+    with opened(tmp_path) as store:
+        for i in range(3):
+            store.add(experience(i), VECTOR)
+        store.finish(1, [outcome(1)])
+        store.settle(1)
+        store.finish(2, [outcome(2)])
+        store.add_feedback(1, right=True)
+        store.add_feedback(2, right=False, answer="diagonal")
+        store.add_feedback(3, right=False)
+        store.settle(2)
+        assert sorted(store.waiting(9)) == [1, 2, 3]
+        tasks = {task.experience: (task.true_answer, task.wrong_answer) for task in store.tasks([1, 2, 3])}
+        assert tasks == {1: ("vertical", None), 2: ("diagonal", None), 3: (None, "vertical")}
+        store.add_feedback(3, right=True)  # on second thoughts
+        assert store.tasks([3])[0].true_answer == "vertical"
+        assert [record["feedback"] for record in overview.records(store)] == [
+            {"right": True, "answer": None},
+            {"right": False, "answer": "diagonal"},
+            {"right": True, "answer": None},
+        ]
+        forget(store, 2)
+        assert overview.counts(store)["with a person's feedback"] == 2
+        store.add(experience(9, answer=None), VECTOR)
+        with pytest.raises(ValueError, match="has no answer that could be right"):
+            store.add_feedback(4, right=True)
+        with pytest.raises(ValueError, match="there is no experience 2 in"):
+            store.add_feedback(2, right=True)
 
 
 def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: Path) -> None:

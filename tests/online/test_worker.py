@@ -235,14 +235,17 @@ def test_stale_tasks_are_dropped_and_a_full_queue_keeps_no_answer_back(start: St
         replies = parts.engine().answer(asked(0, 8))
         assert [reply.why_not_kept for reply in replies] == [""] * 6 + ["the queue is full"] * 2
         learned(parts, tmp_path / "scratch", steps=2)
+        (first, _) = parts.store.waiting(2)
+        parts.store.add_feedback(first, right=False, answer="seven")  # what a person said is never stale
         for update in (1, 2):
             parts.snapshots.publish(
                 parts.snapshots.load(1).tensors, after=update, update=update, about=parts.snapshots.load(1).about,
                 measured={},
             )  # fmt: skip
         learned(parts, tmp_path / "scratch 2", steps=4)
-        assert overview.counts(parts.store)["stale"] == 2
+        assert overview.counts(parts.store)["stale"] == 1
         assert overview.counts(parts.store)["flooded"] == 2
+        assert parts.store.votes([first])[first][:2] == ("seven", 1.0)
 
 
 @pytest.mark.slow
