@@ -5,7 +5,7 @@ long, a convolution forty.
 
 On a CPU that has them, autocast computes attention in its own way here. PyTorch's takes its fused kernel to
 bf16, where that costs two to three times as much, backward pass included, while matrix products cost a
-quarter (`python perf/precision.py`). So attention is two matrix products in bf16 with a softmax between them,
+quarter. So attention is two matrix products in bf16 with a softmax between them,
 as long as its scores are few, and the fused kernel in fp32 beyond.
 """
 

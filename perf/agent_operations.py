@@ -13,7 +13,7 @@ FOLDER/data/videos. A call that fails has an empty mask or text.
   true texts' characters, words.
 - track_object starts at the first frame that shows the thing, from its true mask or from the one that
   segment_object_at draws at a point of
-  it. That frame, and frames without annotation, count nowhere. MOTA, MOTP: of clips with several things, all of them followed.
+  it. That frame, and frames without annotation, count nowhere.
 - zoom_in shows a thing if every pixel of it lies in the crop of the oracle's box.
 - Shapes are discs, rings, rotated rectangles and ellipses on a picture of SIDE pixels; errors hold the
   rounding of what is told.
@@ -42,9 +42,6 @@ from ans_core.agent.world.drawing import SHRINKS, png, zoom
 from ans_core.data.clips import draw_clip
 from ans_core.data.formats import regions, videos
 from ans_core.inference.sa2va import Sa2VA
-from ans_core.metrics.clear_mot import clear_counts, clear_mot
-from ans_core.metrics.hota import Frame
-from ans_core.metrics.mask import pairwise_iou
 from ans_core.metrics.video import j_and_f
 from ans_core.pictures import rle
 from ans_core.tracking.simulator import center
@@ -218,7 +215,7 @@ def tracking(clips: Sequence[Clip], toolbox: Toolbox) -> Figures:
 
 
 def track_figures(clips: Sequence[Clip], tracks: Sequence[Bool[np.ndarray, "N F H W"]]) -> Figures:
-    scores, counted = [], []
+    scores = []
     for clip, drawn in zip(clips, tracks, strict=True):
         true, drawn = clip.masks.copy(), drawn.copy()
         for number, start in enumerate(clip.starts):
@@ -226,23 +223,8 @@ def track_figures(clips: Sequence[Clip], tracks: Sequence[Bool[np.ndarray, "N F 
             frames = [f for f in np.flatnonzero(clip.annotated) if f != start]
             if frames:
                 scores.append(np.mean([j_and_f(drawn[number, f], true[number, f]) for f in frames], 0))
-        if len(true) > 1:
-            counted.append(
-                clear_counts([identities(true[:, f], drawn[:, f]) for f in np.flatnonzero(clip.annotated)])
-            )
     j, f = np.mean(scores, 0).tolist()
-    return {
-        "J&F, J, F": [(j + f) / 2, j, f],
-        "MOTA, MOTP, identity switches": list(clear_mot(counted).values()),
-    }
-
-
-def identities(true: Bool[np.ndarray, "N H W"], drawn: Bool[np.ndarray, "N H W"]) -> Frame:
-    """Of one frame; objects are those that have a pixel there."""
-    ours, theirs = (np.flatnonzero(masks.any((1, 2))) for masks in (true, drawn))
-    return Frame(
-        true=ours.tolist(), predicted=theirs.tolist(), similarity=pairwise_iou(true[ours], drawn[theirs])
-    )
+    return {"J&F, J, F": [(j + f) / 2, j, f]}
 
 
 def shape(rng: np.random.Generator, kind: str) -> tuple[Bool[np.ndarray, "H W"], dict[str, float]]:

@@ -241,14 +241,15 @@ def main(name: str, root: Path = Path()) -> None:
     counted = inference_processes_here if stage.one_node else processes_here
     many = counted(launch, os.environ) if ranks else 1
     os.environ |= thread_variables(launch.threads, processes=many, environment=os.environ)
+    dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}
+    os.environ |= {**FLIGHT_RECORDER, **dumps, **os.environ}
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     by_ray = rank == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
     if (rank is None and is_first_node()) or by_ray:  # the nodes share the folder
         shutil.rmtree(partial, ignore_errors=True)
     if rank is None and ranks:
-        dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}
-        os.environ |= TORCHRUN | {**FLIGHT_RECORDER, **dumps, **os.environ}
+        os.environ |= TORCHRUN
         os.execv(ranks[0], ranks)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)

@@ -64,17 +64,15 @@ def benchmark(
         assert inputs.data is not None
         by_name = samples(inputs.data, inputs.split or SPLITS[0])
         lines = files.by_id(files.records(inputs.predictions), "id", where=str(inputs.predictions))
-        missing = files.refuse_unknown(lines, by_name, where=inputs.predictions, what="samples")
-        if inputs.predicted_only:
-            by_name = {key: sample for key, sample in by_name.items() if key in lines}
+        names, missing = inputs.pair(lines, by_name, what="samples")
         where = str(inputs.predictions)
         answers = [
-            checked(lines[key], s, f"{where}, {key}") if key in lines else Prediction(text="")
-            for key, s in by_name.items()
+            checked(lines[key], by_name[key], f"{where}, {key}") if key in lines else Prediction(text="")
+            for key in names
         ]
-        scored = of_samples(list(by_name.values()), answers)
-        named = [{"id": key, **sample} for key, sample in zip(by_name, scored.samples, strict=True)]
-        return replace(scored, samples=named, missing=0 if inputs.predicted_only else len(missing))
+        scored = of_samples([by_name[key] for key in names], answers)
+        named = [{"id": key, **sample} for key, sample in zip(names, scored.samples, strict=True)]
+        return replace(scored, samples=named, missing=missing)
 
     return Benchmark(
         score=score,

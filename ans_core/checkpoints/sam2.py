@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import yaml
 from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Sam2VideoConfig
@@ -182,76 +184,34 @@ def stock_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def stock_config(config: GroundingConfig) -> dict[str, Any]:
     """Return what Hydra instantiates as the stock video predictor of these sizes, without its optional
-    post-processing."""
-    modeling, side = "sam2.modeling", config.image_size // 16
-
-    def sine(width: int) -> dict[str, Any]:
-        kind = f"{modeling}.position_encoding.PositionEmbeddingSine"
-        return {
-            "_target_": kind,
-            "num_pos_feats": width,
-            "normalize": True,
-            "scale": None,
-            "temperature": 10000,
-        }
-
-    def rope(**more: Any) -> dict[str, Any]:
-        common = {
-            "embedding_dim": config.width,
-            "num_heads": 1,
-            "downsample_rate": 1,
-            "dropout": 0.1,
-            "feat_sizes": [side, side],
-        }
-        return {
-            "_target_": f"{modeling}.sam.transformer.RoPEAttention",
-            "rope_theta": 10000.0,
-            **common,
-            **more,
-        }
-
-    trunk = {
-        "_target_": f"{modeling}.backbones.hieradet.Hiera", "embed_dim": config.embed,
-        "num_heads": config.heads, "stages": list(config.stages),
+    post-processing: the package's own file of hiera-large, with other sizes."""
+    file = resources.files("sam2").joinpath("configs/sam2/sam2_hiera_l.yaml")
+    model: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()).model)
+    side = config.image_size // 16
+    encoder, attention, memory = (
+        model[part] for part in ("image_encoder", "memory_attention", "memory_encoder")
+    )
+    encoder["trunk"] |= {
+        "embed_dim": config.embed, "num_heads": config.heads, "stages": list(config.stages),
         "global_att_blocks": list(config.global_blocks), "window_spec": list(config.windows),
         "window_pos_embed_bkg_spatial_size": list(config.background),
     }  # fmt: skip
-    neck = {
-        "_target_": f"{modeling}.backbones.image_encoder.FpnNeck", "position_encoding": sine(config.width),
+    encoder["neck"] |= {
         "d_model": config.width, "backbone_channel_list": config.trunk_channels,
-        "fpn_top_down_levels": list(config.top_down_levels), "fpn_interp_model": "nearest",
+        "fpn_top_down_levels": list(config.top_down_levels),
     }  # fmt: skip
-    layer = {
-        "_target_": f"{modeling}.memory_attention.MemoryAttentionLayer", "activation": "relu",
-        "dim_feedforward": config.memory_feedforward, "dropout": 0.1, "pos_enc_at_attn": False,
-        "self_attention": rope(),
-        "d_model": config.width, "pos_enc_at_cross_attn_keys": True, "pos_enc_at_cross_attn_queries": False,
-        "cross_attention": rope(rope_k_repeat=True, kv_in_dim=config.memory_width),
-    }  # fmt: skip
-    fuser = {
-        "_target_": f"{modeling}.memory_encoder.CXBlock",
-        "dim": config.width,
-        "kernel_size": 7,
-        "padding": 3,
-        "use_dwconv": True,
-    }
-    downsampler = {"_target_": f"{modeling}.memory_encoder.MaskDownSampler", "embed_dim": config.width}
-    encoder = {
-        "_target_": f"{modeling}.memory_encoder.MemoryEncoder", "in_dim": config.width,
-        "out_dim": config.memory_width,
-        "position_encoding": sine(config.memory_width),
-        "mask_downsampler": downsampler | {"kernel_size": 3, "stride": 2, "padding": 1},
-        "fuser": {"_target_": f"{modeling}.memory_encoder.Fuser", "layer": fuser, "num_layers": config.fuser_layers},
-    }  # fmt: skip
-    parts = {
-        "image_encoder": {"_target_": f"{modeling}.backbones.image_encoder.ImageEncoder", "scalp": 1, "trunk": trunk, "neck": neck},
-        "memory_attention": {
-            "_target_": f"{modeling}.memory_attention.MemoryAttention", "d_model": config.width,
-            "pos_enc_at_input": True, "layer": layer, "num_layers": config.memory_layers,
-        },
-        "memory_encoder": encoder,
-    }  # fmt: skip
-    return {"_target_": "sam2.sam2_video_predictor.SAM2VideoPredictor", **parts, **config.sam2_options}
+    encoder["neck"]["position_encoding"]["num_pos_feats"] = config.width
+    attention |= {"d_model": config.width, "num_layers": config.memory_layers}
+    attention["layer"] |= {"d_model": config.width, "dim_feedforward": config.memory_feedforward}
+    for kind in ("self_attention", "cross_attention"):
+        attention["layer"][kind] |= {"embedding_dim": config.width, "feat_sizes": [side, side]}
+    attention["layer"]["cross_attention"]["kv_in_dim"] = config.memory_width
+    memory |= {"in_dim": config.width, "out_dim": config.memory_width}
+    memory["position_encoding"]["num_pos_feats"] = config.memory_width
+    memory["mask_downsampler"]["embed_dim"] = config.width
+    memory["fuser"]["num_layers"] = config.fuser_layers
+    memory["fuser"]["layer"]["dim"] = config.width
+    return model | {"_target_": "sam2.sam2_video_predictor.SAM2VideoPredictor", **config.sam2_options}
 
 
 # transformers' names: Sam2VideoModel

@@ -59,13 +59,19 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of = action("rollback", rollback)
     of.add_argument("version", nargs="?", type=int, help="(default: the one that the served one came after)")
     of = action("export", export)
-    of.add_argument("folder", help="a new one: experiences.jsonl, audit.jsonl and pictures")
+    of.add_argument("folder", help="a new one: experiences.jsonl and pictures")
+    of = action("feedback", feedback)
+    of.add_argument("id", type=int, help="of the experience, as the reply named it")
+    what = of.add_mutually_exclusive_group(required=True)
+    what.add_argument("--right", action="store_true", help="the answer was right")
+    what.add_argument("--wrong", action="store_true", help="it was wrong, and the true one is not known")
+    what.add_argument("--answer", metavar="TEXT", help="it was wrong; this is the true one")
     of = action("forget", forget)
     of.add_argument("id", type=int)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Learning online: engine and worker as processes, their store's status, roll-back, export and forgetting
+    """Learning online: engine and worker as processes, their store's status, roll-back, feedback, export and forgetting
     (docs/online-learning.md)."""
     code: int = arguments.act(arguments)
     return code
@@ -74,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 def serve(arguments: argparse.Namespace) -> int:
     """Answers questions (HTTP, JSON) from the last snapshot, and puts them into the store for the worker."""
     from ans_core.config import load
-    from ans_core.online.server import Server, check_address
+    from ans_core.online.server import listening, server_of
     from ans_core.online.store import FILE
     from ans_core.online.worker import ADAPTERS
     from ans_core.stages.launch import machine_of
@@ -85,7 +91,7 @@ def serve(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments)
     if arguments.read_only:
         _check_begun(folder)
-    check_address(arguments.host, arguments.port)
+    bound = listening(arguments.host, arguments.port)
     stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     start = adapter if adapter.is_dir() else None
@@ -94,21 +100,23 @@ def serve(arguments: argparse.Namespace) -> int:
             f"no agent {adapter} for a new store to begin with: `ans run --agent` trains one, or name one "
             "(--adapter)"
         )
-    with opened(
-        cfg,
-        base=base,
-        start=start,
-        folder=folder,
-        machine=machine,
-        families=cfg.agent.families or cfg.agent.online.simulation.families,
-        names=ADAPTERS[3:],
-    ) as parts:
+    with (
+        bound,
+        opened(
+            cfg,
+            base=base,
+            start=start,
+            folder=folder,
+            machine=machine,
+            families=cfg.agent.families or cfg.agent.online.simulation.families,
+            names=ADAPTERS[3:],
+        ) as parts,
+    ):
         engine = parts.engine(read_only=arguments.read_only)
-        with Server(engine, host=arguments.host, port=arguments.port) as server:
-            host = str(server.server_address[0])
-            address = f"{f'[{host}]' if ':' in host else host}:{server.server_port}"
-            print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
-            server.serve_forever()
+        host, port = bound.getsockname()[:2]
+        address = f"{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
+        server_of(engine, host=arguments.host).run(sockets=[bound])
     return 0
 
 
@@ -160,8 +168,7 @@ def logged(metrics: dict[str, float], step: int) -> None:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Prints what the store holds, what is served, alerts, and whether the audit chain holds (exit code 1 if
-    not)."""
+    """Prints what the store holds, what is served, and alerts."""
     from ans_core.online import overview
 
     with open_store(arguments) as (store, snapshots):
@@ -169,12 +176,9 @@ def status(arguments: argparse.Namespace) -> int:
             print(f"{name:<28} {value}")
         print(f"{'served':<28} version {snapshots.served()} of {snapshots.versions()}")
         print(f"{'learning':<28} {'frozen: ' + why if (why := snapshots.frozen()) else 'goes on'}")
-        alerts = [row for row in overview.audit_rows(store) if row.event == "alert"][-ALERTS:]
-        for row in alerts:
-            print(f"{'alert':<28} {json.loads(row.body)['told']}")
-        fault = snapshots.audit_fault()
-        print(f"{'audit':<28} {fault or 'the chain holds'}")
-        return int(fault is not None)
+        for alert in overview.alerts(store, ALERTS):
+            print(f"{'alert':<28} {alert}")
+    return 0
 
 
 def rollback(arguments: argparse.Namespace) -> int:
@@ -191,8 +195,7 @@ def rollback(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Writes all experiences with their labels and votes (verdict `review`: for people to look at), pictures
-    and the audit chain."""
+    """Writes all experiences with their labels and votes, and their pictures."""
     from ans_core.online import overview
 
     folder = Path(arguments.folder)
@@ -205,8 +208,6 @@ def export(arguments: argparse.Namespace) -> int:
         with open_store(arguments) as (store, _):
             records = list(overview.records(store))
             _write_records(partial, records)
-            with (partial / "audit.jsonl").open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(vars(row)) + "\n" for row in overview.audit_rows(store))
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -232,24 +233,33 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
             file.write(json.dumps(exported) + "\n")
 
 
+def feedback(arguments: argparse.Namespace) -> int:
+    """Says whether an answer was right, or what the true one is: the worker learns from that, whatever its own
+    votes are."""
+    with open_store(arguments) as (store, _):
+        store.add_feedback(_known_id(arguments.id, store), right=arguments.right, answer=arguments.answer)
+    print(f"experience {arguments.id}: the worker learns from it next")
+    return 0
+
+
+def _known_id(number: int, store: Store) -> int:
+    if not 0 < number <= MOST_ID:
+        raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
+    return number
+
+
 def forget(arguments: argparse.Namespace) -> int:
-    """Removes an experience with its vector and pictures (exit code 1 if its text stays in the WAL for now).
-    What the weights learned from it, only a roll-back takes back."""
+    """Removes an experience with its vector and pictures. What the weights learned from it, only a roll-back
+    takes back."""
     from ans_core.online import retention
 
     with open_store(arguments) as (store, _):
-        if not 0 < arguments.id <= MOST_ID:
-            raise ValueError(
-                f"there is no experience {arguments.id} in {store.file}; `ans agent export` lists them"
-            )
-        left = retention.forget(store, arguments.id)
+        retention.forget(store, _known_id(arguments.id, store))
     print(
         f"experience {arguments.id} is gone; versions published after it came may have learned from it "
         "(`ans agent rollback`)"
     )
-    if left:
-        print(left)
-    return int(bool(left))
+    return 0
 
 
 # Where things are

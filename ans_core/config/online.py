@@ -17,7 +17,7 @@ RELEASES = 10
 class Admission(Section):
     """Which labels are learned from."""
 
-    strategy: Literal["majority", "weighted", "confidence", "ensemble"] = "weighted"
+    strategy: Literal["majority", "weighted"] = "weighted"
     """How votes are counted; weighted: a verified one six times."""
     gate: Share = 0.7
     """Share of the votes from which a label is trusted."""
@@ -27,10 +27,6 @@ class Admission(Section):
     """Experiences before anything is learned."""
     flips: Share = 0.34
     """Share of visits that may have changed a label."""
-    review: Share = 0.02
-    """Of the trusted labels, for people to look at instead (`ans agent export`)."""
-    canary: Share = 0.1
-    """Of the trusted labels, to measure releases on instead."""
 
 
 class Update(Section):
@@ -70,11 +66,8 @@ class Release(Section):
 
     canary: Positive = 200
     """Labelled questions of the agent's own training world, each family's share."""
-    target_canary: Count = 50
-    """Newest verified experiences that were kept apart."""
     allowed_loss: Share = 0.02
-    """Of accuracy: on the first against the start, on the second against what is served. A loss that chance
-    explains is none."""
+    """Of accuracy there, against the start. A loss that chance explains is none."""
     roll_backs: Annotated[int, Field(ge=1, le=RELEASES)] = 3
     """So many refused releases of the last ten end learning, until somebody rolls back by hand."""
     keep: Positive = 3
@@ -105,8 +98,6 @@ class Simulation(Section):
 
     families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("pattern",)
     shift: Shift = Shift()
-    back: Share = 0.0
-    """Share of the updates, the last ones, for which questions come without the shift again."""
     arms: Annotated[
         tuple[
             Literal[

@@ -13,9 +13,8 @@ from typing import Any
 import gradio as gr
 
 from ans_core import prompts
-from ans_core.demo import episodes, words
+from ans_core.demo import words
 from ans_core.demo.checkpoints import Load
-from ans_core.demo.episodes import Albums
 from ans_core.demo.layout import ALONE, lay_out
 from ans_core.demo.samples import Example
 from ans_core.demo.sources import read_upload
@@ -30,17 +29,10 @@ Values = Iterator[list[Any]]
 """What the page shows, again and again while something is computed."""
 
 
-def build(loads: dict[str, Load], examples: Sequence[Example], albums: Albums, folder: Path) -> gr.Blocks:
-    """loads: the checkpoints on offer, the page's own first. albums: the agent's episodes, which get a tab of
-    their own if there are some. folder: where tabs keep their files."""
+def build(loads: dict[str, Load], examples: Sequence[Example], folder: Path) -> gr.Blocks:
+    """loads: the checkpoints on offer, the page's own first. folder: where tabs keep their files."""
     with gr.Blocks(title="ANS", analytics_enabled=False, fill_width=True) as page:
-        if not albums:
-            _Events(loads, examples, folder).connect(page)
-            return page
-        with gr.Tab("Ask"):
-            _Events(loads, examples, folder).connect(page)
-        with gr.Tab("The agent's episodes"):
-            episodes.lay_out(albums)
+        _Events(loads, examples, folder).connect(page)
     return page
 
 

@@ -45,11 +45,10 @@ def serve(model: str, others: Sequence[str], *, host: str, port: int, auth: str 
             "GRADIO_TEMP_DIR": scratch,
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        from ans_core.demo.episodes import albums_of
         from ans_core.demo.layout import css
         from ans_core.demo.page import build
 
-        page = build(loads, held_out(Path(model)), albums_of(Path(model)), Path(scratch))
+        page = build(loads, held_out(Path(model)), Path(scratch))
         page.queue(default_concurrency_limit=4).launch(
             server_name=host, server_port=port, auth=user, css=css(), theme=_theme(),
             max_file_size=MOST_BYTES, share=False, ssr_mode=False, quiet=True, footer_links=[],

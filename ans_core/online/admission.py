@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ans_core.dist import rng_of
 from ans_core.online.store import Task, Verdict
-from ans_core.online.voting import Decision, normal
+from ans_core.online.voting import Decision
 
 MEMORY = 0.98
 """Decay of the counts of labels, per label."""
@@ -19,22 +18,13 @@ WEIGHT_LIMITS = (0.2, 2.0)
 @dataclass(frozen=True, kw_only=True)
 class Gate:
     """share: of the votes, from which a label is trusted. verification: a label also needs a verified vote.
-    review, canary: shares of what is trusted that is kept for a person, or to measure on. flips: share of
-    visits that may have changed the label."""
+    flips: share of visits that may have changed the label."""
 
     share: float = 0.7
     verification: bool = True
-    review: float = 0.02
-    canary: float = 0.1
     flips: float = 0.34
-    seed: int = 0
 
     def verdict(self, task: Task, decision: Decision) -> Verdict:
-        """Decide about a task. What was once kept for a person or to measure on is never learned from; which
-        tasks are kept, their words and pictures decide, so that copies of a question are all kept or all
-        learned from."""
-        if task.verdict in ("review", "canary"):
-            return "review" if task.verdict == "review" else "canary"
         if decision.label is None:
             return "no_answer"
         if decision.share < self.share:
@@ -44,11 +34,7 @@ class Gate:
         flips = task.flips + (task.label is not None and task.label != decision.label)
         if task.visits and flips / (task.visits + 1) > self.flips:
             return "flipped"
-        pictures = [path.stem for path in task.frames]  # named by their content
-        chance = rng_of(self.seed, "kept apart", normal(task.question), *pictures).random()
-        if chance < self.review:
-            return "review"
-        return "canary" if chance < self.review + self.canary else "admitted"
+        return "admitted"
 
 
 @dataclass(kw_only=True)

@@ -1,9 +1,9 @@
-"""Questions with known answers -> whether new weights may be served: those the agent came with (source), and
-new ones whose label an independent path confirmed, which were kept apart (target)."""
+"""Questions with known answers, of the world that the agent was trained in -> whether new weights may be
+served."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -46,16 +46,13 @@ class Canary:
         ]
 
 
-def refused(
-    new: Mapping[str, Sequence[bool]], floor: Mapping[str, Sequence[bool]], *, allowed: float
-) -> str | None:
-    """Say what new weights lost; None if they may be served: on neither canary more than `allowed`, and than
-    chance takes (`costs`).
+def refused(new: Sequence[bool], floor: Sequence[bool], *, allowed: float) -> str | None:
+    """Say what new weights lost; None if they may be served: no more than `allowed`, and than chance takes
+    (`costs`).
 
-    new, floor: what is right of the same questions; floor: by the first version on `source`, so that small
-    losses can't add up, and by the served one on `target`."""
-    for name, before in floor.items():
-        if costs(before, new[name], allowed):
-            now, was = fmean(new[name]), fmean(before)
-            return f"accuracy on the {name} canary {now:.3f}, {was - now:.3f} below {was:.3f}"
-    return None
+    new: what is right; floor: what the first version has right of the same questions, so that small losses
+    can't add up."""
+    if not costs(floor, new, allowed):
+        return None
+    now, was = fmean(new), fmean(floor)
+    return f"accuracy on the canary {now:.3f}, {was - now:.3f} below {was:.3f}"

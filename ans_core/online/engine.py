@@ -18,7 +18,6 @@ from ans_core.agent.policy import AgentPolicy
 from ans_core.online.embedding import Encoder
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.retention import evict
-from ans_core.online.scrubbing import scrub
 from ans_core.online.snapshots import Snapshots
 from ans_core.online.store import Experience, NameTaken, Store
 from ans_core.online.verifiers import form_of
@@ -123,7 +122,7 @@ class Engine:
         return [self._reply(one, episode) for one, episode in zip(queries, played, strict=True)]
 
     def _reply(self, query: Query, played: PlayedEpisode) -> Reply:
-        vector = self.encoder.vector(scrub(query.question), played.overview)
+        vector = self.encoder.vector(query.question, played.overview)
         shares: list[float] = []
         experience, why = None, "read-only"
         try:

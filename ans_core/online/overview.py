@@ -1,5 +1,4 @@
-"""A store -> what people want to know of it: counts, every experience with what was found out, the audit
-chain."""
+"""A store -> what people want to know of it: counts, alerts, every experience with what was found out."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ans_core.online import audit
 from ans_core.online.store import Store
 
 FIELDS = (
@@ -33,9 +31,9 @@ def counts(store: Store) -> dict[str, int]:
         "experiences": "SELECT COUNT(*) FROM experiences",
         "vectors": "SELECT COUNT(*) FROM vectors",
         "pictures": "SELECT COUNT(DISTINCT digest) FROM pictures",
+        "with a person's feedback": "SELECT COUNT(*) FROM feedback",
         "waiting": "SELECT COUNT(*) FROM queue WHERE learned IS NULL",
         "learned, weights not on disk": "SELECT COUNT(*) FROM queue WHERE learned IS NOT NULL",
-        "audit rows": "SELECT COUNT(*) FROM audit",
     }
     totals = {name: int(store.rows(question)[0][0]) for name, question in queries.items()}
     verdicts = store.rows(
@@ -49,23 +47,22 @@ def counts(store: Store) -> dict[str, int]:
 
 
 def records(store: Store) -> Iterator[dict[str, Any]]:
-    """Yield every experience with its pictures' files."""
+    """Yield every experience with its pictures' files, and what a person said of it."""
+    feedback = {
+        number: {"right": bool(right), "answer": answer}
+        for number, right, answer in store.rows("SELECT experience, right, answer FROM feedback")
+    }
     for row in store.rows(f"SELECT {', '.join(FIELDS)} FROM experiences ORDER BY id"):
         record = dict(zip(FIELDS, row, strict=True))
         for task in store.tasks([record["id"]]):
-            yield record | {"provenance": json.loads(record["provenance"]), "pictures": list(task.frames)}
+            yield record | {
+                "provenance": json.loads(record["provenance"]),
+                "pictures": list(task.frames),
+                "feedback": feedback.get(task.experience),
+            }
 
 
-def audit_rows(store: Store, last: int | None = None) -> list[audit.AuditRow]:
-    """Return the chain, or its `last` rows."""
-    names = ("number", "time_s", "event", "body", "previous", "hash")
-    rows = store.rows(
-        f"SELECT {', '.join(names)} FROM audit ORDER BY number DESC LIMIT ?", -1 if last is None else last
-    )
-    return [audit.AuditRow(**dict(zip(names, row, strict=True))) for row in reversed(rows)]
-
-
-def audit_head(store: Store) -> tuple[int, str]:
-    """Return number and hash of the newest row."""
-    rows = audit_rows(store, 1)
-    return (rows[0].number, rows[0].hash) if rows else (0, audit.GENESIS)
+def alerts(store: Store, most: int) -> list[str]:
+    """Return the newest alerts, the newest last."""
+    rows = store.rows("SELECT body FROM events WHERE event = 'alert' ORDER BY number DESC LIMIT ?", most)
+    return [json.loads(body)["told"] for (body,) in reversed(rows)]

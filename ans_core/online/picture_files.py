@@ -1,5 +1,4 @@
-"""Encoded pictures -> PNG files named by their content, written whole or not at all. What the pixels don't
-need is left behind."""
+"""Encoded pictures -> PNG files named by their content, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from uuid import uuid4
 from ans_core.pictures import transforms
 
 
-def scrubbed(encoded: bytes) -> bytes:
+def as_png(encoded: bytes) -> bytes:
     """Return the pixels as PNG: EXIF (places, names, thumbnails), colour profiles and comments are gone.
     Raises ValueError for what is no picture."""
     file = io.BytesIO()

@@ -37,6 +37,7 @@ NEAR = 0.98
 votes on this one."""
 MOST_NEAR = 2
 """Votes of near-duplicates: never as many as a group has rollouts."""
+ADMITTED: Verdict = "admitted"
 RECENT = 100
 """Tasks that alerts look back on."""
 
@@ -206,10 +207,13 @@ class OnlinePractice:
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
         votes = [*self._rollout_votes(lesson, group), *self._near_votes(task)]
-        decision = decide(votes, self.strategy)
-        if self.relabel is not None:
-            decision = self.relabel(task, decision)
-        verdict = self.gate.verdict(task, decision)
+        if task.true_answer is not None:
+            decision, verdict = of_person(votes, task.true_answer, self.strategy), ADMITTED
+        else:
+            decision = decide([vote for vote in votes if not _is(vote, task.wrong_answer)], self.strategy)
+            if self.relabel is not None:
+                decision = self.relabel(task, decision)
+            verdict = self.gate.verdict(task, decision)
         flipped = task.label is not None and decision.label is not None and task.label != decision.label
         self.progress.recent.append((verdict, bool(task.visits), flipped))
         self.outcomes.append(
@@ -237,17 +241,14 @@ class OnlinePractice:
                 and verified_answer is not None
                 and normal(answer) == normal(verified_answer)
             )
-            logps = episode.turns[-1].logps if answer is not None else ()
-            confidence = math.exp(fmean(logps)) if logps else 0.0
             votes.append(
-                Vote(source=f"rollout {number}", answer=answer, confidence=confidence, verified=verified, by=by if verified else "")
-            )  # fmt: skip
+                Vote(source=f"rollout {number}", answer=answer, verified=verified, by=by if verified else "")
+            )
         return votes
 
     def _near_votes(self, task: Task) -> list[Vote]:
         """Return the votes of experiences with (nearly) the same picture and the same words. Only admitted
-        labels vote: what is kept to measure on, or for a person, must not leak into what is learned, and what
-        the gate holds back is not trusted. That they were verified says nothing of this picture: coarse
+        labels vote: what the gate holds back is not trusted. That they were verified says nothing of this picture: coarse
         features call pictures equal that differ in what is asked."""
         vector = self.neighbours.vector(task.experience)
         if vector is None:
@@ -255,8 +256,8 @@ class OnlinePractice:
         nearest = self.neighbours.search(vector, MOST_NEAR + 1)
         near = [number for number, similar in nearest if similar >= NEAR and number != task.experience]
         return [
-            Vote(source=f"experience {number}", answer=label, confidence=share)
-            for number, (label, share, question, _) in self.store.votes(near, verdict="admitted").items()
+            Vote(source=f"experience {number}", answer=label)
+            for number, (label, _, question, _) in self.store.votes(near, verdict="admitted").items()
             if normal(question) == normal(task.question)
         ]
 
@@ -318,6 +319,16 @@ class OnlinePractice:
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None
+
+
+def _is(vote: Vote, answer: str | None) -> bool:
+    return vote.answer is not None and answer is not None and normal(vote.answer) == normal(answer)
+
+
+def of_person(votes: Sequence[Vote], answer: str, strategy: Strategy) -> Decision:
+    """Return the decision for the answer that a person gave, whatever the votes are."""
+    person = Vote(source="person", answer=answer, verified=True, by="person")
+    return Decision(label=normal(answer), share=1.0, verified=True, strategy=strategy, votes=(*votes, person))
 
 
 def _rollout(

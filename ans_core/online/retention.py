@@ -7,34 +7,20 @@ import time
 from collections.abc import Sequence
 
 from ans_core.online import picture_files
-from ans_core.online.store import Store, count, note
+from ans_core.online.store import Store, count
 
 DAY_S = 24 * 3600.0
-READERS_S, EVICT_READERS_S = 10.0, 0.5
-"""How long `forget` and `evict` wait for those who still read what was there."""
 
 
-def forget(store: Store, number: int, *, wait_s: float = READERS_S) -> str:
-    """Remove an experience with vector and pictures, also from the file's free pages and its WAL. Raises
-    ValueError for an unknown id.
-
-    Return an empty text, or a sentence on what is left because somebody reads the store for longer than
-    `wait_s`."""
+def forget(store: Store, number: int) -> None:
+    """Remove an experience with vector and pictures. Raises ValueError for an unknown id."""
     with store.writing() as db:
         if not db.execute("SELECT 1 FROM experiences WHERE id = ?", (number,)).fetchone():
             raise ValueError(
                 f"there is no experience {number} in {store.file}; `ans agent export` lists them"
             )
         gone = _delete(db, [number])
-        note(db, "forgotten", {"experience": number})
     store.remove_unused(gone)
-    if store.empty_wal(wait_s):
-        return ""
-    return (
-        f"its text is still in {store.file}-wal, because another process reads the store; it goes once that "
-        "has ended, with the next"
-        " experience that is forgotten or evicted, or when engine and worker have ended"
-    )
 
 
 def evict(store: Store) -> int:
@@ -53,7 +39,7 @@ def evict(store: Store) -> int:
         ]
         (there,) = db.execute("SELECT COUNT(*) FROM experiences").fetchone()
         over = max(0, there - len(old) - store.limits.experiences)
-        order = "verdict IN ('admitted', 'canary', 'review'), id"
+        order = "verdict = 'admitted', id"
         more = db.execute(
             f"SELECT id FROM experiences WHERE time_s >= ? AND {idle} ORDER BY {order} LIMIT ?",
             (oldest_s, over),
@@ -63,9 +49,7 @@ def evict(store: Store) -> int:
             return 0
         digests = _delete(db, gone)
         count(db, "evicted", len(gone))
-        note(db, "evicted", {"experiences": gone})
     store.remove_unused(digests)
-    store.empty_wal(EVICT_READERS_S)  # where somebody reads, the next one does it
     return len(gone)
 
 

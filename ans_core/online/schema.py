@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-APPLICATION, VERSION = 0x414E534F, 1
+APPLICATION, VERSION = 0x414E534F, 2
 """SQLite's application_id ("ANSO") and user_version of our files."""
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -44,20 +44,20 @@ CREATE TABLE queue (
     experience INTEGER NOT NULL UNIQUE REFERENCES experiences (id) ON DELETE CASCADE,
     learned INTEGER
 );
+CREATE TABLE feedback (
+    experience INTEGER PRIMARY KEY REFERENCES experiences (id) ON DELETE CASCADE,
+    time_s REAL NOT NULL,
+    right INTEGER NOT NULL,
+    answer TEXT
+);
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-CREATE TABLE audit (
+CREATE TABLE events (
     number INTEGER PRIMARY KEY,
     time_s REAL NOT NULL,
     event TEXT NOT NULL,
-    body TEXT NOT NULL,
-    previous TEXT NOT NULL,
-    hash TEXT NOT NULL
+    body TEXT NOT NULL
 );
-"""
-"""label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the
-update that used a task; its row goes when that update's weights are safe."""
-BEFORE = """
-CREATE TABLE IF NOT EXISTS before (
+CREATE TABLE before (
     learned INTEGER NOT NULL,
     experience INTEGER NOT NULL REFERENCES experiences (id) ON DELETE CASCADE,
     label TEXT,
@@ -70,8 +70,11 @@ CREATE TABLE IF NOT EXISTS before (
     PRIMARY KEY (learned, experience)
 );
 """
-"""What an experience's row was before update `learned` changed it, until that update's weights are safe. A
-file without it gets it."""
+"""label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the
+update that used a task; its row goes when that update's weights are safe. feedback: what a person said of the
+answer that was given, and the true one, if they know it. events: versions that were
+published or rolled back to, and alerts; their body is JSON. before: what an experience's row was before update
+`learned` changed it, until that update's weights are safe."""
 FOUND = ("label", "share", "verified", "verdict", "provenance", "visits", "flips")
 """The columns that an update changes."""
 
@@ -83,8 +86,7 @@ def create(file: Path, meta: dict[str, str]) -> None:
     partial.unlink(missing_ok=True)
     with closing(sqlite3.connect(partial)) as db:
         db.executescript(
-            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} "
-            f"{BEFORE} COMMIT;"
+            f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION}; BEGIN; {TABLES} COMMIT;"
         )
         with db:
             db.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())

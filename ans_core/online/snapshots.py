@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ans_core.checkpoints import checkpoint
 from ans_core.config.online import RELEASES
-from ans_core.online import audit, overview
 from ans_core.online.store import Store
 from ans_core.train.states import sync
 
@@ -34,8 +33,7 @@ class Snapshot:
     version: int
     tensors: dict[str, Tensor]
     about: dict[str, Any]
-    """What the adapter is (lora, rows) and how it came about: update, audit (number and hash of the newest
-    row), canary."""
+    """What the adapter is (lora, rows) and how it came about: update, canary."""
 
 
 class Snapshots:
@@ -74,10 +72,9 @@ class Snapshots:
     ) -> int | None:
         """Write a new version and serve it in the place of version `after` (None: the first one); return its
         number. None if another one is served by now: somebody rolled back meanwhile. about: what the adapter
-        is; measured: figures, for the audit chain too."""
+        is; measured: figures, for the event too."""
         version = self._next()
-        number, digest = overview.audit_head(self.store)
-        config = {**about, "version": version, "update": update, "audit": [number, digest], **measured}
+        config = {**about, "version": version, "update": update, **measured}
         checkpoint.save_delta(dict(tensors), self.path(version), base_hash=self.base_hash, config=config)
         sync(self.folder)
         before = None if after is None else str(after)
@@ -97,9 +94,8 @@ class Snapshots:
 
     def _next(self) -> int:
         """Count on from everything that was ever served, also where its folder is gone by now."""
-        rows = self.store.rows("SELECT body FROM audit WHERE event = 'published'")
-        published = [int(match[1]) for (body,) in rows if (match := re.search(r'"version": (\d+)', body))]
-        return max([-1, *published, *self.versions()]) + 1
+        changes = [json.loads(body)["version"] for _, body in self._last_changes(-1)]
+        return max([-1, *changes, *self.versions()]) + 1
 
     def load(self, version: int) -> Snapshot:
         """Load a version. Raises ValueError for one that is missing, damaged, or of another base."""
@@ -159,33 +155,14 @@ class Snapshots:
         return [event for event, _ in self._last_changes(1)] == ["rolled_back"]
 
     def _last_changes(self, most: int) -> list[tuple[str, str]]:
-        """Return (event, body) of the newest audit rows that name what is served, the newest first; all of
+        """Return (event, body) of the newest events that name what is served, the newest first; all of
         them for -1."""
-        query = (
-            "SELECT event, body FROM audit WHERE event IN ('published', 'rolled_back') ORDER BY number DESC "
-            "LIMIT ?"
-        )
+        query = "SELECT event, body FROM events WHERE event <> 'alert' ORDER BY number DESC LIMIT ?"
         return [(str(event), str(body)) for event, body in self.store.rows(query, most)]
 
     def frozen(self) -> str | None:
         """Return why nothing is learned any more; None if it is."""
         return self.store.meta(FROZEN)
-
-    def audit_fault(self) -> str | None:
-        """Say what is wrong with the store's audit chain, or with a version whose mark in it can't be read;
-        None if it holds."""
-        marks, unread = [], None
-        for version in self.versions():
-            try:
-                number, digest = self.load(version).about["audit"]
-            except ValueError as error:
-                unread = (
-                    f"version {version}: {str(error).partition(';')[0]}; serve another one (`ans agent "
-                    "rollback VERSION`)"
-                )
-            else:
-                marks.append((int(number), str(digest)))
-        return audit.fault(overview.audit_rows(self.store), marks=marks) or unread
 
     def _drop_old(self, served: int) -> None:
         # served by now: somebody may have rolled back

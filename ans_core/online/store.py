@@ -1,5 +1,5 @@
-"""Experiences -> one SQLite file (WAL) with queue, vectors and audit chain, and a folder of pictures. Every
-change is one transaction.
+"""Experiences -> one SQLite file (WAL) with queue and vectors, and a folder of pictures. Every change is one
+transaction.
 
 What `add` returned is on disk. Ids are never used again. One worker at a time takes tasks (`worker_lock`);
 any number of engines add some.
@@ -22,20 +22,17 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from ans_core.online import audit, picture_files, schema
-from ans_core.online.scrubbing import scrub
+from ans_core.online import picture_files, schema
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
 Verdict = Literal[
-    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "cold_start", "review", "canary",
-    "stale", "unreadable", "not_finite"
+    "admitted", "below_gate", "not_verified", "flipped", "no_answer", "stale", "unreadable", "not_finite"
 ]  # fmt: skip
-"""What became of a task. admitted: it was learned from. canary: kept to measure on. review: waits for a
-person. unreadable: the file of a picture is missing or damaged. not_finite: its loss or gradient is no
-number."""
+"""What became of a task. admitted: it was learned from. unreadable: the file of a picture is missing or
+damaged. not_finite: its loss or gradient is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +76,10 @@ class Task:
     verdict: str | None
     visits: int
     flips: int
+    true_answer: str | None = None
+    """As a person gave or confirmed it."""
+    wrong_answer: str | None = None
+    """That a person called wrong without a better one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +127,10 @@ class Store:
                 self.file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
             schema.check(self._db, self.file)
-            for pragma in (
-                "journal_mode = WAL",
-                "synchronous = FULL",
-                "foreign_keys = ON",
-                "secure_delete = ON",
-            ):
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
                 self._db.execute(f"PRAGMA {pragma}")
         except sqlite3.OperationalError as error:
             raise self._damaged(error) from error
-        if not self.rows("SELECT 1 FROM sqlite_master WHERE name = 'before'"):
-            with self.writing() as db:
-                db.execute(schema.BEFORE)
         stored_encoder = self.meta("encoder")
         if encoder is not None and encoder != stored_encoder:
             raise ValueError(
@@ -203,20 +196,9 @@ class Store:
         )
 
     def note(self, event: str, **body: Any) -> None:
-        """Add to the audit chain."""
+        """Write an event down."""
         with self.writing() as db:
-            note(db, event, body)
-
-    def empty_wal(self, wait_s: float) -> bool:
-        """Move the WAL into the file and cut it to nothing, so that neither has what was deleted. False if
-        somebody still reads an earlier state of the store after `wait_s`."""
-        with self._lock:
-            self.rows(f"PRAGMA busy_timeout = {round(1000 * wait_s)}")
-            try:
-                ((busy, *_),) = self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                self.rows(f"PRAGMA busy_timeout = {round(1000 * BUSY_S)}")
-        return not busy
+            _note(db, event, body)
 
     def meta(self, key: str) -> str | None:
         rows = self.rows("SELECT value FROM meta WHERE key = ?", key)
@@ -226,12 +208,12 @@ class Store:
         self,
         values: Mapping[str, str | None],
         *,
-        event: str,
+        event: str | None = None,
         only_if: Mapping[str, str | None] | None = None,
         **body: Any,
     ) -> bool:
-        """Set keys (None removes one) together with an audit row. Changes nothing and returns False unless
-        the keys of `only_if` have these values."""
+        """Set keys (None removes one), together with an event if one is named. Changes nothing and returns
+        False unless the keys of `only_if` have these values."""
         with self.writing() as db:
             if any(self.meta(key) != value for key, value in (only_if or {}).items()):
                 return False
@@ -239,13 +221,14 @@ class Store:
                 db.execute("DELETE FROM meta WHERE key = ?", (key,))
                 if value is not None:
                     db.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
-            note(db, event, body)
+            if event is not None:
+                _note(db, event, body)
         return True
 
     # Experiences
 
     def add(self, experience: Experience, vector: Float[np.ndarray, " D"]) -> int | None:
-        """Keep an experience, scrubbed, with its vector and its place in the queue; return its id once it is
+        """Keep an experience with its vector and its place in the queue; return its id once it is
         on disk. None if the queue is full. A request that is known already gets its id. Raises NameTaken if
         it was another question.
 
@@ -253,7 +236,7 @@ class Store:
         first one tells whether they are needed, the second one finds them there. What is removed (`sweep`,
         `forget`, `evict`) is removed in a transaction, so a picture that is there in this one stays; one that
         was removed before it is written again."""
-        frames = [picture_files.scrubbed(frame) for frame in experience.frames]
+        frames = [picture_files.as_png(frame) for frame in experience.frames]
         digests = [picture_files.digest_of(frame) for frame in frames]
         settled, number = self._entered(experience, vector, digests, written=False)
         if settled:
@@ -328,8 +311,10 @@ class Store:
         """Return these experiences as tasks, in this order; those that are gone are left out."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips FROM "
-            f"experiences WHERE id IN ({marks})",
+            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips, "
+            "CASE WHEN feedback.right THEN experiences.answer ELSE feedback.answer END, "
+            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END "
+            f"FROM experiences LEFT JOIN feedback ON experience = id WHERE id IN ({marks})",
             *numbers,
         )
         pictures: dict[int, list[Path]] = {}
@@ -341,7 +326,7 @@ class Store:
             row[0]: Task(
                 experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
                 clip=bool(row[3]), form=row[4], policy=row[5], label=row[6], verdict=row[7], visits=row[8],
-                flips=row[9],
+                flips=row[9], true_answer=row[10], wrong_answer=row[11],
             )
             for row in rows
             if row[0] in pictures  # else it was forgotten between the two questions
@@ -370,6 +355,27 @@ class Store:
             for number, label, share, question, verified in rows
         }
 
+    def add_feedback(self, number: int, *, right: bool, answer: str | None = None) -> None:
+        """Write down what a person says of an answer, in place of what was said before, and let the worker look at the question
+        (again). answer: the true one, where theirs was wrong. Raises ValueError for an unknown id, and for an
+        answer that can't be right, since none was given."""
+        with self.writing() as db:
+            row = db.execute("SELECT answer FROM experiences WHERE id = ?", (number,)).fetchone()
+            if row is None:
+                raise ValueError(
+                    f"there is no experience {number} in {self.file}; `ans agent export` lists them"
+                )
+            if right and row[0] is None:
+                raise ValueError(f"experience {number} has no answer that could be right; give the true one")
+            db.execute(
+                "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?)", (number, time.time(), right, answer)
+            )
+            # also if an update has used it whose weights are not safe yet
+            db.execute(
+                "INSERT INTO queue (experience) VALUES (?) ON CONFLICT (experience) DO UPDATE SET learned = NULL",
+                (number,),
+            )
+
     # The queue
 
     def waiting(self, most: int) -> list[int]:
@@ -388,8 +394,6 @@ class Store:
                 )
                 _write_outcome(db, outcome)
                 db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
-            verdicts = [[o.experience, o.verdict] for o in outcomes]
-            note(db, "update", {"update": update, "experiences": verdicts})
 
     def drop(self, numbers: Sequence[int], verdict: Verdict) -> None:
         """Take tasks out of the queue unlearned."""
@@ -397,7 +401,6 @@ class Store:
             for number in numbers:
                 db.execute("UPDATE experiences SET verdict = ? WHERE id = ?", (verdict, number))
                 db.execute("DELETE FROM queue WHERE experience = ?", (number,))
-            note(db, "dropped", {"experiences": list(numbers), "verdict": verdict})
 
     def settle(self, update: int) -> None:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
@@ -427,7 +430,7 @@ def _insert(
         "INSERT INTO experiences (request, time_s, question, clip, form, answer, policy) VALUES (?, ?, ?, "
         "?, ?, ?, ?)",
         (
-            experience.request, time.time(), scrub(experience.question), experience.clip, experience.form,
+            experience.request, time.time(), experience.question, experience.clip, experience.form,
             experience.answer, experience.policy,
         ),
     )  # fmt: skip
@@ -438,12 +441,11 @@ def _insert(
     )
     db.execute("INSERT INTO vectors VALUES (?, ?)", (number, vector.astype("<f4").tobytes()))
     db.execute("INSERT INTO queue (experience) VALUES (?)", (number,))
-    note(db, "added", {"experience": number, "policy": experience.policy, "pictures": len(digests)})
     return number
 
 
 def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digests: Sequence[str]) -> bool:
-    """Tell whether an experience has this question and these pictures, both scrubbed."""
+    """Tell whether an experience has this question and these pictures."""
     (question, clip) = db.execute("SELECT question, clip FROM experiences WHERE id = ?", (number,)).fetchone()
     stored_digests = [
         digest
@@ -452,20 +454,16 @@ def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digest
         )
     ]
     return (question, bool(clip), stored_digests) == (
-        scrub(experience.question),
+        experience.question,
         experience.clip,
         list(digests),
     )
 
 
-def note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
-    number, previous = db.execute(
-        "SELECT number, hash FROM audit ORDER BY number DESC LIMIT 1"
-    ).fetchone() or (0, audit.GENESIS)
-    row = audit.made(number=number + 1, time_s=time.time(), event=event, body=dict(body), previous=previous)
+def _note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:
     db.execute(
-        "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)",
-        (row.number, row.time_s, row.event, row.body, row.previous, row.hash),
+        "INSERT INTO events (time_s, event, body) VALUES (?, ?, ?)",
+        (time.time(), event, json.dumps(body, sort_keys=True)),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Strategy = Literal["majority", "weighted", "confidence", "ensemble"]
+Strategy = Literal["majority", "weighted"]
 OMEGA = 5.0
 """How much more a verified vote weighs (T3RL)."""
 
@@ -22,8 +22,6 @@ class Vote:
     source: str
     """`rollout 3` or `experience 17`."""
     answer: str | None
-    confidence: float = 1.0
-    """Mean probability of the tokens of the answer."""
     verified: bool = False
     """An independent operation path gives the same answer."""
     by: str = ""
@@ -79,21 +77,11 @@ def entropy(votes: Sequence[Vote]) -> float | None:
 
 
 def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:
-    """Return every answer's share of the weight. ensemble: the mean of the three others' shares."""
-    if strategy == "ensemble":
-        every = [shares(votes, one) for one in WEIGHTS]
-        return {answer: sum(part[answer] for part in every) / len(every) for answer in every[0]}
-    weigh = WEIGHTS[strategy]
-    weights: dict[str, float] = defaultdict(float)
+    """Return every answer's share of the weight, abstentions included."""
+    omega = OMEGA if strategy == "weighted" else 0.0
+    weights: dict[str | None, float] = defaultdict(float)
     for vote in votes:
-        if vote.answer is not None:
-            weights[normal(vote.answer)] += weigh(vote)
-    total = sum(1.0 if vote.answer is None else weigh(vote) for vote in votes)
-    return {answer: weight / total if total else 0.0 for answer, weight in weights.items()}
-
-
-WEIGHTS: Mapping[Strategy, Callable[[Vote], float]] = {
-    "majority": lambda vote: 1.0,
-    "weighted": lambda vote: 1 + OMEGA * vote.verified,
-    "confidence": lambda vote: vote.confidence,
-}
+        answer = None if vote.answer is None else normal(vote.answer)
+        weights[answer] += 1.0 if answer is None else 1 + omega * vote.verified
+    total = sum(weights.values())
+    return {answer: weight / total for answer, weight in weights.items() if answer is not None}

@@ -76,8 +76,6 @@ class Pace:
     allowed_loss: float
     roll_backs: int
     """So many refused releases of the last ones freeze the worker."""
-    target_canary: int
-    """Newest verified experiences on which releases are measured."""
     waits: bool
     """Wait for tasks for ever; else stop where there are none, or learning is frozen."""
 
@@ -168,9 +166,7 @@ class Worker:
             self._settle(self.update)
             # the training state, which has it too, goes with its folder
             progress = json.dumps(self.practice.state())
-            self.store.set_meta(
-                {SEGMENT: str(self.update), PROGRESS: progress}, event="segment", updates=self.update
-            )
+            self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress})
             shutil.rmtree(folder, ignore_errors=True)
             if not done:
                 return
@@ -238,7 +234,7 @@ class Worker:
         self.store.settle(update)
         # from here on, the training state says how to go on
         if update > self.base and self.store.meta(BEGUN) is not None:
-            self.store.set_meta({BEGUN: None}, event="state", update=update)
+            self.store.set_meta({BEGUN: None})
 
     def _served_at_begin(self, served: int) -> int:
         """Return the version with which this segment begins. One that a killed worker has published since is
@@ -253,9 +249,7 @@ class Worker:
             why = "the worker begins its segment again"
             self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
             return int(version)
-        self.store.set_meta(
-            {BEGUN: json.dumps([self.base, served])}, event="begun", update=self.base, version=served
-        )
+        self.store.set_meta({BEGUN: json.dumps([self.base, served])})
         return served
 
     def _adopt(self) -> None:
@@ -306,10 +300,14 @@ class Worker:
         return len(self.practice.neighbours) >= self.pace.cold_start
 
     def _drop_stale(self) -> bool:
-        """Drop tasks that were answered too many releases ago; return whether there were any."""
+        """Drop tasks that were answered too many releases ago, but those of which a person said something;
+        return whether there were any."""
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
         recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
-        if stale := [task.experience for task in waiting if task.policy not in recent]:
+        old = [task for task in waiting if task.policy not in recent]
+        if stale := [
+            task.experience for task in old if task.true_answer is None and task.wrong_answer is None
+        ]:
             self.store.drop(stale, "stale")
         return bool(stale)
 
@@ -383,20 +381,11 @@ class Worker:
         """Measure the moving average; serve it, or go back to what is served. Too many refusals freeze the
         worker."""
         progress = self.practice.progress
-        canaries = self.store.tasks(self.store.labelled("canary", self.pace.target_canary))
-        pictures = self._pictures(canaries)
-        target = [
-            (self.ask(task.question, pictures[task.experience], task.clip), task.label)
-            for task in canaries
-            if task.label is not None and task.experience in pictures
-        ]
-        new = {
-            name: self.canary.right("teacher", requests)
-            for name, requests in (("source", self.source), ("target", target))
-        }
-        floor = {"source": self._source_floor(), "target": self.canary.right("served", target)}
-        why = refused(new, floor, allowed=self.pace.allowed_loss)
-        accuracies = {name: fmean(right) for name, right in new.items() if right}
+        if self._start is None:
+            self._start = self.canary.right("reference", self.source)
+        new = self.canary.right("teacher", self.source)
+        why = refused(new, self._start, allowed=self.pace.allowed_loss)
+        accuracies = {"source": fmean(new)} if new else {}
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
             about = self.policy.about()
@@ -416,12 +405,6 @@ class Worker:
             progress.refusals.append(True)
         self._take(self.snapshots.served())  # somebody else's roll-back stands
         return {**accuracies, "refused": 1.0}
-
-    def _source_floor(self) -> list[bool]:
-        """Tell what the start has right of the source canary."""
-        if self._start is None:
-            self._start = self.canary.right("reference", self.source)
-        return self._start
 
     def _alert(self, metrics: dict[str, float]) -> None:
         now, counts = time.monotonic(), overview.counts(self.store)

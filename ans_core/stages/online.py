@@ -173,15 +173,12 @@ def read_rows(path: Path) -> Curves:
 
 class Stream:
     """Shifted questions as they come, answered by the engine: enough for the next update, the same for every
-    arm. From update `back_from` on they come without the shift."""
+    arm."""
 
     def __init__(self, parts: Parts) -> None:
-        settings = parts.cfg.agent.online
         self.parts = parts
         self.shifted = shifted(parts, split="train", first=STREAM_FROM)
-        self.plain = parts.questions(split="train", first=STREAM_FROM)
-        self.back_from = round((1 - settings.simulation.back) * settings.update.optim.steps)
-        self.cold = settings.admission.cold_start
+        self.cold = parts.cfg.agent.online.admission.cold_start
         self.engine: Engine = parts.engine()
         self.worker: Worker | None = None
 
@@ -192,9 +189,9 @@ class Stream:
         each = self.worker.pace.tasks
         begin = max(0, self.cold - each)
         first, last = (0, begin + each) if step == 0 else (begin + step * each, begin + (step + 1) * each)
-        most, source = self.parts.store.limits.queue, self.plain if step >= self.back_from else self.shifted
+        most = self.parts.store.limits.queue
         for place in range(first, last, most):
-            questions = [source.number(number) for number in range(place, min(last, place + most))]
+            questions = [self.shifted.number(number) for number in range(place, min(last, place + most))]
             self.engine.answer(
                 [
                     Query(request=q.question_id, question=q.text, frames=q.frames, clip=len(q.frames) > 1)
@@ -257,8 +254,8 @@ def of_store(parts: Parts) -> dict[str, float]:
     """Return what the store says at the end."""
     counts = overview.counts(parts.store)
     names = (
-        "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "canary", "review",
-        "stale", "flooded", "unreadable", "not_finite",
+        "experiences", "vectors", "admitted", "below_gate", "not_verified", "flipped", "stale", "flooded",
+        "unreadable", "not_finite",
     )  # fmt: skip
     figures = {f"store/{name}": float(counts.get(name, 0)) for name in names}
     return figures | {"store/frozen": float(parts.snapshots.frozen() is not None)}

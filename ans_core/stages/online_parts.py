@@ -195,10 +195,7 @@ def worker_of(
     gate = Gate(
         share=admission.gate if guard.admission else 0.0,
         verification=admission.verification and guard.verification,
-        review=admission.review if guard.admission else 0.0,
-        canary=admission.canary if guard.verification and guard.release else 0.0,
         flips=admission.flips if guard.admission else 1.0,
-        seed=cfg.seed,
     )
     practice = OnlinePractice(
         parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits,
@@ -239,7 +236,6 @@ def _pace(cfg: Config, guard: Guard, *, waits: bool) -> Pace:
         publish_every=update.optim.save_every,
         allowed_loss=release.allowed_loss,
         roll_backs=release.roll_backs,
-        target_canary=release.target_canary,
         waits=waits,
     )
 

@@ -19,8 +19,8 @@ from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
 from ans_core.data.pictures import check_pictures
 from ans_core.pictures import rle, transforms
-from perf.fuzz_readers import ODD
-from perf.fuzz_sets import AGENT_FILES, FILES, FORMAT_OF, SPLIT_OF, draw, load, store
+from tests.data.fuzz_readers import ODD
+from tests.data.fuzz_sets import AGENT_FILES, FILES, FORMAT_OF, SPLIT_OF, draw, load, store
 
 ALL = FILES | AGENT_FILES
 MUTATIONS = 55

@@ -31,7 +31,6 @@ from ans_core.types import Request
 from tests import tiny
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
-from tests.demo.test_episodes import write_run
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser's driver is missing: pip install playwright"
@@ -78,7 +77,6 @@ def url(model: Path, tmp_path: Path) -> Iterator[str]:
         str(port),
     ]
     shutil.copytree(model, model.parent / "other")
-    write_run(model.parent)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert server.stdout is not None
@@ -148,7 +146,6 @@ def test_a_picture_and_a_clip_are_asked_about_in_a_browser(page: Any, tmp_path: 
 
     describe_a_clicked_region(page)
     follow_a_clip(page, tmp_path)
-    turn_the_pages_of_an_episode(page)
 
 
 def keeps_to_itself(page: Any) -> None:
@@ -220,29 +217,6 @@ def follow_a_clip(page: Any, tmp_path: Path) -> None:
         assert page.evaluate(f"document.querySelector('#player-{place} video').duration") == pytest.approx(
             1.5, abs=0.1
         )
-
-
-def turn_the_pages_of_an_episode(page: Any) -> None:
-    """Turn by turn, all at once, back; then another row's. The tab is as wide as the other one, and answer,
-    truth and verdict are lines."""
-    width = page.locator(".gradio-container").bounding_box()["width"]
-    page.get_by_role("tab", name="The agent's episodes").click()
-    page.wait_for_selector("#episode .episode")
-    assert page.locator(".gradio-container").bounding_box()["width"] == width
-    assert page.inner_text("#episode h2") == "Which <digit> does rft see?"
-    for button, turns, ended in (("next", 1, 0), ("next", 2, 1), ("back", 1, 0), ("all", 2, 1)):
-        page.click(f"#episode-{button}")
-        page.wait_for_function(f"document.querySelectorAll('#episode .turn').length === {turns}")
-        assert page.locator("#episode .end").count() == ended
-    tops = [line.bounding_box()["y"] for line in page.locator("#episode .end p").all()]
-    assert len(set(tops)) == len(tops) == 4  # answer, truth, verdict, not having looked
-    assert page.evaluate(
-        "[...document.querySelectorAll('#episode img')].every((one) => one.naturalWidth > 0)"
-    )
-    page.click("#episode-row input")
-    page.get_by_role("option", name="sft").click()
-    page.wait_for_function("document.querySelector('#episode h2').innerText.includes('sft')")
-    assert page.locator("#episode .turn").count() == 0
 
 
 def upload(page: Any, path: Path, content: bytes | None) -> None:

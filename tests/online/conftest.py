@@ -50,7 +50,7 @@ def config(**online: object) -> Config:
     """Updates of two tasks and a replayed question; votes alone, since no verifier finds anything with such a
     base."""
     values: dict[str, object] = {
-        "admission": {"gate": 0.0, "verification": False, "cold_start": 2, "review": 0.0, "canary": 0.0},
+        "admission": {"gate": 0.0, "verification": False, "cold_start": 2},
         "update": {
             "optim": {"steps": 4, "batch": 3, "lr": 1e-2, "weight_decay": 0.0, "warmup": 0.0, "save_every": 2}, "group": 2,
             "replay": 0.34, "revisit": 0.0, "ema": 0.5, "per_minute": 0.0, "patience_s": 0.1,

@@ -15,19 +15,19 @@ from tests import tiny
 from tests.online.test_admission import task
 from tests.online.test_worker import QUESTION, Start, asked, bits, learned, online, silent
 
-ADMISSION = {"gate": 0.7, "verification": True, "review": 0.02, "canary": 0.1}
+ADMISSION = {"gate": 0.7, "verification": True}
 NAIVE = {
-    "gate": 0.0, "needs_verified": False, "verifies": False, "review": 0.0, "kept_to_measure": 0.0,
+    "gate": 0.0, "needs_verified": False, "verifies": False,
     "flips": 1.0, "strategy": "majority", "weigh_labels": False, "kl": 0.0, "kl_rises": False, "tasks": 3,
     "replay": 0, "average": 0.0, "canary": 0, "clip_grad": 1.0,
 }  # fmt: skip
 """Each majority with weight 1; as many groups in an update as the others; the policy itself is published."""
 GUARD = {
-    "gate": 0.7, "needs_verified": False, "verifies": False, "review": 0.02, "kept_to_measure": 0.0,
+    "gate": 0.7, "needs_verified": False, "verifies": False,
     "flips": 0.34, "strategy": "weighted", "weigh_labels": True, "kl": 0.01, "kl_rises": True, "tasks": 2,
     "replay": 1, "average": 0.95, "canary": 2, "clip_grad": 1.0,
 }  # fmt: skip
-ALL = GUARD | {"needs_verified": True, "verifies": True, "kept_to_measure": 0.1}
+ALL = GUARD | {"needs_verified": True, "verifies": True}
 EXPECTED = {
     "naive": NAIVE,
     "naive_canary": NAIVE | {"average": 0.95, "canary": 2},
@@ -53,7 +53,7 @@ def test_an_arm_has_the_guards_of_its_tiers_and_no_others(start: Start, tmp_path
     practice, gate, beta = worker.practice, worker.practice.gate, worker.practice.progress.beta
     found = {
         "gate": gate.share, "needs_verified": gate.verification, "verifies": practice.confirm is not None,
-        "review": gate.review, "kept_to_measure": gate.canary, "flips": gate.flips,
+        "flips": gate.flips,
         "strategy": practice.strategy, "weigh_labels": practice.weigh_labels, "kl": beta,
         "kl_rises": module.control.after(beta, 9.0) > beta, "tasks": worker.pace.tasks,
         "replay": worker.pace.replay, "average": module.settings.ema, "canary": len(worker.source),

@@ -24,9 +24,7 @@ from tests.online.conftest import MACHINE, config
 from tests.online.test_worker import Start, silent
 from tests.workspace import launch
 
-CONFIG = config(
-    simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0, "back": 0.5}
-)
+CONFIG = config(simulation={"arms": ["frozen", "guard_verified", "naive_canary", "poisoned"], "poison": 1.0})
 # with which no answer of random weights ends by itself, so that none is a vote
 CONFIG = CONFIG.model_copy(update={"seed": 2})
 
@@ -67,13 +65,11 @@ def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Sta
     assert asked[1].startswith("<image>\n<tools>")
 
 
-@pytest.mark.parametrize(("tasks", "back"), [(2, 0.5), (3, 0.5), (2, 0.0), (2, 1.0)])
-def test_the_shift_ends_at_the_same_update_of_every_arm(
-    start: Start, tmp_path: Path, tasks: int, back: float
-) -> None:
-    """Of four updates; a stream that is made anew, as after a kill, asks the same."""
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_a_stream_that_is_made_anew_asks_the_same(start: Start, tmp_path: Path, tasks: int) -> None:
+    """As after a kill."""
     base, adapter = start
-    cfg = config(simulation={"back": back})
+    cfg = config()
     families = cfg.agent.online.simulation.families
     with opened(cfg, base=base, start=adapter, folder=tmp_path, machine=MACHINE, families=families) as parts:
 
@@ -88,8 +84,7 @@ def test_the_shift_ends_at_the_same_update_of_every_arm(
         updates = asked(0, 1, 2, 3)
         assert asked(2) == updates[2:3]
         plain = parts.questions(split="train", first=STREAM_FROM)
-        have_shift = [{one.frames != plain.named(one.request).frames for one in update} for update in updates]
-    assert have_shift == [{step < 4 * (1 - back)} for step in range(4)]
+        assert all(one.frames != plain.named(one.request).frames for update in updates for one in update)
     assert [one.request for update in updates for one in update] == [
         plain.number(n).question_id for n in range(4 * tasks)
     ]

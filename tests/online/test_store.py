@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.online import audit, overview, picture_files
+from ans_core.online import overview, picture_files
 from ans_core.online.retention import evict, forget, sweep
-from ans_core.online.scrubbing import scrub
 from ans_core.online.store import FILE, Experience, Limits, NameTaken, Outcome, Store, worker_lock
 from tests import tiny
 
@@ -57,9 +56,9 @@ def test_an_experience_is_kept_once_with_vector_picture_and_task(tmp_path: Path)
         assert store.add(experience(0), VECTOR) == first == 1
         second = store.add(experience(1), VECTOR + 1)
     with Store(tmp_path) as store:
-        assert overview.counts(store) | {"audit rows": 0} == {
-            "experiences": 2, "vectors": 2, "pictures": 2, "waiting": 2, "learned, weights not on disk": 0,
-            "audit rows": 0,
+        assert overview.counts(store) == {
+            "experiences": 2, "vectors": 2, "pictures": 2, "with a person's feedback": 0, "waiting": 2,
+            "learned, weights not on disk": 0,
         }  # fmt: skip
         numbers, vectors = store.vectors(after=1)
         assert numbers.tolist() == [second]
@@ -105,7 +104,7 @@ def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) ->
         store.settle(1)
         before = list(overview.records(store))
         store.finish(2, [outcome(2), outcome(1, "diagonal", share=0.8, verdict="flipped", flipped=True)])
-        store.finish(3, [outcome(3, verdict="canary"), outcome(1, "checked", flipped=True)])
+        store.finish(3, [outcome(3, verdict="flipped"), outcome(1, "checked", flipped=True)])
         store.reopen(after=1)
         assert list(overview.records(store)) == before
         store.finish(2, [outcome(2)])
@@ -115,15 +114,35 @@ def test_what_lost_updates_found_out_is_as_it_was_before_them(tmp_path: Path) ->
         assert store.labelled("admitted", 9) == [2, 1]
 
 
-def test_a_store_of_an_earlier_program_keeps_what_was_before_updates_too(tmp_path: Path) -> None:
+def test_what_a_person_says_of_an_answer_brings_its_task_back_and_goes_with_it(tmp_path: Path) -> None:
+    """Of three, one is settled, one is learned by an update whose weights are not safe, one waits."""
     with opened(tmp_path) as store:
-        store.add(experience(0), VECTOR)
-    with closing(sqlite3.connect(tmp_path / FILE)) as db:
-        db.execute("DROP TABLE before")
-    with opened(tmp_path) as store:
+        for i in range(3):
+            store.add(experience(i), VECTOR)
         store.finish(1, [outcome(1)])
-        store.reopen(after=0)
-        assert (store.labelled("admitted", 9), store.waiting(9)) == ([], [1])
+        store.settle(1)
+        store.finish(2, [outcome(2)])
+        store.add_feedback(1, right=True)
+        store.add_feedback(2, right=False, answer="diagonal")
+        store.add_feedback(3, right=False)
+        store.settle(2)
+        assert sorted(store.waiting(9)) == [1, 2, 3]
+        tasks = {task.experience: (task.true_answer, task.wrong_answer) for task in store.tasks([1, 2, 3])}
+        assert tasks == {1: ("vertical", None), 2: ("diagonal", None), 3: (None, "vertical")}
+        store.add_feedback(3, right=True)  # on second thoughts
+        assert store.tasks([3])[0].true_answer == "vertical"
+        assert [record["feedback"] for record in overview.records(store)] == [
+            {"right": True, "answer": None},
+            {"right": False, "answer": "diagonal"},
+            {"right": True, "answer": None},
+        ]
+        forget(store, 2)
+        assert overview.counts(store)["with a person's feedback"] == 2
+        store.add(experience(9, answer=None), VECTOR)
+        with pytest.raises(ValueError, match="has no answer that could be right"):
+            store.add_feedback(4, right=True)
+        with pytest.raises(ValueError, match="there is no experience 2 in"):
+            store.add_feedback(2, right=True)
 
 
 def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: Path) -> None:
@@ -150,69 +169,23 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
         assert (store.ids(), files(store)) == (set(), 0)
 
 
-def test_forget_removes_row_vector_and_picture_and_leaves_no_trace_in_the_files(tmp_path: Path) -> None:
+def test_forget_removes_row_vector_and_picture(tmp_path: Path) -> None:
     """A picture that another experience shows, too, stays."""
     with opened(tmp_path) as store:
         store.add(
-            experience(
-                0, question="Where is Mr Goldwater's boat?", frames=(tiny.picture(5), tiny.picture(6))
-            ),
+            experience(0, frames=(tiny.picture(5), tiny.picture(6))),
             VECTOR,
         )
         store.add(experience(1, frames=(tiny.picture(6),)), VECTOR)
-        shared = picture_files.digest_of(picture_files.scrubbed(tiny.picture(6)))
-        assert any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+        shared = picture_files.digest_of(picture_files.as_png(tiny.picture(6)))
         forget(store, 1)
         assert [path.stem for path in store.pictures.rglob("*.png")] == [shared]
         assert overview.counts(store)["vectors"] == 1
-        assert not any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
         with pytest.raises(ValueError, match=r"there is no experience 1 in .*`ans agent export` lists them"):
             forget(store, 1)
-        assert audit.fault(overview.audit_rows(store)) is None
 
 
-def test_forget_and_evict_say_or_empty_what_a_reader_keeps_in_the_wal(tmp_path: Path) -> None:
-    def left() -> bool:
-        return any(b"Goldwater" in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
-
-    with opened(tmp_path, experiences=1) as store:
-        for i in range(2):
-            store.add(experience(i, question="Where is Mr Goldwater's boat?"), VECTOR)
-        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
-            reader.execute("BEGIN")
-            assert reader.execute("SELECT COUNT(*) FROM experiences").fetchone() == (2,)
-            told = forget(store, 1, wait_s=0.1)
-            assert left()
-            assert (
-                "experiences.sqlite-wal, because another process reads the store; it goes once that has ended"
-                in told
-            )
-        store.add(experience(3), VECTOR)
-        store.finish(1, [outcome(3)])
-        store.drop([2], "stale")
-        assert evict(store) == 1
-        assert not left()
-        assert store.ids() == {3}
-
-
-def test_what_tells_who_somebody_is_is_not_kept(tmp_path: Path) -> None:
-    assert (
-        scrub("Call +49 (171) 555-1234 or ann.lee@mail.example.org, see https://a.b/c?d")
-        == "Call [removed] or [removed], see [removed]"
-    )
-    assert scrub("Is 24 left of 1234567 in 2026-11-2?") == "Is 24 left of 1234567 in 2026-11-2?"
-    for told in (
-        "DE89370400440532013000",
-        "A123456789",
-        "www.example.com/x",
-        "1234 5678 9012 3456",
-        "123-456\u2013789",
-        "HTTPS://a.b",
-        "123456789X",
-    ):
-        assert scrub(f"Is it {told} on the card?") == "Is it [removed] on the card?"
-    for told in ("640x480", "12345678", "A12345678", "room 1234, 5678 seats, 90 doors", "awww.nice"):
-        assert scrub(f"Is it {told}?") == f"Is it {told}?"
+def test_pictures_are_kept_without_what_their_pixels_do_not_need(tmp_path: Path) -> None:
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x010E] = "at Ann Lee's"
@@ -304,31 +277,6 @@ def test_a_store_has_one_worker(tmp_path: Path) -> None:
         pass
 
 
-def test_an_edited_a_removed_and_a_cut_off_audit_row_are_found(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        for i in range(3):
-            store.add(experience(i), VECTOR)
-        rows, mark = overview.audit_rows(store), overview.audit_head(store)
-        assert audit.fault(rows, marks=[mark]) is None
-    for change, told in {
-        "UPDATE audit SET body = replace(body, '2', '3') WHERE number = 2": "audit row 2 (added) was edited",
-        "DELETE FROM audit WHERE number = 2": "audit row 2 is missing; the next one is 3",
-        "DELETE FROM audit WHERE number = 3": "audit row 3, which a snapshot names, is missing: the end was cut off",
-    }.items():
-        with closing(sqlite3.connect(tmp_path / FILE)) as db:
-            db.execute("BEGIN")
-            db.execute(change)
-            db.execute("COMMIT")
-        with Store(tmp_path) as store:
-            found = audit.fault(overview.audit_rows(store), marks=[mark])
-        assert found == told
-        with closing(sqlite3.connect(tmp_path / FILE)) as db, db:
-            db.execute("DELETE FROM audit")
-            db.executemany(
-                "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)", [tuple(vars(row).values()) for row in rows]
-            )
-
-
 def test_pictures_are_written_while_others_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put, written = picture_files.put, 0
 
@@ -373,7 +321,7 @@ def test_pictures_that_a_sweep_takes_before_their_experience_is_there_are_writte
         assert moments == []
         (task,) = store.tasks([1])
         assert [picture_files.read(path) for path in task.frames] == [
-            picture_files.scrubbed(frame) for frame in frames
+            picture_files.as_png(frame) for frame in frames
         ]
         assert (sweep(store), files(store)) == (0, 2)
 
@@ -405,7 +353,7 @@ def test_what_is_not_kept_leaves_no_pictures(tmp_path: Path, monkeypatch: pytest
         store.drop([1], "stale")
 
         def full(folder: Path, encoded: bytes) -> str:
-            if encoded == picture_files.scrubbed(tiny.picture(9)):
+            if encoded == picture_files.as_png(tiny.picture(9)):
                 raise OSError("no space left")
             return put(folder, encoded)
 
@@ -454,6 +402,5 @@ def test_nothing_acknowledged_is_lost_when_a_process_is_killed_while_it_adds(tmp
             == len(known)
             <= len(acknowledged) + 20
         )
-        assert audit.fault(overview.audit_rows(store)) is None
         sweep(store)
         assert files(store) == len(known)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.pictures import transforms
-from ans_core.types import Masklet, Prediction, Request, VideoFrames
+from ans_core.types import ImageRef, Masklet, Prediction, Request, VideoFrames
 
 
 class UnscoredError(ValueError):
@@ -46,6 +46,21 @@ class Item:
     def right_answer(self) -> Prediction | None:
         """Return `truth`, or that of the objects, whose masks are read now."""
         return self.truth if self.objects is None else Prediction(text="", masks=self.objects().masklets)
+
+
+def picture_item(name: str, picture: ImageRef, text: str, *, answer: str, facts: dict[str, Any]) -> Item:
+    """Return a question about one picture, with its right answer in words."""
+    request = Request(frames=(picture,), text=text)
+    return Item(name=name, request=request, facts=facts, truth=Prediction(text=answer))
+
+
+def recorded(key: str) -> Callable[[Item, Prediction], dict[str, Any]]:
+    """Return what makes the record of an answer: the item's facts, with the reply under `key`."""
+    return lambda item, prediction: item.facts | {key: prediction.text}
+
+
+def in_records(folder: Path, split: str) -> None:
+    """The truth of a benchmark whose records hold it (`Runner.truth`)."""
 
 
 Running = tuple[str, Callable[[Item, Prediction], float]]

@@ -10,13 +10,13 @@ Understands, as --predictions,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.public.asked import Item, Runner, in_records
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
@@ -158,6 +158,14 @@ def record(item: Item, prediction: Prediction) -> dict[str, Any]:
 def meteor(item: Item, prediction: Prediction) -> float:
     words = coco_tokens(plain_caption(prediction.text)).lower().split()
     return max(meteor_of_words(words, coco_tokens(text).lower().split()) for text in item.facts["captions"])
+
+
+def scorer(items: Callable[[Path, str], Iterator[Item]], *splits: str) -> Scorer:
+    """Return a benchmark of regions, whose records hold the references."""
+    runner = Runner(
+        items=items, record=record, splits=splits or ("",), truth=in_records, running=("METEOR", meteor)
+    )
+    return Scorer(score=score, data="", needs_data=False, runner=runner)
 
 
 SCORER = Scorer(

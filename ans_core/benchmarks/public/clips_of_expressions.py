@@ -24,7 +24,7 @@ import numpy as np
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, UnscoredError
-from ans_core.benchmarks.public.scored import Inputs, Scored, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.metrics.video import j_and_f
@@ -65,6 +65,11 @@ class Result:
     missing: bool
     j: float
     f: float
+
+
+def score(inputs: Inputs) -> Scored:
+    """Score a benchmark that has no figures beyond those that all share."""
+    return scored(results(inputs), notes=[])
 
 
 def results(inputs: Inputs) -> list[Result]:
@@ -231,15 +236,23 @@ def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
     return [rle.encode(files.index_mask(folder / f"{frame}.png") > 0) for frame in frames]
 
 
-def runner(*splits: str, question: Callable[[str], str] = QUESTION.format) -> Runner:
-    read_items = partial(items, splits=splits, question=question)
-    return Runner(
-        items=read_items,
+def scorer(
+    score: Callable[[Inputs], Scored],
+    *splits: str,
+    data: str = DATA,
+    question: Callable[[str], str] = QUESTION.format,
+) -> Scorer:
+    """Return the benchmark of these splits, a model's own first."""
+    runner = Runner(
+        items=partial(items, splits=splits, question=question),
         record=record,
         splits=splits,
         truth=truth_folder,
         running=("J", mean_j),
         split_of=partial(split_of, splits=splits),
+    )
+    return Scorer(
+        score=score, data=data, options=frozenset({"predicted_only"}), sample_id=SAMPLE_ID, runner=runner
     )
 
 

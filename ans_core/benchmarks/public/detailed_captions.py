@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.benchmarks.public import captions, files
-from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Scorer
+from ans_core.benchmarks.public.asked import Item
 
 FILE = "mdvp_caption_mask.json"
 QUESTION = "<image>\nPlease give me a detailed description of the region in the picture marked by region1."
@@ -31,14 +30,4 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         )
 
 
-SCORER = Scorer(
-    score=captions.score,
-    data="",
-    needs_data=False,
-    runner=Runner(
-        items=items,
-        record=captions.record,
-        truth=lambda folder, split: None,
-        running=("METEOR", captions.meteor),
-    ),
-)
+SCORER = captions.scorer(items)

@@ -37,7 +37,7 @@ def score(inputs: Inputs) -> Scored:
     means: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for i in objects:
         object_samples = (
-            [] if i in missing else _of_object(i, captions[i], questions[i], replies, inputs.replay)
+            _of_object(i, captions[i], questions[i], replies, inputs.replay) if i in captions else []
         )
         samples += object_samples
         for kind in KINDS:
@@ -66,7 +66,7 @@ def score(inputs: Inputs) -> Scored:
             "average": Ratio(numerators=[(p + n) / 2 for p, n in zip(*means.values(), strict=True)]),
         },
         samples=samples,
-        missing=len(missing),
+        missing=missing,
         notes=[
             f"judge: {_judge(inputs.replay)}; another judge moves DLC-Bench by up to 9 points",
             "a reply without a choice counts 0",
@@ -74,8 +74,8 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """(captions, questions, the objects that count, those without a caption)"""
+def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any], list[str], int]:
+    """(captions, questions, the objects that count, how many of them have no caption)"""
     assert inputs.data is not None
     captions, questions = _objects(inputs.predictions), _questions(files.named(inputs.data, "qa.json"))
     path = files.named(inputs.data, "annotations.json")
@@ -84,10 +84,7 @@ def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any], list[s
     )
     if unknown := [i for i in objects if i not in questions]:
         raise ValueError(f"{inputs.data}: qa.json has no questions about objects {files.shown(unknown)}")
-    missing = files.refuse_unknown(captions, objects, where=inputs.predictions, what="objects")
-    if inputs.predicted_only:
-        objects, missing = [i for i in objects if i in captions], []
-    return captions, questions, objects, missing
+    return captions, questions, *inputs.pair(captions, objects, what="objects")
 
 
 def _questions(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -236,12 +233,12 @@ REPLY_TOKENS = 300
 def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
     """Ask a call a question, recognition first, and write the replies as the public program does."""
     assert inputs.data is not None
-    captions, questions, objects, missing = _read_inputs(inputs)
+    captions, questions, objects, _ = _read_inputs(inputs)
     names = files.load(files.named(inputs.data, "class_names.json"))
     by_object = {
         i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]]
         for i in objects
-        if i not in missing
+        if i in captions
     }
     requests = [request_of(str(captions[i]), question) for i in by_object for question in by_object[i]]
     replies = iter(judge.ask(requests, desc=f"dlc_bench, judged by {judge.name}"))

@@ -194,6 +194,20 @@ def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[st
     return {name: paths[0] for name, paths in candidates.items()}
 
 
+def with_pictures(
+    entries: Mapping[str, Any], key: str, *folders: Path, where: Path, inside: str = ""
+) -> Iterator[tuple[str, Any, Path]]:
+    """Yield (name, entry, picture), those of one picture in a row. key: of the picture's name in an entry,
+    which may begin with the folder `inside`."""
+    names = {
+        name: text(entry, key, where=f"{where}, {name}").removeprefix(inside)
+        for name, entry in entries.items()
+    }
+    paths = pictures_named(names.values(), *folders, where=where)
+    for name, picture_name in sorted(names.items(), key=lambda pair: pair[1]):
+        yield name, entries[name], paths[picture_name]
+
+
 def named(folder: Path, *names: str) -> Path:
     """The file of that name in `folder` (or with .gz), or `folder` itself where it is a file."""
     if folder.is_file():

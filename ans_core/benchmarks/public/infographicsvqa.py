@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, picture_item
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 THRESHOLD = 0.5
 TRUTH = "infographicsVQA_val_v1.0_withQT.json"
@@ -33,33 +33,23 @@ def score(inputs: Inputs) -> Scored:
     assert inputs.data is not None, "needs_data"
     path = files.named(inputs.data, TRUTH)
     truth = _questions(path)
-    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    names, missing = inputs.pair(replies, truth, what="questions")
     samples: list[dict[str, Any]] = []
-    for name, question in truth.items():
-        where = f"{path}, {name}"
-        reply = (
-            files.text(replies[name], "answer", where=f"{inputs.predictions}, {name}")
-            if name in replies
-            else ""
-        )
-        if name not in replies and inputs.predicted_only:
-            continue
-        answers = _answers(question, where)
-        values = (
-            (0.0, 0.0)
-            if name not in replies
-            else (anls(reply, answers), anls(reply, answers, raw_length=True))
-        )
+    for name in names:
+        answers = _answers(truth[name], f"{path}, {name}")
+        reply, values = "", (0.0, 0.0)
+        if name in replies:
+            reply = files.text(replies[name], "answer", where=f"{inputs.predictions}, {name}")
+            values = anls(reply, answers), anls(reply, answers, raw_length=True)
         samples.append(
             {
                 "questionId": name,
                 "reply": reply,
                 "ANLS": values[0],
                 "ANLS_raw_length": values[1],
-                **_kinds(question),
+                **_kinds(truth[name]),
             }
         )
-    lacking = 0 if inputs.predicted_only else len(missing)
     parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
     metrics: dict[str, float] = {name: sum(values) / len(values) for name, values in parts.items()}
     for group in GROUPS:
@@ -71,7 +61,7 @@ def score(inputs: Inputs) -> Scored:
         published={name: percent(metrics[name]) for name in parts},
         ratios={name: Ratio(numerators=values) for name, values in parts.items()},
         samples=samples,
-        missing=lacking,
+        missing=missing,
         notes=[
             "ANLS divides by the lengths of the texts that are compared; ANLS_raw_length by those of the "
             "texts as they were written"
@@ -119,19 +109,14 @@ def _kinds(question: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TRUTH)
-    listed = _questions(path)
-    images = {
-        name: files.text(entry, "image_local_name", where=f"{path}, {name}") for name, entry in listed.items()
-    }
-    pictures = files.pictures_named(
-        images.values(), files.pictures(folder, "infographicsvqa_images", "images"), where=path
-    )
-    for name, image in sorted(images.items(), key=lambda pair: pair[1]):
-        where, entry = f"{path}, {name}", listed[name]
-        question = files.text(entry, "question", where=where)
-        request = Request(frames=(pictures[image],), text=f"<image>\n{question}\n{questions.SHORT}")
-        facts = {"questionId": name, "question": question, "answers": _answers(entry, where)}
-        yield Item(name=name, request=request, facts=facts, truth=Prediction(text=facts["answers"][0]))
+    pictures = files.pictures(folder, "infographicsvqa_images", "images")
+    listed = files.with_pictures(_questions(path), "image_local_name", pictures, where=path)
+    for name, entry, picture in listed:
+        where = f"{path}, {name}"
+        asked, answers = files.text(entry, "question", where=where), _answers(entry, where)
+        facts = {"questionId": name, "question": asked, "answers": answers}
+        text = f"<image>\n{asked}\n{questions.SHORT}"
+        yield picture_item(name, picture, text, answer=answers[0], facts=facts)
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, picture_item, recorded
 from ans_core.benchmarks.public.scored import (
     Inputs,
     Judge,
@@ -34,7 +34,6 @@ from ans_core.benchmarks.public.scored import (
     percent,
 )
 from ans_core.pictures import rle
-from ans_core.types import Prediction, Request
 
 TRUTH = ("annot_testmini.json", "testmini.json")
 KINDS = ("question_type", "answer_type")
@@ -57,17 +56,16 @@ list as [a, b] where a list is asked for. If it gives none, write nothing."""
 
 def score(inputs: Inputs) -> Scored:
     truth, replies = _truth(inputs), _replies(inputs)
-    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    names, missing = inputs.pair(replies, truth, what="questions")
     extracted = _extracted(inputs)
     samples: list[dict[str, Any]] = []
-    for pid, problem in truth.items():
-        if pid not in replies and inputs.predicted_only:
-            continue
-        extraction = (
-            extraction_of(replies[pid], problem, extracted.get(pid), f"{inputs.predictions}, {pid}")
-            if pid in replies
-            else ""
-        )
+    extraction: str | None
+    for pid in names:
+        problem, extraction = truth[pid], ""
+        if pid in replies:
+            extraction = extraction_of(
+                replies[pid], problem, extracted.get(pid), f"{inputs.predictions}, {pid}"
+            )
         if extraction is None:
             raise ValueError(
                 f"{inputs.predictions}, {pid}: no rule reads an answer in {replies[pid]['response'][:60]!r}; "
@@ -95,7 +93,7 @@ def score(inputs: Inputs) -> Scored:
         published={"accuracy": percent(metrics["accuracy"], 2)},
         ratios={"accuracy": ratio},
         samples=samples,
-        missing=0 if inputs.predicted_only else len(missing),
+        missing=missing,
         notes=[f"judge: {judge} extracted answers, asked in other words than the benchmark's"]
         if judge
         else [],
@@ -261,21 +259,11 @@ def _query(problem: Mapping[str, Any]) -> str:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, *TRUTH)
-    problems = _problems(path)
-    images = {
-        pid: files.text(problem, "image", where=f"{path}, {pid}").removeprefix("images/")
-        for pid, problem in problems.items()
-    }
-    pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
-    for pid, image in sorted(images.items(), key=lambda pair: pair[1]):
-        request = Request(frames=(pictures[image],), text=f"<image>\n{_query(problems[pid])}")
-        yield Item(
-            name=pid, request=request, facts={"pid": pid}, truth=Prediction(text=problems[pid]["answer"])
-        )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"response": prediction.text}
+    pictures = files.pictures(folder, "images")
+    listed = files.with_pictures(_problems(path), "image", pictures, where=path, inside="images/")
+    for pid, problem, picture in listed:
+        text = f"<image>\n{_query(problem)}"
+        yield picture_item(pid, picture, text, answer=problem["answer"], facts={"pid": pid})
 
 
 SCORER = Scorer(
@@ -283,7 +271,7 @@ SCORER = Scorer(
     data=f"{TRUTH[0]}, or its folder",
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("pid",),
-    runner=Runner(items=items, record=record, splits=("testmini",)),
+    runner=Runner(items=items, record=recorded("response"), splits=("testmini",)),
     judging=Judging(
         needed=needs_judge,
         ask=ask_judge,

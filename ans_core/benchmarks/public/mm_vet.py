@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.types import Prediction, Request
 
 QUESTIONS = "mm-vet.json"
 CAPABILITIES = ("rec", "ocr", "know", "gen", "spat", "math")
@@ -49,20 +48,16 @@ def score(inputs: Inputs) -> Scored:
             "mm_vet is scored by a judge: --replay with its recorded grades, or name a judge in params.yaml"
         )
     truth, replies = _truth(inputs), _replies(inputs)
-    missing = files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
+    names, missing = inputs.pair(replies, truth, what="questions")
     grades = files.load(inputs.replay)
     if not isinstance(grades, dict):
         raise ValueError(f"{inputs.replay}: expected {{id: grade}}")
     samples: list[dict[str, Any]] = []
-    for name, question in truth.items():
-        where = f"{inputs.replay}, {name}"
-        capability = sorted(question["capability"])
+    for name in names:
+        capability, graded = sorted(truth[name]["capability"]), [0.0]
         if name in replies:
-            graded = _grades(files.value(grades, name, where=str(inputs.replay)), replies[name], where)
-        elif inputs.predicted_only:
-            continue
-        else:
-            graded = [0.0]
+            grade = files.value(grades, name, where=str(inputs.replay))
+            graded = _grades(grade, replies[name], f"{inputs.replay}, {name}")
         samples.append(
             {"id": name, "capability": capability, "score": sum(graded) / len(graded), "runs": len(graded)}
         )
@@ -78,7 +73,7 @@ def score(inputs: Inputs) -> Scored:
         published={key: f"{100 * metrics[key]:.1f}" for key in ("score", *(f"score/{one}" for one in named))},
         ratios={"score": Ratio(numerators=[s["score"] for s in samples])},
         samples=samples,
-        missing=0 if inputs.predicted_only else len(missing),
+        missing=missing,
         notes=_notes(grades, replies, inputs.replay),
     )
 
@@ -156,11 +151,11 @@ def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
     replied = {name: reply for name, reply in replies.items() if reply.strip()}
     requests = []
     for name, reply in replied.items():
-        question, answer = (
+        asked, answer = (
             files.text(truth[name], key, where=f"{inputs.data}, {name}") for key in ("question", "answer")
         )
         spaced = answer.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
-        user = PROMPT.format(question=question, truth=" ".join(spaced.split()), reply=reply)
+        user = PROMPT.format(question=asked, truth=" ".join(spaced.split()), reply=reply)
         requests.append(JudgeRequest(system=SYSTEM, user=user, schema=None, max_tokens=REPLY_TOKENS))
     verdicts = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
     grades = {
@@ -183,33 +178,18 @@ def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, QUESTIONS)
-    questions = _questions(path)
-    images = {
-        name: files.text(entry, "imagename", where=f"{path}, {name}") for name, entry in questions.items()
-    }
-    pictures = files.pictures_named(images.values(), files.pictures(folder, "images"), where=path)
-    for name, image in sorted(images.items(), key=lambda pair: pair[1]):
-        question, answer = (
-            files.text(questions[name], key, where=f"{path}, {name}") for key in ("question", "answer")
-        )
-        request = Request(frames=(pictures[image],), text=f"<image>\n{question}")
-        yield Item(
-            name=name,
-            request=request,
-            facts={"id": name, "question": question},
-            truth=Prediction(text=answer),
-        )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"prediction": prediction.text}
+    pictures = files.pictures(folder, "images")
+    for name, entry, picture in files.with_pictures(_questions(path), "imagename", pictures, where=path):
+        text, answer = (files.text(entry, key, where=f"{path}, {name}") for key in ("question", "answer"))
+        facts = {"id": name, "question": text}
+        yield picture_item(name, picture, f"<image>\n{text}", answer=answer, facts=facts)
 
 
 SCORER = Scorer(
     score=score,
     data=f"{QUESTIONS}, or its folder",
     options=frozenset({"replay", "predicted_only"}),
-    runner=Runner(items=items, record=record),
+    runner=Runner(items=items, record=recorded("prediction")),
     judging=Judging(
         needed=lambda inputs: inputs.replay is None,
         ask=ask_judge,

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 ROTATION = 1_000_000
 _SEPARATORS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
@@ -124,19 +124,9 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             options = dict(zip(letters, texts[shift:] + texts[:shift], strict=True))
             answer = letters[(letters.index(row["answer"]) - shift) % len(letters)]
             index = int(row["index"]) + shift * ROTATION
-            yield Item(
-                name=str(index),
-                request=Request(
-                    frames=(picture,),
-                    text=questions.ask(row["question"], options, hint=row.get("hint", "") or ""),
-                ),
-                facts={"index": index, "category": row.get("category", ""), **options, "answer": answer},
-                truth=Prediction(text=answer),
-            )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"prediction": prediction.text}
+            text = questions.ask(row["question"], options, hint=row.get("hint", "") or "")
+            facts = {"index": index, "category": row.get("category", ""), **options, "answer": answer}
+            yield picture_item(str(index), picture, text, answer=answer, facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -149,6 +139,6 @@ SCORER = Scorer(
     needs_data=False,
     sample_id=("index",),
     runner=Runner(
-        items=items, record=record, truth=lambda folder, split: None, running=("first passes right", right)
+        items=items, record=recorded("prediction"), truth=in_records, running=("first passes right", right)
     ),
 )

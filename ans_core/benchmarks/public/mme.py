@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 TASKS = {
     "perception": (
@@ -179,13 +179,13 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             for number, line in enumerate(
                 path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1
             ):
-                question, _, answer = line.strip().rpartition("\t")
-                if not question or answer.lower() not in ("yes", "no"):
+                asked, _, answer = line.strip().rpartition("\t")
+                if not asked or answer.lower() not in ("yes", "no"):
                     raise ValueError(f"{path}, line {number}: not a question, a tab, and Yes or No")
                 has_questions = True
                 yield (
                     picture,
-                    {"category": task.name, "image": picture.name, "question": question, "answer": answer},
+                    {"category": task.name, "image": picture.name, "question": asked, "answer": answer},
                 )
     if not has_questions:
         raise ValueError(f"{folder}: no <task>/<name>.txt with questions; give MME's release folder")
@@ -194,16 +194,8 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 def items(folder: Path, split: str) -> Iterator[Item]:
     """The questions end with the benchmark's own "Please answer yes or no."."""
     for picture, facts in questions(folder):
-        yield Item(
-            name="/".join(facts[key] for key in NAME),
-            request=Request(frames=(picture,), text="<image>\n" + facts["question"]),
-            facts=facts,
-            truth=Prediction(text=facts["answer"]),
-        )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"prediction": prediction.text}
+        name, text = "/".join(facts[key] for key in NAME), "<image>\n" + facts["question"]
+        yield picture_item(name, picture, text, answer=facts["answer"], facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -214,5 +206,5 @@ SCORER = Scorer(
     score=score,
     data="MME's release folder",
     needs_data=False,
-    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("accuracy", right)),
+    runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
 )

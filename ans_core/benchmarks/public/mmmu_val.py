@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 DOMAINS = {
     "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
@@ -303,22 +303,12 @@ def _item(row: dict[str, Any], subject: str, where: str) -> Item:
     picture = files.value(files.value(row, "image_1", where=where), "bytes", where=f"{where}, image_1")
     if not isinstance(picture, bytes):
         raise ValueError(f"{where}: image_1 holds {rle.short(picture)}, not the bytes of a picture")
-    question = re.sub(r"\s*<image \d>\s*", " ", files.text(row, "question", where=where)).strip()
+    asked = re.sub(r"\s*<image \d>\s*", " ", files.text(row, "question", where=where)).strip()
     facts: dict[str, Any] = {"id": name, "subject": subject, "question_type": kind, "answer": truth}
     if kind == "multiple-choice":
         facts |= {"all_choices": list(options), "index2ans": options}
-    return Item(
-        name=name,
-        request=Request(
-            frames=(picture,), text=questions.ask(question, options if kind == "multiple-choice" else {})
-        ),
-        facts=facts,
-        truth=Prediction(text=str(truth)),
-    )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"response": prediction.text}
+    text = questions.ask(asked, options if kind == "multiple-choice" else {})
+    return picture_item(name, picture, text, answer=str(truth), facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -334,9 +324,9 @@ SCORER = Scorer(
     needs_data=False,
     runner=Runner(
         items=items,
-        record=record,
+        record=recorded("response"),
         splits=("validation",),
-        truth=lambda folder, split: None,
+        truth=in_records,
         running=("accuracy", right),
         notes=("a question of several pictures is asked about the first alone",),
     ),

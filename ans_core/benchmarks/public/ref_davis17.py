@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored
 
 ANNOTATIONS = (
     "annotator1_first_frame",
@@ -33,10 +33,4 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-SCORER = Scorer(
-    score=score,
-    data=video.DATA,
-    options=frozenset({"predicted_only"}),
-    sample_id=video.SAMPLE_ID,
-    runner=video.runner("valid", "val"),
-)
+SCORER = video.scorer(score, "valid", "val")

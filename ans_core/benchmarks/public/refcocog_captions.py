@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import captions, files
-from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Scorer
+from ans_core.benchmarks.public.asked import Item
 
 FILE = "finetune_refcocog_val_with_mask.json"
 QUESTION = "<image>\nPlease give me a short description of the region in the picture marked by region1."
@@ -44,15 +43,4 @@ def items(folder: Path, split: str) -> Iterator[Item]:
             )
 
 
-SCORER = Scorer(
-    score=captions.score,
-    data="",
-    needs_data=False,
-    runner=Runner(
-        items=items,
-        record=captions.record,
-        splits=("val",),
-        truth=lambda folder, split: None,
-        running=("METEOR", captions.meteor),
-    ),
-)
+SCORER = captions.scorer(items, "val")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
@@ -124,10 +124,4 @@ def question(expression: str) -> str:
     )
 
 
-SCORER = Scorer(
-    score=score,
-    data=video.DATA + ", mask_dict_foreground.json",
-    options=frozenset({"predicted_only"}),
-    sample_id=video.SAMPLE_ID,
-    runner=video.runner("valid", question=question),
-)
+SCORER = video.scorer(score, "valid", data=f"{video.DATA}, mask_dict_foreground.json", question=question)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Runner
 from ans_core.judge.wording import Request as JudgeRequest
 from ans_core.metrics.bootstrap import Ratio, intervals
@@ -28,6 +29,15 @@ class Inputs:
     """Of the data set in `data`; "" = all that is there."""
     predicted_only: bool = False
     """Only what is predicted is scored: a run with --limit. Otherwise a missing prediction counts 0."""
+
+    def pair(self, predicted: Iterable[str], true: Iterable[str], *, what: str) -> tuple[list[str], int]:
+        """Return the names that are scored, in the truth's order, and how many of them are not predicted.
+        Raises ValueError for predictions of what the truth does not have."""
+        names = list(true)
+        missing = files.refuse_unknown(predicted, names, where=self.predictions, what=what)
+        if self.predicted_only:
+            return [name for name in names if name not in set(missing)], 0
+        return names, len(missing)
 
 
 @dataclass(frozen=True, kw_only=True)

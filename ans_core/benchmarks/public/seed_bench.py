@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item
 from ans_core.benchmarks.public.mmbench import letter_of
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 LETTERS = "ABCD"
 SINGLE = ("image", "single image")
@@ -69,25 +69,13 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     ]
     if not listed:
         raise ValueError(f"{path}: no question whose data_type is {' or '.join(SINGLE)}")
-    for question in sorted(listed, key=lambda q: str(q["data_id"])):
-        where = f"{path}, question {question.get('question_id')}"
-        options = {
-            letter: files.text(question, f"choice_{letter.lower()}", where=where) for letter in LETTERS
-        }
-        name = f"{question['question_type_id']}_{str(question['question_id']).rpartition('_')[2]}"
-        yield Item(
-            name=name,
-            request=Request(
-                frames=(pictures / str(question["data_id"]),),
-                text=questions.ask(question["question"], options),
-            ),
-            facts={
-                "question_id": name,
-                "gt_answer": files.text(question, "answer", where=where),
-                "options": options,
-            },
-            truth=Prediction(text=question["answer"]),
-        )
+    for entry in sorted(listed, key=lambda q: str(q["data_id"])):
+        where = f"{path}, question {entry.get('question_id')}"
+        options = {letter: files.text(entry, f"choice_{letter.lower()}", where=where) for letter in LETTERS}
+        name = f"{entry['question_type_id']}_{str(entry['question_id']).rpartition('_')[2]}"
+        answer, text = files.text(entry, "answer", where=where), questions.ask(entry["question"], options)
+        facts = {"question_id": name, "gt_answer": answer, "options": options}
+        yield picture_item(name, pictures / str(entry["data_id"]), text, answer=answer, facts=facts)
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -108,7 +96,7 @@ SCORER = Scorer(
     runner=Runner(
         items=items,
         record=record,
-        truth=lambda folder, split: None,
+        truth=in_records,
         running=("accuracy", right),
         notes=(
             "the model is asked for a letter; the official protocol takes the option with the lowest loss",

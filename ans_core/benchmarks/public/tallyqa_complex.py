@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -33,27 +33,21 @@ TEST = "test.json"
 def score(inputs: Inputs) -> Scored:
     records = files.by_id(files.records(inputs.predictions), "question_id", where=str(inputs.predictions))
     truth = _truth(inputs, records)
-    missing = (
-        []
-        if inputs.predicted_only
-        else files.refuse_unknown(records, truth, where=inputs.predictions, what="questions")
-    )
+    names, missing = inputs.pair(records, truth, what="questions")
     samples: list[dict[str, Any]] = []
-    for name, answer in truth.items():
-        if name in records:
-            reply = files.text(records[name], "prediction", where=f"{inputs.predictions}, {name}")
-            samples.append(
-                {"question_id": name, "reply": reply, "number": number_of(reply), "answer": answer}
-            )
-        elif not inputs.predicted_only:
-            samples.append({"question_id": name, "reply": "", "number": None, "answer": answer})
+    for name in names:
+        where = f"{inputs.predictions}, {name}"
+        reply = files.text(records[name], "prediction", where=where) if name in records else ""
+        samples.append(
+            {"question_id": name, "reply": reply, "number": number_of(reply), "answer": truth[name]}
+        )
     figures, ratio = accuracy(("", s["number"] == s["answer"]) for s in samples)
     metrics = {key: value for key, value in figures.items() if "/" not in key}
     verbatim = [float(s["reply"].strip() == str(s["answer"])) for s in samples]
     errors = [(s["number"] - s["answer"]) ** 2 for s in samples if s["number"] is not None]
     metrics |= {
         "accuracy_as_said": sum(verbatim) / len(verbatim),
-        "unparsed": len(samples) - len(errors) - len(missing),
+        "unparsed": len(samples) - len(errors) - missing,
     }
     metrics |= {"RMSE_of_parsed": (sum(errors) / len(errors)) ** 0.5} if errors else {}
     return Scored(
@@ -61,7 +55,7 @@ def score(inputs: Inputs) -> Scored:
         published={key: percent(metrics[key]) for key in ("accuracy", "accuracy_as_said")},
         ratios={"accuracy": ratio, "accuracy_as_said": Ratio(numerators=verbatim)},
         samples=samples,
-        missing=len(missing),
+        missing=missing,
         notes=["a reply without a number, or with several, is wrong; the RMSE is over the others"],
     )
 
@@ -70,7 +64,7 @@ def _truth(inputs: Inputs, records: dict[str, dict[str, Any]]) -> dict[str, int]
     if inputs.data is None:
         return {name: _count(record, f"{inputs.predictions}, {name}") for name, record in records.items()}
     path = files.named(inputs.data, TEST)
-    return {str(q["question_id"]): _count(q, f"{path}, {q['question_id']}") for q in _complex(path)}
+    return {name: _count(entry, f"{path}, {name}") for name, entry in _complex(path).items()}
 
 
 def _count(record: dict[str, Any], where: str) -> int:
@@ -80,7 +74,8 @@ def _count(record: dict[str, Any], where: str) -> int:
     return int(answer)
 
 
-def _complex(path: Path) -> list[dict[str, Any]]:
+def _complex(path: Path) -> dict[str, dict[str, Any]]:
+    """Return {question_id: question}."""
     rows = [
         q
         for q in files.records(path)
@@ -90,8 +85,7 @@ def _complex(path: Path) -> list[dict[str, Any]]:
         raise ValueError(
             f"{path}: no question whose `issimple` is false; complex questions are in TallyQA's {TEST}"
         )
-    files.by_id(rows, "question_id", where=str(path))
-    return rows
+    return files.by_id(rows, "question_id", where=str(path))
 
 
 def number_of(reply: str) -> int | None:
@@ -110,24 +104,12 @@ def number_of(reply: str) -> int | None:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TEST)
     roots = [root for root in (path.parent, path.parent / "images") if root.is_dir()]
-    listed = _complex(path)
-    images = [files.text(entry, "image", where=f"{path}, {entry['question_id']}") for entry in listed]
-    pictures = files.pictures_named(images, *roots, where=path)
-    for entry, image in sorted(zip(listed, images, strict=True), key=lambda pair: pair[1]):
-        where, name = f"{path}, {entry['question_id']}", str(entry["question_id"])
-        question, answer = files.text(entry, "question", where=where), _count(entry, where)
-        text = f"<image>\n{question}\n{questions.SHORT}"
-        facts = {"question_id": name, "question": question, "answer": answer}
-        yield Item(
-            name=name,
-            request=Request(frames=(pictures[image],), text=text),
-            facts=facts,
-            truth=Prediction(text=str(answer)),
-        )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"prediction": prediction.text}
+    for name, entry, picture in files.with_pictures(_complex(path), "image", *roots, where=path):
+        where = f"{path}, {name}"
+        asked, answer = files.text(entry, "question", where=where), _count(entry, where)
+        facts = {"question_id": name, "question": asked, "answer": answer}
+        text = f"<image>\n{asked}\n{questions.SHORT}"
+        yield picture_item(name, picture, text, answer=str(answer), facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -140,5 +122,5 @@ SCORER = Scorer(
     needs_data=False,
     options=frozenset({"predicted_only"}),
     sample_id=("question_id",),
-    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("accuracy", right)),
+    runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
 )

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.answers import BOXED, final, same
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 SHARE = 50
 """One picture in so many."""
@@ -96,17 +96,12 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _item(row: dict[str, Any], picture: Path, where: str) -> Item:
-    question, answer, category = (
+    asked, answer, category = (
         files.text(row, key, where=where) for key in ("question", "answer", "category")
     )
-    bare = question.replace("<image>", "").strip()
+    bare = asked.replace("<image>", "").strip()
     facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
-    request = Request(frames=(picture,), text=f"<image>\n{bare}\n{ASKED}")
-    return Item(name=facts["qid"], request=request, facts=facts, truth=Prediction(text=answer))
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"prediction": prediction.text}
+    return picture_item(facts["qid"], picture, f"<image>\n{bare}\n{ASKED}", answer=answer, facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -118,5 +113,5 @@ SCORER = Scorer(
     data="",
     needs_data=False,
     sample_id=("qid",),
-    runner=Runner(items=items, record=record, truth=lambda folder, split: None, running=("accuracy", right)),
+    runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
 )

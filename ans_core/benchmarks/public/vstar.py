@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.dist import rng_of
-from ans_core.types import Prediction, Request
+from ans_core.types import Prediction
 
 TYPES = ("direct_attributes", "relative_position")
 _BOXED = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
@@ -126,26 +126,17 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         name = f"{kind}/{picture.name}"
         order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
         options = [listed[place] for place in order]
-        letter, question = string.ascii_uppercase[order.index(0)], files.text(entry, "question", where=where)
+        letter, asked = string.ascii_uppercase[order.index(0)], files.text(entry, "question", where=where)
         facts = {
             "image": name,
             "test_type": kind,
-            "question": question,
+            "question": asked,
             "options": options,
             "letter": letter,
             "answer": listed[0],
         }
-        text = questions.ask(question, dict(zip(string.ascii_uppercase, options, strict=False)))
-        yield Item(
-            name=name,
-            request=Request(frames=(picture,), text=text),
-            facts=facts,
-            truth=Prediction(text=letter),
-        )
-
-
-def record(item: Item, prediction: Prediction) -> dict[str, Any]:
-    return item.facts | {"pred_ans": prediction.text}
+        text = questions.ask(asked, dict(zip(string.ascii_uppercase, options, strict=False)))
+        yield picture_item(name, picture, text, answer=letter, facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -159,8 +150,8 @@ SCORER = Scorer(
     sample_id=("image",),
     runner=Runner(
         items=items,
-        record=record,
-        truth=lambda folder, split: None,
+        record=recorded("pred_ans"),
+        truth=in_records,
         running=("accuracy", right),
         notes=(
             "the options are asked about in an order that the picture's name decides; in DeepEyes' runs A "

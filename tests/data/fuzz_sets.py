@@ -1,4 +1,4 @@
-"""Small drawn data sets in every format, for perf/fuzz_readers.py and tests/data/test_damage.py: which file
+"""Small drawn data sets in every format, for tests/data/fuzz_readers.py and tests/data/test_damage.py: which file
 of which set is damaged, and how such a file is read and written."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AGENT_FILES = {
     "sa1b": ("agent/sa1b", "sa_000000/sa_0.json"),
     "star": ("agent/star", "STAR_val.json"),
 }
-"""As FILES, of the sets that an agent's questions come from; perf/fuzz_readers.py does without them."""
+"""As FILES, of the sets that an agent's questions come from; tests/data/fuzz_readers.py does without them."""
 SPLIT_OF = {"videos": "val", "starqa": "val", "mathvista": "testmini"}
 """Format -> the split that is read, where it is not "train"."""
 UNREAD = "dogs"

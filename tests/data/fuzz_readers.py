@@ -1,7 +1,7 @@
 """What the readers make of damaged data sets: mutations of small drawn ones in every format, each read in a
 process that may die.
 
-    python perf/fuzz_readers.py [--mutations 4000] [--seed 0]
+    python -m tests.data.fuzz_readers [--mutations 4000] [--seed 0]
 
 A mutation is wrong by construction: a value of another type, a number nobody can mean, cut or foreign counts,
 a key that is missing or comes twice, bytes cut or overwritten, a picture that can't be decoded. Only what a
@@ -33,7 +33,7 @@ from ans_core.data.formats import FORMATS
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
-from perf.fuzz_sets import FILES, FORMAT_OF, SPLIT_OF, UNREAD, draw, load, store
+from tests.data.fuzz_sets import FILES, FORMAT_OF, SPLIT_OF, UNREAD, draw, load, store
 
 IGNORED = {
     "kind", "obj_id", "area", "bbox", "iscrowd", "category_id", "raw", "tokens", "sent_ids", "sent_id",
