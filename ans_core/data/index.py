@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,10 +28,13 @@ from jaxtyping import Int
 from ans_core import types
 from ans_core.data import outlines
 from ans_core.lazy import Lazy
+from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
+from ans_core.written import atomic_folder
 
 RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
 OUTLINES, THINGS, UNNAMED = "outlines.npy", "things.npy", "unnamed.npy"
+SHARD = ".tar"
 PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
@@ -93,7 +95,9 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock")):
         if _stamp_in(folder) != asdict(stamp):
-            _write(folder, stamp, read())
+            with atomic_folder(folder) as partial:  # whoever has the old one open keeps reading it
+                _write_records(partial, read())
+                (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
         return SampleIndex(folder)
 
 
@@ -121,14 +125,14 @@ def encode(sample: Sample) -> bytes:
 
 def decode(record: bytes, *, dataset: str) -> Sample:
     frames, *values = json.loads(record)
-    plain = {name: _tuples(value) for name, value in zip(FIELDS, values, strict=True)}
+    plain = {name: tuples(value) for name, value in zip(FIELDS, values, strict=True)}
     shown = tuple(map(_decode_ref, frames)) if isinstance(frames, list) else _decode_ref(frames)
     return Sample(dataset=dataset, frames=shown, **plain)
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """Turn JSON's lists into tuples, but not in a mapping (a mask, `meta`)."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
@@ -179,6 +183,10 @@ def _picture(ref: ImageRef) -> object:
             return _place(ref)
         case bytes():
             return _digest(ref)
+        case FilePart(length=None):
+            return ref.file
+        case FilePart(file=file) if str(file).endswith(SHARD):  # which holds each picture once
+            return str(file), ref.start
         case FilePart():
             return _digest(ref.read_bytes())
     return ref
@@ -209,7 +217,7 @@ def _encode_ref(ref: Any) -> str | list[str] | dict[str, Any]:
     }
 
 
-def _encode_field(value: Path | int | range) -> str | int | list[int]:
+def _encode_field(value: Path | str | int | range | None) -> str | int | list[int] | None:
     if isinstance(value, range):
         return [value.start, value.stop, value.step]
     return str(value) if isinstance(value, Path) else value
@@ -223,29 +231,10 @@ def _decode_ref(value: str | list[str] | dict[str, Any]) -> Any:
     return getattr(types, value.pop("type"))(**{name: _decode_field(field) for name, field in value.items()})
 
 
-def _decode_field(value: str | int | list[int]) -> Path | int | range:
+def _decode_field(value: str | int | list[int] | None) -> Path | str | int | range | None:
     if isinstance(value, list):
         return range(*value)
-    return Path(value) if isinstance(value, str) else value
-
-
-def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
-    """Write a folder beside it and rename that once it is complete; whoever has the old one open keeps
-    reading it."""
-    partial, old = (folder.with_name(f"{folder.name}.{word}") for word in ("partial", "old"))
-    for rest in (partial, old):
-        shutil.rmtree(rest, ignore_errors=True)
-    partial.mkdir()
-    try:
-        _write_records(partial, samples)
-    except BaseException:  # a fault is told after the last sample, and gigabytes may stand here by then
-        shutil.rmtree(partial)
-        raise
-    (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    return Path(value) if isinstance(value, str) and not is_url(value) else value
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:

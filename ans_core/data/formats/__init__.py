@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from ans_core.data.formats import (
     chat_univi,
@@ -38,42 +39,20 @@ from ans_core.data.formats import (
     revos,
     sa1b,
     sav,
+    shards,
     starqa,
     videos,
 )
 from ans_core.types import Sample
 
-READERS: dict[str, Callable[..., Iterator[Sample]]] = {
-    "annotations": plain.read,
-    "chat_univi": chat_univi.read,
-    "coco": coco.read,
-    "coco_video": coco_video.read,
-    "davis": davis.read,
-    "ego4d": ego4d.read,
-    "fineweb": fineweb.read,
-    "flickr_gcg": flickr_gcg.read,
-    "grandf": grandf.read,
-    "grefcoco": refcoco.read,
-    "llava": llava.read,
-    "mathvista": mathvista.read,
-    "mevis": mevis.read,
-    "osprey": osprey.read,
-    "partimagenet": partimagenet.read,
-    "reasonseg": reasonseg.read,
-    "ref_davis17": ref_davis17.read,
-    "ref_sav": ref_sav.read,
-    "ref_youtube_vos": ref_youtube_vos.read,
-    "refcoco": refcoco.read,
-    "refcocog_gcg": refcocog_gcg.read,
-    "region_arrow": region_arrow.read,
-    "regions": regions.read,
-    "revos": revos.read,
-    "sa1b": sa1b.read,
-    "sav": sav.read,
-    "starqa": starqa.read,
-    "videos": videos.read,
-    "youtube_vis": coco_video.read,
-}
+ALONE = (
+    chat_univi, coco, coco_video, davis, ego4d, fineweb, flickr_gcg, grandf, llava, mathvista, mevis, osprey,
+    partimagenet, reasonseg, ref_davis17, ref_sav, ref_youtube_vos, refcoco, refcocog_gcg, region_arrow, regions,
+    revos, sa1b, sav, starqa, videos,
+)  # fmt: skip
+MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
+MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
+READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
 """Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
 
@@ -82,40 +61,11 @@ def _upright(read: Callable[..., Iterator[Sample]], path: Path, *, name: str, sp
     return map(checks.upright, read(path, name=name, split=split))
 
 
-FORMATS = {form: partial(_upright, read) for form, read in READERS.items()}
+FORMATS = {form: partial(_upright, read) for form, read in READERS.items()} | {"shards": shards.read}
 """The readers, whose samples' masks are of the pictures as `transforms.open_image` returns them: upright."""
 
-SPLITS: dict[str, Callable[[Path], list[str]]] = {
-    "annotations": plain.splits,
-    "chat_univi": chat_univi.splits,
-    "coco": coco.splits,
-    "coco_video": coco_video.splits,
-    "davis": davis.splits,
-    "ego4d": ego4d.splits,
-    "fineweb": fineweb.splits,
-    "flickr_gcg": flickr_gcg.splits,
-    "grandf": grandf.splits,
-    "grefcoco": refcoco.splits,
-    "llava": llava.splits,
-    "mathvista": mathvista.splits,
-    "mevis": mevis.splits,
-    "osprey": osprey.splits,
-    "partimagenet": partimagenet.splits,
-    "reasonseg": reasonseg.splits,
-    "ref_davis17": ref_davis17.splits,
-    "ref_sav": ref_sav.splits,
-    "ref_youtube_vos": ref_youtube_vos.splits,
-    "refcoco": refcoco.splits,
-    "refcocog_gcg": refcocog_gcg.splits,
-    "region_arrow": region_arrow.splits,
-    "regions": regions.splits,
-    "revos": revos.splits,
-    "sa1b": sa1b.splits,
-    "sav": sav.splits,
-    "starqa": starqa.splits,
-    "videos": videos.splits,
-    "youtube_vis": coco_video.splits,
-}
+MODULES["shards"] = shards
+SPLITS: dict[str, Callable[[Path], list[str]]] = {name: module.splits for name, module in MODULES.items()}
 """Name -> splits(path): the splits that a data set on disk has."""
 
 MARKERS: dict[str, str] = {
@@ -160,6 +110,8 @@ MARKERS: dict[str, str] = {
     "*/Annotations/*/*/*.png": "davis",
     "*train.json": "grandf",
     "*val.json": "grandf",
+    "*/000000.tar": "shards",
+    "train.url": "shards",
 }
 """What a folder holds, or what a file is called -> the format, the first that fits."""
 

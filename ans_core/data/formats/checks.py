@@ -424,15 +424,3 @@ def check_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
         raise NoSplit(f"{path} has no split {split!r}; it has {names}")
-
-
-def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
-    """Return the first folder that exists."""
-    tried = list(candidates)
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    raise DataError(
-        f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images "
-        "at one of them"
-    )

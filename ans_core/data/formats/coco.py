@@ -19,7 +19,7 @@ from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, usable_mask
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 FILES = (
     "instances*.json",
@@ -141,7 +141,7 @@ def _pictures(
     *,
     file: Path,
     faults: checks.Faults,
-) -> dict[Path, AnnotatedPicture]:
+) -> dict[ImageFile, AnnotatedPicture]:
     """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
     time, masks take no memory."""
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
@@ -151,7 +151,7 @@ def _pictures(
             places[checks.as_id(value["image_id"])].append(number)
         except (TypeError, LookupError, ValueError):
             places[None].append(number)  # all that will be refused
-    pictures: dict[Path, AnnotatedPicture] = {}
+    pictures: dict[ImageFile, AnnotatedPicture] = {}
     for image_id, numbers in places.items():
         if image_id not in images_by_id:
             for number in numbers:

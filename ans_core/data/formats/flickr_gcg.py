@@ -16,7 +16,7 @@ from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.pictures import rle
-from ans_core.types import Sample
+from ans_core.types import ImageFile, Sample
 
 FILES = ("flickr*_GCG_*.json",)
 WORDS, SIDE = 3, 32
@@ -98,7 +98,7 @@ def _by_image(
 def _phrases(
     annotations: list[tuple[str, Annotation]],
     caption: str,
-    image: tuple[Path, int, int],
+    image: tuple[ImageFile, int, int],
     faults: checks.Faults,
 ) -> list[grounded.Phrase]:
     """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and

@@ -13,7 +13,7 @@ from pydantic import Field
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.pictures import rle
-from ans_core.types import Sample
+from ans_core.types import ImageFile, Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")
 PUBLISHED = "GCG"
@@ -56,7 +56,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _phrases(
-    record: Caption, caption: str, image: tuple[Path, int, int], *, where: str
+    record: Caption, caption: str, image: tuple[ImageFile, int, int], *, where: str
 ) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 IMAGE_FOLDERS = (
     "images", "../images", "../images/grandf/train", "../images/grandf/val_test",
@@ -46,7 +46,7 @@ def sample(
     caption: str,
     phrases: Iterable[Phrase],
     *,
-    image: tuple[Path, int, int],
+    image: tuple[ImageFile, int, int],
     name: str,
     sample_id: str,
     detail: bool = True,

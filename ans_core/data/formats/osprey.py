@@ -20,7 +20,7 @@ from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.plain import REGION
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.data.formats.turns import Turn, exchanges
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 FILES = ("osprey_*.json",)
 SHORT_FORM = "short_form"
@@ -97,7 +97,13 @@ def splits(path: Path) -> list[str]:
 
 
 def _conversation(
-    turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str
+    turns: list[Turn],
+    masks: list[RLE],
+    image: tuple[ImageFile, int, int],
+    *,
+    name: str,
+    sample_id: str,
+    end: str,
 ) -> Sample:
     pairs = [
         (_words(question, len(masks)) + end, _words(answer, len(masks)))
@@ -130,7 +136,7 @@ def _words(text: str, regions: int) -> str:
 def _captions(
     descriptions: list[str],
     masks: list[RLE],
-    image: tuple[Path, int, int],
+    image: tuple[ImageFile, int, int],
     *,
     name: str,
     sample_id: str,

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 IMAGE_FOLDERS = (
     "images",
@@ -75,28 +76,20 @@ class Pictures:
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
         instances = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
-        self.folder = checks.image_folder([path / f for f in IMAGE_FOLDERS], where=str(path)).resolve()
+        self._files = ImageFolders((path / f for f in IMAGE_FOLDERS), where=str(path))
         self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
         self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
-        self._opened: dict[Any, tuple[Path, int, int]] = {}
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
-    def image(self, image_id: Any, *, where: str) -> tuple[Path, int, int]:
+    def image(self, image_id: Any, *, where: str) -> tuple[ImageFile, int, int]:
         """Return file, height and width."""
-        if image_id not in self._opened:
-            if image_id not in self.images:
-                raise checks.DataError(
-                    f"{where}: image_id {image_id} is not in instances.json; both files must be of one "
-                    "release"
-                )
-            here = f"{self.file}: image {image_id}"
-            picture = checks.record(Picture, self.images[image_id], where=here)
-            file = checks.inside(self.folder, picture.file_name, where=here)
-            self._opened[image_id] = (
-                file,
-                *checks.image_size(file, where=here, stated=(picture.height, picture.width)),
+        if image_id not in self.images:
+            raise checks.DataError(
+                f"{where}: image_id {image_id} is not in instances.json; both files must be of one release"
             )
-        return self._opened[image_id]
+        here = f"{self.file}: image {image_id}"
+        picture = checks.record(Picture, self.images[image_id], where=here)
+        return self._files.find(picture.file_name, where=here, stated=(picture.height, picture.width))
 
     def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
         if target not in self.annotations:

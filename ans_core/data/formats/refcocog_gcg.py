@@ -15,7 +15,7 @@ from pydantic import Field
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
-from ans_core.types import Sample
+from ans_core.types import ImageFile, Sample
 
 FILES = ("RefCOCOg_GCG_*.json",)
 
@@ -60,7 +60,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _phrases(
-    refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str, faults: checks.Faults
+    refs: list[Ref], caption: str, image: tuple[ImageFile, int, int], *, where: str, faults: checks.Faults
 ) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats import checks, clip_files, files
 from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.pictures import rle
 from ans_core.types import Sample
@@ -63,7 +63,7 @@ def splits(path: Path) -> list[str]:
 def _sample(file: Path, *, name: str) -> Sample:
     content = checks.record(Content, checks.load_json(file), where=str(file))
     stated = (content.image.height, content.image.width)
-    picture = checks.inside(file.parent, content.image.file_name, where=str(file))
+    picture = files.picture(file.parent, content.image.file_name, where=str(file))
     height, width = checks.image_size(picture, where=str(file), stated=stated)
     masks = {}
     for annotation in content.annotations:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import picture
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -66,7 +67,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Faults) -> list[Sample]:
-    frames = tuple(checks.inside(path, frame.file, where=where) for frame in clip.frames)
+    frames = tuple(picture(path, frame.file, where=where) for frame in clip.frames)
     sizes = {checks.image_size(frame, where=where, stated=(clip.height, clip.width)) for frame in frames}
     if len(sizes) != 1 or len(set(frames)) != len(frames):
         raise checks.DataError(
