@@ -108,7 +108,9 @@ def _patiently(url: str, method: str, **options: Any) -> Any:
             raise OSError(f"{error} (docs/your-data.md#pictures-behind-urls)") from error
         except Exception as error:  # noqa: BLE001  # each store's library has its own
             reason = error
-    raise OSError(f"its store failed {ATTEMPTS} times, last with {type(reason).__name__}: {reason}") from reason
+    raise OSError(
+        f"its store failed {ATTEMPTS} times, last with {type(reason).__name__}: {reason}"
+    ) from reason
 
 
 @functools.cache

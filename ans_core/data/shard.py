@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.index import FIELDS, SampleIndex, by_picture, nameless_index
 from ans_core.pictures import media, transforms
-from ans_core.types import ImageRef, VideoFrame
+from ans_core.types import ImageRef, Sample, VideoFrame
 from ans_core.written import atomic_folder
 
 SHARD_BYTES = 256 << 20
@@ -31,31 +31,30 @@ def shard(path: Path, form: str, out: Path) -> list[str]:
     lines = []
     with atomic_folder(out) as partial:
         for split in SPLITS[form](path):
-            samples = nameless_index(FORMATS[form](path, name="", split=split), dataset="", parent=partial)
-            count = _write(samples, partial / split)
-            lines.append(f"{out / split}: {len(samples):,} samples in {count} shards")
+            samples, shards = write(FORMATS[form](path, name="", split=split), partial / split)
+            lines.append(f"{out / split}: {samples:,} samples in {shards} shards")
     return lines
 
 
-def _write(samples: SampleIndex, folder: Path) -> int:
-    """Samples about one picture stand together, in the order of the first. A video becomes its frames."""
-    folder.mkdir()
-    order, starts = by_picture(samples.picture_keys)
+def write(samples: Iterable[Sample], folder: Path) -> tuple[int, int]:
+    """Write one split; return the number of samples and of shards. Samples about one picture stand together,
+    in the order of the first. A video becomes its frames."""
+    index = nameless_index(samples, dataset="", parent=folder)
+    order, starts = by_picture(index.picture_keys)
+    left, shards = len(starts) - 1, 0
     pictures = enumerate(pairwise(tqdm(starts.tolist(), desc=f"shard {folder.name}", mininterval=1)))
-    shards = 0
-    left = len(starts) - 1
     while left:
         with tarfile.open(folder / f"{shards:06d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
             for key, (start, end) in pictures:
                 left -= 1
-                for name, content in _members(f"{key:09d}", samples, order[start:end].tolist()):
+                for name, content in _members(f"{key:09d}", index, order[start:end].tolist()):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
                 if tar.offset >= SHARD_BYTES:
                     break
         shards += 1
-    return shards
+    return len(index), shards
 
 
 def _members(key: str, samples: SampleIndex, numbers: list[int]) -> Iterator[tuple[str, bytes]]:

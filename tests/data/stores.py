@@ -24,9 +24,9 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Yield a client of an S3 server with an empty bucket, which the usual variables name. Skips where moto or s3fs
     is not installed."""
     pytest.importorskip("s3fs", reason="s3fs is missing: pip install -c constraints.txt -e '.[s3]'")
-    server = pytest.importorskip("moto.server", reason="moto is missing (requirements/dev.txt)").ThreadedMotoServer(
-        ip_address="127.0.0.1", port=0, verbose=False
-    )
+    server = pytest.importorskip(
+        "moto.server", reason="moto is missing (requirements/dev.txt)"
+    ).ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     import boto3
     import s3fs
 
@@ -69,7 +69,9 @@ class Faulty:
     def fault(self, name: str) -> str:
         self.requests[name] += 1
         faults = self.faults.get(name, [])
-        return faults[0].rstrip("*") if faults and faults[0].endswith("*") else faults.pop(0) if faults else ""
+        return (
+            faults[0].rstrip("*") if faults and faults[0].endswith("*") else faults.pop(0) if faults else ""
+        )
 
 
 @contextmanager

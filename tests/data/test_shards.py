@@ -13,7 +13,7 @@ from ans_core.data import shard as writer
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import by_picture, nameless_index
+from ans_core.data.index import nameless_index
 from ans_core.data.mixture import Mixture, Source
 from ans_core.types import Sample
 from flows import cli
@@ -37,7 +37,12 @@ def rows(samples: list[Sample], folder: Path) -> list[str]:
     """What SFT is given of them, without where the pictures lie."""
     index = nameless_index(samples, dataset="d", parent=folder)
     mixture = Mixture(
-        [Source(name="d", kind="extra", samples=index)], {"extra": 1.0}, questions=3, frames=2, seed=0, turn=turn
+        [Source(name="d", kind="extra", samples=index)],
+        {"extra": 1.0},
+        questions=3,
+        frames=2,
+        seed=0,
+        turn=turn,
     )
     return [repr(replace(mixture.row(number), frames=())) for number in range(60)]
 
