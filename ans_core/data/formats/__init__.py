@@ -48,23 +48,30 @@ from ans_core.types import Sample
 ALONE = (
     chat_univi, coco, coco_video, davis, ego4d, fineweb, flickr_gcg, grandf, llava, mathvista, mevis, osprey,
     partimagenet, reasonseg, ref_davis17, ref_sav, ref_youtube_vos, refcoco, refcocog_gcg, region_arrow, regions,
-    revos, sa1b, sav, starqa, videos,
+    revos, sa1b, sav, shards, starqa, videos,
 )  # fmt: skip
 MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
 MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
 READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
 """Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
+AS_THEY_ARE = ("shards",)
+"""Formats whose masks are of the upright pictures."""
+LATE = ("annotations", "refcoco", "grefcoco", "regions")
+"""Formats that tell their splits once all records are read; their readers check the split."""
 
 
-def _upright(read: Callable[..., Iterator[Sample]], path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    return map(checks.upright, read(path, name=name, split=split))
+def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    if form not in LATE:
+        checks.check_split(split, SPLITS[form](path), path=path)
+    samples = READERS[form](path, name=name, split=split)
+    yield from samples if form in AS_THEY_ARE else map(checks.upright, samples)
 
 
-FORMATS = {form: partial(_upright, read) for form, read in READERS.items()} | {"shards": shards.read}
-"""The readers, whose samples' masks are of the pictures as `transforms.open_image` returns them: upright."""
+FORMATS = {form: partial(_samples, form) for form in MODULES}
+"""The readers of splits that there are, whose samples' masks are of the pictures as `transforms.open_image`
+returns them: upright."""
 
-MODULES["shards"] = shards
 SPLITS: dict[str, Callable[[Path], list[str]]] = {name: module.splits for name, module in MODULES.items()}
 """Name -> splits(path): the splits that a data set on disk has."""
 

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, usable_mask
 from ans_core.pictures import rle
 from ans_core.types import RLE, ImageFile, Sample
 
@@ -95,13 +94,15 @@ def instances(
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     names = _names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
-    for image, picture in _pictures(content, images, located, file=file, faults=faults).items():
+    pictures = _pictures(content, images, located, file=file, faults=faults)
+    faults.usable = 0  # of the annotations
+    for image, picture in pictures.items():
         objects: dict[Any, list[tuple[RLE, bool]]] = {}
         for number in picture.annotations:
-            with faults, skipped:
+            with faults:
                 where = f"{file}: annotation {number}"
                 annotation = checks.record(Annotation, content.annotations[number], where=where)
                 if annotation.category_id not in names:
@@ -109,7 +110,7 @@ def instances(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
                     )
                 shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-                mask = usable_mask(
+                mask = checks.usable_mask(
                     shape, height=picture.height, width=picture.width, where=where, faults=faults
                 )
                 objects.setdefault(first_of[annotation.category_id], []).append(
@@ -131,7 +132,6 @@ def instances(
                 | ({"joined": crowds} if crowds else {}),
             )
     faults.tell()
-    skipped.tell()
 
 
 def _pictures(

@@ -15,7 +15,6 @@ from pydantic import FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.types import Sample
 
 FILES = ("nlq_train.json", "nlq_val.json", "annotations/nlq_train.json", "annotations/nlq_val.json")
@@ -54,7 +53,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     the release holds some."""
     file = split_file(path, FILES, split=split)
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     ids = []
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
@@ -64,7 +63,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             frames = clip_files.video_frames(video, where=where)
             height, width = clip_files.size_of(frames, where=where)
             for sample_id, value in _queries(clip):
-                with faults, skipped:
+                with faults:
                     query = checks.record(Query, value, where=f"{where}, query {sample_id}")
                     question, answer = _words(query, where=f"{where}, query {sample_id}")
                     ids.append((f"{file}: query {sample_id}", sample_id))
@@ -74,7 +73,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                         meta={"kind": query.template or ""},
                     )  # fmt: skip
     faults.tell()
-    skipped.tell()
     checks.once(ids)
 
 
@@ -90,9 +88,9 @@ def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:
 
 def _words(query: Query, *, where: str) -> tuple[str, str]:
     if not query.query or not checks.visible(query.query):
-        raise Unusable("no query")
+        raise checks.Unusable("no query")
     if not 0 <= query.clip_start_sec < query.clip_end_sec:
-        raise Unusable("a stretch without length")
+        raise checks.Unusable("a stretch without length")
     question = checks.text(query.query, where=where)
     return ASKED.format(
         query=question if question.endswith("?") else f"{question}?"

@@ -17,7 +17,6 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.types import Sample
 
 COLUMNS = ("text", "id")
@@ -34,17 +33,15 @@ ASKED = "Read the text in this image."
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is a folder of the release or one file of it."""
-    checks.check_split(split, splits(path), path=path)
     ids = []
-    faults, skipped = checks.Faults(path), Skipped(path)
+    faults = checks.Faults(path)
     for file in _files(path):
         for number, row in _rows(file):
-            with faults, skipped:
+            with faults:
                 sample = _sample(row, name=name, where=f"{file}: row {number}")
                 ids.append((f"{path}: document {sample.sample_id}", sample.sample_id))
                 yield sample
     faults.tell()
-    skipped.tell()
     checks.once(ids)
 
 
@@ -108,9 +105,9 @@ def first_lines(text: str) -> list[str]:
     start = " ".join(text[: 4 * LINES * LETTERS].split())
     lines = textwrap.wrap(start, LETTERS, break_long_words=True)[:LINES]
     if not all(line.isascii() and line.isprintable() for line in lines):
-        raise Unusable("letters beyond ASCII")
+        raise checks.Unusable("letters beyond ASCII")
     if len(lines) < LINES // 2:
-        raise Unusable("too few words")
+        raise checks.Unusable("too few words")
     return lines
 
 

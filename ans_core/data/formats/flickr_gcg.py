@@ -14,7 +14,6 @@ from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.pictures import rle
 from ans_core.types import ImageFile, Sample
 
@@ -52,16 +51,19 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     captions without a mask."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
+    faults.usable = 0  # of the pictures
     for number, value in enumerate(content.images):
-        with faults, skipped:
+        with faults:
             where = f"{file}: image {number}"
             picture = checks.record(Picture, value, where=where)
             if len(picture.caption.split()) < WORDS or min(picture.height, picture.width) < SIDE:
-                raise Unusable(f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels")
+                raise checks.Unusable(
+                    f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels"
+                )
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
@@ -69,7 +71,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 picture.caption, caption_phrases, image=image, name=name, sample_id=str(picture.id)
             )
     faults.tell()
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -115,12 +116,12 @@ def _phrases(
                     start,
                     end,
                     [
-                        usable_mask(
+                        checks.usable_mask(
                             annotation.sam_mask, height=height, width=width, where=where, faults=faults
                         )
                     ],
                 )
             )
     if not phrases:
-        raise Unusable("a caption without a mask")
+        raise checks.Unusable("a caption without a mask")
     return phrases

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import Sample
 
@@ -31,13 +30,13 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """
     file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if record.image is None:
-                raise Unusable("text alone, without a picture")
+                raise checks.Unusable("text alone, without a picture")
             *past, (question, answer) = exchanges(record.conversations)
             image, height, width = images.find(record.image, where=where)
             yield Sample(
@@ -53,7 +52,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 past=tuple(past),
             )
     faults.tell()
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

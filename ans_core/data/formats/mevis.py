@@ -22,7 +22,6 @@ class Expression(expressions.Expression):
 
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    checks.check_split(split, splits(path), path=path)
     files = sorted((path / split).glob(FILES))
     if len(files) != 1:
         raise checks.DataError(

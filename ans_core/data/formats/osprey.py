@@ -18,7 +18,6 @@ from ans_core import prompts
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
 from ans_core.data.formats.plain import REGION
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import RLE, ImageFile, Sample
 
@@ -59,9 +58,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """
     file = split_file(path, FILES, split=split)
     images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if (record.conversations is None) == (record.description is None):
@@ -70,7 +69,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 )
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                usable_mask(
+                checks.usable_mask(
                     r.segmentation,
                     height=record.height,
                     width=record.width,
@@ -89,7 +88,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                     record.description or [], masks, image, name=name, sample_id=str(number), where=where
                 )
     faults.tell()
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -129,7 +127,7 @@ def _words(text: str, regions: int) -> str:
     """Call regions region1, region2, ...; angle brackets go, as upstream takes them out."""
     words = MARKED.sub(r"region\1", text).replace("<", "").replace(">", "")
     if not set(REGION.findall(words)) <= {str(number) for number in range(1, regions + 1)}:
-        raise Unusable("words about a region that is not there")
+        raise checks.Unusable("words about a region that is not there")
     return words
 
 
@@ -148,7 +146,7 @@ def _captions(
     for number, description in enumerate(descriptions):
         match = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
         if match is None:
-            raise Unusable("a description that does not begin with `<region1>: `")
+            raise checks.Unusable("a description that does not begin with `<region1>: `")
         samples.append(
             Sample(
                 sample_id=f"{sample_id}_{number}",
@@ -164,5 +162,5 @@ def _captions(
             )
         )
     if not samples:
-        raise Unusable("no description")
+        raise checks.Unusable("no description")
     return samples

@@ -34,7 +34,6 @@ class Texts(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     file = path / FILE
-    checks.check_split(split, splits(path), path=file)
     videos = checks.load_json(file)
     if not isinstance(videos, dict) or not videos:
         raise checks.DataError(f"{file}: expected an object of videos, found {rle.short(videos)}")

@@ -30,7 +30,6 @@ Kind = Callable[[Expression, expressions.ExpressionRef], str | None]
 def read(
     path: Path, *, name: str, split: str, kind: Kind = lambda expression, ref: expression.kind
 ) -> Iterator[Sample]:
-    checks.check_split(split, splits(path), path=path)
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split
     videos = expressions.load_videos(file)

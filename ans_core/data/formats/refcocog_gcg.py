@@ -14,7 +14,6 @@ from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.types import ImageFile, Sample
 
 FILES = ("RefCOCOg_GCG_*.json",)
@@ -40,9 +39,9 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     expression's words."""
     file = split_file(path, FILES, split=split)
     images = ImageFolders(grounded.image_folders(file), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             ((sample_id, inner),) = checks.record(Entry, {"record": value}, where=where).record.items()
             where = f"{where} (id {sample_id[:60]})"
@@ -52,7 +51,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             phrases = _phrases(record.refs, caption, image, where=where, faults=faults)
             yield grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}")
     faults.tell()
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -67,9 +65,9 @@ def _phrases(
     for number, ref in enumerate(refs):
         here = f"{where}, ref {number}"
         words = checks.text(ref.sentence, where=here).lower()
-        mask = usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
+        mask = checks.usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
         if (start := caption.find(words)) >= 0:
             phrases.append((start, start + len(words), [mask]))
     if not phrases:
-        raise Unusable("a caption that holds the words of no expression")
+        raise checks.Unusable("a caption that holds the words of no expression")
     return phrases

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, clip_files, files
-from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -41,17 +40,15 @@ class Content(checks.Record):
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks
     without a pixel."""
-    checks.check_split(split, splits(path), path=path)
-    faults, skipped = checks.Faults(path), Skipped(path)
+    faults = checks.Faults(path)
     ids = []
     for file in sorted(path.rglob(PATTERN)):
-        with faults, skipped:
+        with faults:
             sample = _sample(file, name=name)
             ids.append((f"{path}: picture {sample.image_id}", sample.image_id))
             yield sample
     faults.tell()
     checks.once(ids)
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -74,7 +71,7 @@ def _sample(file: Path, *, name: str) -> Sample:
         if rle.area(mask):
             masks[annotation.id] = (mask,)
     if not masks:
-        raise Unusable("no mask")
+        raise checks.Unusable("no mask")
     return clip_files.tracking_sample(
         str(content.image.image_id), masks, frames=(picture,), height=height, width=width, name=name
     )  # fmt: skip

@@ -34,7 +34,6 @@ class Samples(checks.Record):
 
 def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     """Read one split. A sample waits in memory for those before it, where the shards have its picture earlier."""
-    checks.check_split(split, splits(path), path=path)
     faults = checks.Faults(path)
     due, total = 0, None
     early: list[tuple[int, int, Sample]] = []
