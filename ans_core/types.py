@@ -89,7 +89,7 @@ class Sample:
 
     sample_id: str
     """Unique within its dataset; names the sample in errors and predictions."""
-    dataset: str
+    dataset: str = ""
     image_id: str
     """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
     frames: Frames

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import os
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -32,8 +31,16 @@ from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
 from ans_core.written import atomic_folder
 
-RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
-OUTLINES, THINGS, UNNAMED = "outlines.npy", "things.npy", "unnamed.npy"
+RECORDS, STAMP = "records.jsonl", "stamp.json"
+COLUMNS = {
+    "ends": "i8",
+    "picture_keys": "S16",
+    "tasks": "S18",
+    "things": "S16",
+    "outlines": "u2",
+    "unnamed": "i4",
+}
+"""Values of every sample, a file `<name>.npy` each: its end in RECORDS, and what ans_core/data/outlines.py makes of it."""
 SHARD = ".tar"
 PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
@@ -68,24 +75,27 @@ class SampleIndex(Lazy[Sample]):
     """The samples of an index, read one by one. Open it before loader processes are started: they share its
     file descriptor."""
 
+    ends: np.ndarray
+    picture_keys: np.ndarray
+    """Samples with equal keys show the same frames."""
+    tasks: np.ndarray
+    things: np.ndarray
+    outlines: np.ndarray
+    unnamed: np.ndarray
+
     def __init__(self, folder: Path) -> None:
         self.dataset: str = json.loads((folder / STAMP).read_text(encoding="utf-8"))["name"]
-        self.picture_keys: np.ndarray = np.load(folder / KEYS, mmap_mode="r")
-        """Samples with equal keys show the same frames."""
-        self.tasks: np.ndarray = np.load(folder / TASKS, mmap_mode="r")
-        self.outlines: np.ndarray = np.load(folder / OUTLINES, mmap_mode="r")
-        self.things: np.ndarray = np.load(folder / THINGS, mmap_mode="r")
-        self.unnamed: np.ndarray = np.load(folder / UNNAMED, mmap_mode="r")
-        self._ends: Int[np.ndarray, " samples"] = np.load(folder / ENDS, mmap_mode="r")
+        for column in COLUMNS:
+            setattr(self, column, np.load(folder / f"{column}.npy", mmap_mode="r"))
         self._records = (folder / RECORDS).open("rb", buffering=0)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def item(self, number: int) -> Sample:
-        start = int(self._ends[number - 1]) if number else 0
+        start = int(self.ends[number - 1]) if number else 0
         return decode(
-            os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset
+            os.pread(self._records.fileno(), int(self.ends[number]) - start, start), dataset=self.dataset
         )
 
 
@@ -238,29 +248,23 @@ def _decode_field(value: str | int | list[int] | None) -> Path | str | int | ran
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
-    ends, keys, things, done, shapes, unnamed = (
-        array("q"),
-        bytearray(),
-        bytearray(),
-        list[str](),
-        array("H"),
-        array("i"),
-    )
+    columns = {name: bytearray() for name in COLUMNS}
     with (folder / RECORDS).open("wb") as file:
         for sample in samples:
             file.write(encode(sample))
-            ends.append(file.tell())
-            keys += (picture := picture_digest(sample))
-            done.append(sample.task)
-            things += outlines.thing_of(sample, picture).ljust(16, b"\0")
-            shapes.append(outlines.outline_of(sample))
-            unnamed.append(len(outlines.unnamed_regions(sample)))
-    np.save(folder / ENDS, np.array(ends, dtype=np.int64))
-    np.save(folder / KEYS, np.frombuffer(bytes(keys), dtype="S16"))
-    np.save(folder / TASKS, np.array(done, dtype="S"))
-    np.save(folder / THINGS, np.frombuffer(bytes(things), dtype="S16"))
-    np.save(folder / OUTLINES, np.array(shapes, dtype=np.uint16))
-    np.save(folder / UNNAMED, np.array(unnamed, dtype=np.int32))
+            picture = picture_digest(sample)
+            values = (
+                file.tell(),
+                picture,
+                sample.task,
+                outlines.thing_of(sample, picture),
+                outlines.outline_of(sample),
+                len(outlines.unnamed_regions(sample)),
+            )
+            for (name, kind), value in zip(COLUMNS.items(), values, strict=True):
+                columns[name] += np.array(value, dtype=kind).tobytes()
+    for name, kind in COLUMNS.items():
+        np.save(folder / f"{name}.npy", np.frombuffer(bytes(columns[name]), dtype=kind))
 
 
 def _stamp_in(folder: Path) -> Any:

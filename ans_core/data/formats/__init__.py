@@ -7,6 +7,7 @@ the file and up to 20 wrong records. Extra keys of a record may go into meta.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,7 @@ from ans_core.data.formats import (
     starqa,
     videos,
 )
+from ans_core.data.formats.files import split_files
 from ans_core.types import Sample
 
 ALONE = (
@@ -53,7 +55,7 @@ ALONE = (
 MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
 MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
 READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
-"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised
+"""Name -> read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
 AS_THEY_ARE = ("shards",)
 """Formats whose masks are of the upright pictures."""
@@ -64,15 +66,24 @@ LATE = ("annotations", "refcoco", "grefcoco", "regions")
 def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if form not in LATE:
         checks.check_split(split, SPLITS[form](path), path=path)
-    samples = READERS[form](path, name=name, split=split)
-    yield from samples if form in AS_THEY_ARE else map(checks.upright, samples)
+    for sample in READERS[form](path, split=split):
+        yield replace(sample if form in AS_THEY_ARE else checks.upright(sample), dataset=name)
 
 
 FORMATS = {form: partial(_samples, form) for form in MODULES}
 """The readers of splits that there are, whose samples' masks are of the pictures as `transforms.open_image`
 returns them: upright."""
 
-SPLITS: dict[str, Callable[[Path], list[str]]] = {name: module.splits for name, module in MODULES.items()}
+
+def _splits(module: ModuleType, path: Path) -> list[str]:
+    """Return the splits that the reader tells; one that tells none has a file a split, of the names FILES."""
+    names = module.splits(path) if hasattr(module, "splits") else split_files(path, module.FILES)
+    return list(names)
+
+
+SPLITS: dict[str, Callable[[Path], list[str]]] = {
+    name: partial(_splits, module) for name, module in MODULES.items()
+}
 """Name -> splits(path): the splits that a data set on disk has."""
 
 MARKERS: dict[str, str] = {

@@ -19,7 +19,7 @@ class Record(checks.Record):
     conversations: list[Turn]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = path / FILE
     faults = checks.Faults(file)
     videos: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
@@ -40,7 +40,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             ]
             *past, (question, answer) = exchanges(turns)
             yield Sample(
-                    sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height,
+                    sample_id=str(number), image_id=record.video, frames=frames, height=height,
                     width=width, task="conversation", text=answer, question=question, past=tuple(past),
                 )  # fmt: skip
     faults.tell()

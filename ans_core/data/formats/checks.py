@@ -80,6 +80,13 @@ class Faults:
         self.unusable: Counter[str] = Counter()
         """Records that are left out, by reason."""
         self._innermost = True
+        self._names = set[str]()
+
+    def once(self, name: str, *, where: str) -> None:
+        """Refuse a second record of a name, as `picture 7`."""
+        if name in self._names:
+            raise DataError(f"{where}: {name} comes twice; ids must be unique")
+        self._names.add(name)
 
     def __enter__(self) -> None:
         _count.get()()

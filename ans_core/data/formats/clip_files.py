@@ -203,14 +203,12 @@ def tracking_sample(
     frames: Frames,
     height: int,
     width: int,
-    name: str,
     meta: Mapping[str, Any] = {},
 ) -> Sample:
     """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's
     prompt is its mask in the first annotated frame that shows it."""
     return Sample(
         sample_id=video,
-        dataset=name,
         image_id=video,
         frames=frames,
         height=height,

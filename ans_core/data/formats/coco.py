@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.pictures import rle
 from ans_core.types import RLE, ImageFile, Sample
 
@@ -67,24 +67,23 @@ class Content(checks.Record):
     categories: Annotated[list[Any], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and
     pictures without an object."""
-    file = split_file(path, FILES, split=split)
+    file = split_files(path, FILES)[split]
     split_name = file.stem[YEAR]
     folders = [
-        file.parent / up / part
+        f"{up}/{part}"
         for up in (".", "..")
         for part in (split_name, f"images/{split_name}", "images", split_name.rstrip("0123456789"))
     ]
-    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
+    return instances(file, ImageFolders(file.parent, [*folders, "."], where=str(path)))
 
 
 def instances(
     file: Path,
     images: ImageFolders,
     *,
-    name: str,
     text: Callable[[str], str] = str,
     located: Callable[[str], str] = str,
 ) -> Iterator[Sample]:
@@ -120,7 +119,6 @@ def instances(
             crowds = [place for place, (_, crowd) in enumerate(shapes) if crowd]
             yield Sample(
                 sample_id=f"{picture.id}_{category_id}",
-                dataset=name,
                 image_id=str(picture.id),
                 frames=(image,),
                 height=picture.height,
@@ -173,10 +171,6 @@ def _pictures(
             record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
             pictures.setdefault(image, record).annotations.extend(numbers)
     return pictures
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Faults) -> Any:

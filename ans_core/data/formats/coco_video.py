@@ -121,9 +121,8 @@ class Clip:
         )
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     files = _files(path)
-    checks.check_split(split, files, path=path)
     file = files[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
@@ -175,7 +174,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 _add(annotation, clips, places, where=where, faults=faults)
     for clip in clips.values():
         with faults:
-            yield from _samples(clip, words, file=file, name=name)
+            yield from _samples(clip, words, file=file)
     faults.tell()
 
 
@@ -354,7 +353,7 @@ def _add_mask(
     clip.masks[identity][place] = mask
 
 
-def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> list[Sample]:
+def _samples(clip: Clip, words: dict[Any, str], *, file: Path) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
     joined: dict[Any, list[int]] = {}
     for identity, category in clip.category.items():
@@ -372,7 +371,6 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> lis
     return [
         Sample(
             sample_id=f"{clip.name}_{category}",
-            dataset=name,
             image_id=clip.name,
             frames=clip.files,
             height=clip.height,

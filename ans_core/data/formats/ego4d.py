@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.files import split_file, split_files
+from ans_core.data.formats.files import split_files
 from ans_core.types import Sample
 
 FILES = ("nlq_train.json", "nlq_val.json", "annotations/nlq_train.json", "annotations/nlq_val.json")
@@ -48,13 +48,12 @@ class Content(checks.Record):
     videos: list[Video]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as
     the release holds some."""
-    file = split_file(path, FILES, split=split)
+    file = split_files(path, FILES)[split]
     content = checks.record(Content, checks.load_json(file), where=str(file))
     faults = checks.Faults(file)
-    ids = []
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
             where = f"{file}: clip {clip.clip_uid}"
@@ -66,18 +65,13 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 with faults:
                     query = checks.record(Query, value, where=f"{where}, query {sample_id}")
                     question, answer = _words(query, where=f"{where}, query {sample_id}")
-                    ids.append((f"{file}: query {sample_id}", sample_id))
+                    faults.once(f"query {sample_id}", where=where)
                     yield Sample(
-                        sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames,
+                        sample_id=sample_id, image_id=clip.clip_uid, frames=frames,
                         height=height, width=width, task="conversation", question=question, text=answer,
                         meta={"kind": query.template or ""},
                     )  # fmt: skip
     faults.tell()
-    checks.once(ids)
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:

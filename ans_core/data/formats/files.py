@@ -49,13 +49,6 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     return by_split
 
 
-def split_file(path: Path, patterns: Iterable[str], *, split: str) -> Path:
-    """Return the annotation file of one split; DataError names those that there are."""
-    files = split_files(path, patterns)
-    checks.check_split(split, files, path=path)
-    return files[split]
-
-
 def _named(file: Path) -> tuple[str, str | None]:
     """Return a data set's name and its split, as a file's name tells them."""
     match = SPLIT_OF.fullmatch(file.stem)
@@ -94,8 +87,8 @@ class ImageFolders:
     """The folders in which a data set's pictures may be; only those that exist are looked into, in their
     order."""
 
-    def __init__(self, candidates: Iterable[Path], *, where: str) -> None:
-        tried = list(dict.fromkeys(candidates))
+    def __init__(self, folder: Path, names: Iterable[str | Path], *, where: str) -> None:
+        tried = list(dict.fromkeys(folder / name for name in names))
         self.folders = [folder for folder in tried if folder.is_dir() or url_of(folder, "")]
         self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
         if not self.folders:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.pictures import rle
 from ans_core.types import ImageFile, Sample
 
@@ -46,11 +46,11 @@ class Content(checks.Record):
     annotations: list[Any]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures,
     captions without a mask."""
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders(grounded.image_folders(file), where=str(path))
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
     faults = checks.Faults(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
@@ -67,14 +67,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
-            yield grounded.sample(
-                picture.caption, caption_phrases, image=image, name=name, sample_id=str(picture.id)
-            )
+            yield grounded.sample(picture.caption, caption_phrases, image=image, sample_id=str(picture.id))
     faults.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _by_image(

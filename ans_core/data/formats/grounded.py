@@ -4,7 +4,6 @@ RefCOCOg and Flickr30k."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
@@ -19,10 +18,6 @@ IMAGE_FOLDERS = (
 
 Phrase = tuple[int, int, list[RLE]]
 """[start, end) characters of the caption, and the masks of the objects that they name."""
-
-
-def image_folders(file: Path) -> list[Path]:
-    return [file.parent / folder for folder in IMAGE_FOLDERS]
 
 
 def caption_of(text: str, *, where: str) -> str:
@@ -47,7 +42,6 @@ def sample(
     phrases: Iterable[Phrase],
     *,
     image: tuple[ImageFile, int, int],
-    name: str,
     sample_id: str,
     detail: bool = True,
 ) -> Sample:
@@ -65,7 +59,6 @@ def sample(
     file, height, width = image
     return Sample(
         sample_id=sample_id,
-        dataset=name,
         image_id=file.stem,
         frames=(file,),
         height=height,

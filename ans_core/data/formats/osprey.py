@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.data.formats.plain import REGION
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import RLE, ImageFile, Sample
@@ -49,15 +49,15 @@ class Record(checks.Record):
     description: list[str] | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is the file, or its folder if there is one in it.
 
     Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel,
     and those of which turns.py can
     make no conversation.
     """
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path))
     faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
         with faults:
@@ -80,18 +80,12 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             ]
             if record.conversations is not None:
                 end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""
-                yield _conversation(
-                    record.conversations, masks, image, name=name, sample_id=str(number), end=end
-                )
+                yield _conversation(record.conversations, masks, image, sample_id=str(number), end=end)
             else:
                 yield from _captions(
-                    record.description or [], masks, image, name=name, sample_id=str(number), where=where
+                    record.description or [], masks, image, sample_id=str(number), where=where
                 )
     faults.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _conversation(
@@ -99,7 +93,6 @@ def _conversation(
     masks: list[RLE],
     image: tuple[ImageFile, int, int],
     *,
-    name: str,
     sample_id: str,
     end: str,
 ) -> Sample:
@@ -110,7 +103,6 @@ def _conversation(
     file, height, width = image
     return Sample(
         sample_id=sample_id,
-        dataset=name,
         image_id=file.stem,
         frames=(file,),
         height=height,
@@ -136,7 +128,6 @@ def _captions(
     masks: list[RLE],
     image: tuple[ImageFile, int, int],
     *,
-    name: str,
     sample_id: str,
     where: str,
 ) -> list[Sample]:
@@ -150,7 +141,6 @@ def _captions(
         samples.append(
             Sample(
                 sample_id=f"{sample_id}_{number}",
-                dataset=name,
                 image_id=file.stem,
                 frames=(file,),
                 height=height,

@@ -82,7 +82,7 @@ class Conversation(Annotation):
 Record = Expression | Phrase | Conversation
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path`, the file or its folder. Image paths are relative to the file's folder."""
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
@@ -106,7 +106,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
             yield Sample(
                 sample_id=sample_id,
-                dataset=name,
                 image_id=record.image,
                 frames=(image,),
                 height=height,

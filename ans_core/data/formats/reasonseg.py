@@ -35,7 +35,7 @@ class Query(checks.Record):
     shapes: Annotated[list[Shape], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words
     after it."""
     faults = checks.Faults(path / split)
@@ -49,7 +49,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 words = checks.text(text, where=f"{file}, text {number}")
                 yield Sample(
                     sample_id=f"{file.stem}_{number}",
-                    dataset=name,
                     image_id=file.stem,
                     frames=(image,),
                     height=height,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.types import ImageFile, Sample
 
 FILES = ("RefCOCOg_GCG_*.json",)
@@ -34,11 +34,11 @@ class Entry(checks.Record):
     record: Annotated[dict[str, Any], Field(min_length=1, max_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no
     expression's words."""
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders(grounded.image_folders(file), where=str(path))
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
     faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
         with faults:
@@ -49,12 +49,8 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             caption = grounded.caption_of(record.caption, where=where).lower()
             image = images.find(record.img_file_name, where=where)
             phrases = _phrases(record.refs, caption, image, where=where, faults=faults)
-            yield grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}")
+            yield grounded.sample(caption, phrases, image=image, sample_id=f"{number}_{sample_id}")
     faults.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _phrases(

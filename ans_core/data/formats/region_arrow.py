@@ -49,7 +49,7 @@ ARROW_ERRORS = (
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are
     relative to that folder."""
     folder = path / split if (path / split).is_dir() else path
@@ -64,7 +64,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             for place, fields in enumerate(_sample_fields(row.conversations, masks, where=where)):
                 yield Sample(
                     sample_id=str(number) if place == 0 else f"{number}_{place}",
-                    dataset=name,
                     image_id=image.stem if isinstance(image, Path) else f"row{number}",
                     frames=(image,),
                     height=height,

@@ -37,18 +37,16 @@ class Content(checks.Record):
     annotations: Annotated[list[Annotation], Field()]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks
     without a pixel."""
     faults = checks.Faults(path)
-    ids = []
     for file in sorted(path.rglob(PATTERN)):
         with faults:
-            sample = _sample(file, name=name)
-            ids.append((f"{path}: picture {sample.image_id}", sample.image_id))
+            sample = _sample(file)
+            faults.once(f"picture {sample.image_id}", where=str(file))
             yield sample
     faults.tell()
-    checks.once(ids)
 
 
 def splits(path: Path) -> list[str]:
@@ -57,7 +55,7 @@ def splits(path: Path) -> list[str]:
     return ["train"]
 
 
-def _sample(file: Path, *, name: str) -> Sample:
+def _sample(file: Path) -> Sample:
     content = checks.record(Content, checks.load_json(file), where=str(file))
     stated = (content.image.height, content.image.width)
     picture = files.picture(file.parent, content.image.file_name, where=str(file))
@@ -73,5 +71,5 @@ def _sample(file: Path, *, name: str) -> Sample:
     if not masks:
         raise checks.Unusable("no mask")
     return clip_files.tracking_sample(
-        str(content.image.image_id), masks, frames=(picture,), height=height, width=width, name=name
+        str(content.image.image_id), masks, frames=(picture,), height=height, width=width
     )  # fmt: skip

@@ -32,7 +32,7 @@ class Samples(checks.Record):
     """Each with its place in the split, `number`."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. A sample waits in memory for those before it, where the shards have its picture earlier."""
     faults = checks.Faults(path)
     due, total = 0, None
@@ -42,7 +42,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             for frames, content in _members(shard):
                 total = content.total
                 for values in content.samples:
-                    sample = _sample(values, frames, name=name, where=str(shard))
+                    sample = _sample(values, frames, where=str(shard))
                     heappush(early, (values["number"], len(early), sample))
                 while early and early[0][0] == due:
                     yield heappop(early)[2]
@@ -88,7 +88,7 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
         raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
 
 
-def _sample(values: Mapping[str, Any], frames: tuple[FilePart, ...], *, name: str, where: str) -> Sample:
+def _sample(values: Mapping[str, Any], frames: tuple[FilePart, ...], *, where: str) -> Sample:
     if values.keys() != {"number", *FIELDS}:
         raise checks.DataError(f"{where}: a sample has the keys {sorted(values)}; write the shards again")
-    return Sample(dataset=name, frames=frames, **{key: tuples(values[key]) for key in FIELDS})
+    return Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
