@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from ans_core import storage
+
 RLE = dict[str, Any]
 """COCO compressed run-length encoding: {"size": [H, W], "counts": str}."""
 
@@ -21,14 +23,20 @@ Masklet = tuple[RLE | None, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePart:
-    """An encoded image inside a larger file (an Arrow table): `length` bytes from byte `start` on, perhaps as
-    text `data:...,<base64>`."""
+    """An encoded image behind a URL (`file` is a text), or inside a larger file (an Arrow table, a tar):
+    `length` bytes from byte `start` on, all if None, perhaps as text `data:...,<base64>`."""
 
-    file: Path
-    start: int
-    length: int
+    file: Path | str
+    start: int = 0
+    length: int | None = None
+
+    @property
+    def stem(self) -> str:
+        return Path(self.file).stem
 
     def read_bytes(self) -> bytes:
+        if isinstance(self.file, str):
+            return storage.read(self.file, self.start, self.length)
         with self.file.open("rb") as opened:
             opened.seek(self.start)
             content = opened.read(self.length)
@@ -43,7 +51,8 @@ class VideoFrame:
     index: int
 
 
-ImageRef = Path | bytes | FilePart | VideoFrame
+ImageFile = Path | FilePart
+ImageRef = ImageFile | bytes | VideoFrame
 """Where a frame's pixels are: a file, the encoded image itself, or a place in a larger file or a video
 file."""
 
@@ -80,7 +89,7 @@ class Sample:
 
     sample_id: str
     """Unique within its dataset; names the sample in errors and predictions."""
-    dataset: str
+    dataset: str = ""
     image_id: str
     """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
     frames: Frames

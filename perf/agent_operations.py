@@ -114,7 +114,7 @@ def drawn_clips(*, seed: int, each: int, tile: int) -> list[Clip]:
 
 
 def photographs(folder: Path) -> list[Thing]:
-    samples = regions.read(folder, name="regions", split="val")
+    samples = regions.read(folder, split="val")
     masks = ((sample.frames[0], sample.masks[0][0]) for sample in samples if sample.task == "region_caption")
     return [Thing(frame=frame, mask=rle.decode(mask)) for frame, mask in masks if mask]
 

@@ -1,7 +1,8 @@
 """A million samples: how long a training stage takes to open them, how much memory its loader workers hold,
 how fast rows are made.
 
-    python perf/data_scale.py --samples 1000000 --workers 6        # 2 cores: about 6 minutes
+    python -m perf.data_scale --samples 1000000 --workers 6        # 2 cores: about 6 minutes
+    python -m perf.data_scale --samples 1000000 --workers 2 --s3   # the same samples in shards, in an S3 server (moto)
 
 Writes a data set in our own format (8 expressions a picture, masks as RLE like COCO's instances, 400 bytes
 each) to --folder, compares the first 20,000 samples with what was written, reads all into the index as
@@ -21,26 +22,30 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
+from botocore.config import Config
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from ans_core import data
-from ans_core.data import DatasetEntry, write_entries
+from ans_core.data import DatasetEntry, shard, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.index import open_index, stamp_of
 from ans_core.data.mixture import Mixture
 from ans_core.pictures import rle
+from ans_core.pictures.transforms import open_image
 from ans_core.types import Sample
 from perf.peak import watched
 
@@ -50,6 +55,7 @@ LINKS = 30_000
 """A picture is linked under this many names: some file systems allow no more."""
 ROWS, QUESTIONS, STEPS = 8, 5, 300
 HEAD = 20_000
+SHARD = 4 << 20
 
 
 def write_set(folder: Path, samples: int) -> None:
@@ -140,20 +146,21 @@ def measure(prepared: Path, workers: int) -> dict[str, float]:
         "rows_ms_median": round(statistics.median(times), 3),
         "rows_cpu_ms_median": round(statistics.median(cpu), 3),
         "rows_ms_p95": round(sorted(times)[int(0.95 * len(times))], 3),
-        "resident_gb": round(most / 1e9, 3),
+        "resident_with_pictures_gb": round(most / 1e9, 3),
     }
 
 
-def first_reading(folder: Path, index: Path, *, whole: bool) -> dict[str, float]:
+def first_reading(folder: Path, index: Path, *, form: str, whole: bool) -> dict[str, float]:
     """Read the data set into an index, as `prepare` does; `whole`: by a list of all samples."""
-    stamp = stamp_of(folder, format="annotations", name="set", split="train")
-    read = partial(data.FORMATS["annotations"], folder, name="set", split="train")
-    before = time.process_time()
+    stamp = stamp_of(folder, format=form, name="set", split="train")
+    read = partial(data.FORMATS[form], folder, name="set", split="train")
+    before, start_s = time.process_time(), time.perf_counter()
     with watched() as peak:
         samples = len(open_index(index, stamp, (lambda: list(read())) if whole else read))
     spent = time.process_time() - before
     return {
         "samples": samples,
+        "first_s": round(time.perf_counter() - start_s),
         "first_cpu_us_a_sample": round(1e6 * spent / samples),
         "first_mb": round(peak.grown / 1e6),
     }
@@ -173,6 +180,86 @@ def check_head(folder: Path, head: Path) -> None:
     ]
 
 
+def write_shards(folder: Path, samples: int) -> None:
+    """Write a picture of its own for every PER_PICTURE expressions, in shards."""
+    shard.SHARD_BYTES = SHARD  # moto reads a whole file for each request
+    file = folder.with_name("picture.jpg")
+    y, x = np.mgrid[: SIDE[1], : SIDE[0]]
+    Image.fromarray(np.stack([x // 3, y // 2, (x + y) // 5], -1).astype(np.uint8)).save(file, quality=80)
+    content = file.read_bytes()
+
+    def of_own_picture() -> Iterator[Sample]:
+        for sample in samples_of(folder, samples):
+            yield replace(sample, frames=(content + sample.image_id.encode(),))  # JPEG ends before it
+
+    folder.mkdir(parents=True)
+    print(shard.write(of_own_picture(), folder))
+
+
+@contextmanager
+def s3(shards: Path, place: Path) -> Iterator[None]:
+    """Serve the shards in an S3 server, which the environment names, and write a `.url` of them."""
+    import boto3
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "ANS_MEDIA_CACHE_GB": "0",
+    }
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        client = boto3.client("s3", config=Config(retries={"max_attempts": 10}))
+        client.create_bucket(Bucket="scale")
+        for file in sorted(shards.iterdir()):
+            client.put_object(Bucket="scale", Key=f"train/{file.name}", Body=file.read_bytes())
+        place.mkdir(exist_ok=True)
+        (place / "train.url").write_text("s3://scale/train")
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+class Pictures(Steps):
+    """The rows of a step with their pictures, from the middle of an epoch on."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, step: int) -> int:
+        rows = self.over.rows(self.middle + step, 0, batch=ROWS, micros=1)
+        return sum(open_image(frame).width > 0 for row in rows for frame in row.frames)
+
+    @property
+    def middle(self) -> int:
+        return self.over.epoch // ROWS // 2
+
+
+def measure_store(prepared: Path, workers: int) -> dict[str, float]:
+    """Resume in the middle of an epoch and read pictures from the store."""
+    before = time.perf_counter()
+    steps = Pictures(mixture(prepared))
+    steps.over.rows(steps.middle, 0, batch=ROWS, micros=1)
+    resumed_s = time.perf_counter() - before
+    most, own, count = 0, psutil.Process(), 0
+    before = time.perf_counter()
+    for step, rows in enumerate(DataLoader(steps, batch_size=None, num_workers=workers)):  # type: ignore[arg-type]
+        count += rows
+        if step % 40 == 20:
+            most = max(most, sum(map(pss, [own, *own.children(recursive=True)])))
+    return {
+        "resumed_s": round(resumed_s, 2),
+        "rows_a_s": round(count / (time.perf_counter() - before), 1),
+        "resident_gb": round(most / 1e9, 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -183,35 +270,47 @@ def main() -> None:
     parser.add_argument(
         "--list", action="store_true", help="make a list of all samples before the index is written"
     )
-    parser.add_argument("--measure", choices=("first", "later"), help=argparse.SUPPRESS)
+    parser.add_argument("--s3", action="store_true", help="in shards, in an S3 server on the loopback")
+    parser.add_argument("--measure", choices=("first", "later", "store"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    folder = arguments.folder.resolve() / str(arguments.samples)
+    form = "shards" if arguments.s3 else "annotations"
+    folder = arguments.folder.resolve() / f"{arguments.samples}-{form}"
     prepared = folder / "prepared"
     if arguments.measure == "first":
-        print(json.dumps(first_reading(folder / "set", folder / "index/set-train", whole=arguments.list)))
+        print(
+            json.dumps(
+                first_reading(folder / "set", folder / "index/set-train", form=form, whole=arguments.list)
+            )
+        )
         return
-    if arguments.measure == "later":
-        print(json.dumps(measure(prepared, arguments.workers)))
+    if arguments.measure:
+        measured = measure_store if arguments.measure == "store" else measure
+        print(json.dumps(measured(prepared, arguments.workers)))
+        return
+    prepared.mkdir(parents=True, exist_ok=True)
+    entry = DatasetEntry(name="set", format=form, path=str(folder / "set"), split="train", kind="extra")
+    write_entries(prepared, [entry])
+    if arguments.s3:
+        if not (folder / "shards").exists():
+            write_shards(folder / "shards", arguments.samples)
+        with s3(folder / "shards", folder / "set"):
+            report(folder, "first", "later", "store")
         return
     if not (folder / "set/annotations.jsonl").exists():
         write_set(folder / "set", arguments.samples)
-    prepared.mkdir(exist_ok=True)
-    write_entries(
-        prepared,
-        [
-            DatasetEntry(
-                name="set", format="annotations", path=str(folder / "set"), split="train", kind="extra"
-            )
-        ],
-    )
     check_head(folder / "set", folder / "head")
+    report(folder, "first", "later")
+
+
+def report(folder: Path, *parts: str) -> None:
+    """Measure each part in a process of its own, and print all."""
     shutil.rmtree(folder / "index", ignore_errors=True)
-    told: dict[str, float] = {}
-    for part in ("first", "later"):  # each in a process of its own
+    measured: dict[str, float] = {}
+    for part in parts:
         words = [sys.executable, "-m", "perf.data_scale", "--measure", part, *sys.argv[1:]]
-        told |= json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        measured |= json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
     size = sum(file.stat().st_size for file in (folder / "index").rglob("*") if file.is_file())
-    print(json.dumps(told | {"index_gb": round(size / 1e9, 3)}, indent=1))
+    print(json.dumps(measured | {"index_gb": round(size / 1e9, 3)}, indent=1))
 
 
 if __name__ == "__main__":

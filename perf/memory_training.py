@@ -169,9 +169,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
 def real(arguments: argparse.Namespace) -> str:
     """Train on the first half of every clip's frames and follow its objects through the second half."""
     start = sam2_files.load(arguments.base)
-    clips = Clips(
-        [list(videos.read(arguments.videos, name="real", split=videos.splits(arguments.videos)[0]))]
-    )
+    clips = Clips([list(videos.read(arguments.videos, split=videos.splits(arguments.videos)[0]))])
     halves = [(_part(clip, first=True), _part(clip, first=False)) for clip in clips]
     lines = [
         f"| seed | prompt | before, of {len(clips)} clips | trained | trained, read without memory |",

@@ -233,9 +233,9 @@ def _identity(ref: ImageRef) -> str:
     if isinstance(ref, bytes):
         return hashlib.sha256(ref).hexdigest()
     try:
-        stat = (ref if isinstance(ref, Path) else ref.file).stat()
+        stat = Path(ref if isinstance(ref, Path) else ref.file).stat()
     except OSError:
-        return repr(ref)  # whoever opens it says what is wrong
+        return repr(ref)  # a URL; of a missing file, whoever opens it says what is wrong
     return f"{ref!r} {stat.st_size} {stat.st_mtime_ns}"
 
 

@@ -10,14 +10,14 @@ from ans_core.places import root
 
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
-    it.add_argument("action", choices=["check", "show", "questions", "import", "fetch"])
+    it.add_argument("action", choices=["check", "show", "questions", "shard", "import", "fetch"])
     it.add_argument(
         "path",
         metavar="NAME|PATH",
         nargs="*",
         help=(
             "a data set of params.yaml, or a folder (or file) of annotations; import: an export (zip, "
-            "folder or file); fetch: names"
+            "folder or file); fetch: names; shard: a set, and the new folder"
         ),
     )
     it.add_argument(
@@ -48,15 +48,18 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """check: reads a data set as training would, and says what is in it and what is wrong. show: draws
     samples with their masks. questions: writes questions about its pictures, and traces of looking, for the
-    agent. import: makes a folder with annotations.json of an export of COCO, CVAT, Label Studio or upstream's
-    file. fetch: downloads published sets by name; without a name, lists them."""
+    agent. shard: writes its pictures and samples into tar files, for a store. import: makes a folder with
+    annotations.json of an export of COCO, CVAT, Label Studio or upstream's file. fetch: downloads published
+    sets by name; without a name, lists them."""
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA
         from ans_core.hub.fetch import fetch
 
         return fetch(arguments.path, DATA, root=root(), into=arguments.into, yes=arguments.yes)
+    shards = arguments.path.pop() if arguments.action == "shard" and arguments.path else ""
     if len(arguments.path) != 1:
-        raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path")
+        more = " and the folder to make" if arguments.action == "shard" else ""
+        raise ValueError(f"ans data {arguments.action}: give one data set, its name or its path{more}")
     (arguments.path,) = arguments.path
     if arguments.action == "import":
         from ans_core.data.exports import import_export
@@ -76,6 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     name, path, form = named(arguments.path, arguments.format, root())
     folder = root() / ".ans/data" / name
+    if shards:
+        from ans_core.data.shard import shard
+
+        print("\n".join(shard(path, form, Path(shards))))
+        return 0
     if arguments.action == "show":
         from ans_core.data.show import show
 

@@ -59,6 +59,9 @@ class Launch(Section):
     MB a tile, 90 MB a frame."""
     feature_cache_gb: Rate = 50.0
     """Most that the folder holds."""
+    checked_pictures: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of every real data set's pictures that `prepare` decodes, chosen by their names. Training leaves out
+    and names a picture that it can't decode."""
     keep_states: Annotated[int, Field(ge=2)] = 2
     """Newest training states of a stage at work that are kept; a damaged one is passed over."""
     halt_on_nan: bool = False

@@ -88,11 +88,10 @@ def samples_of(entry: DatasetEntry) -> Iterator[Sample]:
 def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
     """Read a split; with `hold_out` the part of "train", or of the parts that stand for it, that is this
     split."""
-    if not entry.hold_out:
-        yield from splits.read(entry.format, path, name=entry.name, split=entry.on_disk)
-        return
-    for sample in splits.read(entry.format, path, name=entry.name, split=entry.parts or "train"):
-        if is_held_out(sample.image_id, share=entry.hold_out) == (entry.split == "val"):
+    on_disk = entry.parts or ("train" if entry.hold_out else entry.split)
+    for sample in splits.read(entry.format, path, name=entry.name, split=on_disk):
+        held_out = is_held_out(sample.image_id, share=entry.hold_out)
+        if not entry.hold_out or held_out == (entry.split == "val"):
             yield sample
 
 

@@ -67,6 +67,8 @@ class LeftOut:
     row: str
     samples: int
     reason: str
+    unreadable: bool = False
+    """Whether nothing of the row could be read."""
 
 
 class TooLong(ValueError):
@@ -334,7 +336,7 @@ def collate_readable(
             if error.fitting:
                 read.append(read_row(replace(row, turns=error.fitting), tokenizer, layout))
         except ValueError as error:
-            left_out.append(LeftOut(row=row.name, samples=len(row.turns), reason=str(error)))
+            left_out.append(LeftOut(row=row.name, samples=len(row.turns), reason=str(error), unreadable=True))
     if not read:
         black = Image.new("RGB", (28, 28))
         read = [read_row(Row(name="black", frames=(b"",), turns=()), tokenizer, layout, images=[black])]

@@ -61,3 +61,8 @@ def facts(samples: Iterable[Sample]) -> Facts:
             else:
                 totals.absent += 1
     return totals
+
+
+def shown_frames(sample: Sample) -> list[int]:
+    """Return a clip's first, middle and last frame; 0 for a picture."""
+    return sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})

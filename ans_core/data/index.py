@@ -14,8 +14,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -29,10 +27,21 @@ from jaxtyping import Int
 from ans_core import types
 from ans_core.data import outlines
 from ans_core.lazy import Lazy
+from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
+from ans_core.written import atomic_folder
 
-RECORDS, ENDS, KEYS, TASKS, STAMP = "records.jsonl", "ends.npy", "picture_keys.npy", "tasks.npy", "stamp.json"
-OUTLINES, THINGS, UNNAMED = "outlines.npy", "things.npy", "unnamed.npy"
+RECORDS, STAMP = "records.jsonl", "stamp.json"
+COLUMNS = {
+    "ends": "i8",
+    "picture_keys": "S16",
+    "tasks": "S18",
+    "things": "S16",
+    "outlines": "u2",
+    "unnamed": "i4",
+}
+"""Values of every sample, a file `<name>.npy` each: its end in RECORDS, and what ans_core/data/outlines.py makes of it."""
+SHARD = ".tar"
 PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
@@ -66,24 +75,27 @@ class SampleIndex(Lazy[Sample]):
     """The samples of an index, read one by one. Open it before loader processes are started: they share its
     file descriptor."""
 
+    ends: np.ndarray
+    picture_keys: np.ndarray
+    """Samples with equal keys show the same frames."""
+    tasks: np.ndarray
+    things: np.ndarray
+    outlines: np.ndarray
+    unnamed: np.ndarray
+
     def __init__(self, folder: Path) -> None:
         self.dataset: str = json.loads((folder / STAMP).read_text(encoding="utf-8"))["name"]
-        self.picture_keys: np.ndarray = np.load(folder / KEYS, mmap_mode="r")
-        """Samples with equal keys show the same frames."""
-        self.tasks: np.ndarray = np.load(folder / TASKS, mmap_mode="r")
-        self.outlines: np.ndarray = np.load(folder / OUTLINES, mmap_mode="r")
-        self.things: np.ndarray = np.load(folder / THINGS, mmap_mode="r")
-        self.unnamed: np.ndarray = np.load(folder / UNNAMED, mmap_mode="r")
-        self._ends: Int[np.ndarray, " samples"] = np.load(folder / ENDS, mmap_mode="r")
+        for column in COLUMNS:
+            setattr(self, column, np.load(folder / f"{column}.npy", mmap_mode="r"))
         self._records = (folder / RECORDS).open("rb", buffering=0)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
     def item(self, number: int) -> Sample:
-        start = int(self._ends[number - 1]) if number else 0
+        start = int(self.ends[number - 1]) if number else 0
         return decode(
-            os.pread(self._records.fileno(), int(self._ends[number]) - start, start), dataset=self.dataset
+            os.pread(self._records.fileno(), int(self.ends[number]) - start, start), dataset=self.dataset
         )
 
 
@@ -93,7 +105,9 @@ def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock")):
         if _stamp_in(folder) != asdict(stamp):
-            _write(folder, stamp, read())
+            with atomic_folder(folder) as partial:  # whoever has the old one open keeps reading it
+                _write_records(partial, read())
+                (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
         return SampleIndex(folder)
 
 
@@ -121,14 +135,14 @@ def encode(sample: Sample) -> bytes:
 
 def decode(record: bytes, *, dataset: str) -> Sample:
     frames, *values = json.loads(record)
-    plain = {name: _tuples(value) for name, value in zip(FIELDS, values, strict=True)}
+    plain = {name: tuples(value) for name, value in zip(FIELDS, values, strict=True)}
     shown = tuple(map(_decode_ref, frames)) if isinstance(frames, list) else _decode_ref(frames)
     return Sample(dataset=dataset, frames=shown, **plain)
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """Turn JSON's lists into tuples, but not in a mapping (a mask, `meta`)."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def picture_key(sample: Sample) -> tuple[object, ...]:
@@ -179,6 +193,10 @@ def _picture(ref: ImageRef) -> object:
             return _place(ref)
         case bytes():
             return _digest(ref)
+        case FilePart(length=None):
+            return ref.file
+        case FilePart(file=file) if str(file).endswith(SHARD):  # which holds each picture once
+            return str(file), ref.start
         case FilePart():
             return _digest(ref.read_bytes())
     return ref
@@ -209,7 +227,7 @@ def _encode_ref(ref: Any) -> str | list[str] | dict[str, Any]:
     }
 
 
-def _encode_field(value: Path | int | range) -> str | int | list[int]:
+def _encode_field(value: Path | str | int | range | None) -> str | int | list[int] | None:
     if isinstance(value, range):
         return [value.start, value.stop, value.step]
     return str(value) if isinstance(value, Path) else value
@@ -223,55 +241,30 @@ def _decode_ref(value: str | list[str] | dict[str, Any]) -> Any:
     return getattr(types, value.pop("type"))(**{name: _decode_field(field) for name, field in value.items()})
 
 
-def _decode_field(value: str | int | list[int]) -> Path | int | range:
+def _decode_field(value: str | int | list[int] | None) -> Path | str | int | range | None:
     if isinstance(value, list):
         return range(*value)
-    return Path(value) if isinstance(value, str) else value
-
-
-def _write(folder: Path, stamp: Stamp, samples: Iterable[Sample]) -> None:
-    """Write a folder beside it and rename that once it is complete; whoever has the old one open keeps
-    reading it."""
-    partial, old = (folder.with_name(f"{folder.name}.{word}") for word in ("partial", "old"))
-    for rest in (partial, old):
-        shutil.rmtree(rest, ignore_errors=True)
-    partial.mkdir()
-    try:
-        _write_records(partial, samples)
-    except BaseException:  # a fault is told after the last sample, and gigabytes may stand here by then
-        shutil.rmtree(partial)
-        raise
-    (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    return Path(value) if isinstance(value, str) and not is_url(value) else value
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
-    ends, keys, things, done, shapes, unnamed = (
-        array("q"),
-        bytearray(),
-        bytearray(),
-        list[str](),
-        array("H"),
-        array("i"),
-    )
+    columns = {name: bytearray() for name in COLUMNS}
     with (folder / RECORDS).open("wb") as file:
         for sample in samples:
             file.write(encode(sample))
-            ends.append(file.tell())
-            keys += (picture := picture_digest(sample))
-            done.append(sample.task)
-            things += outlines.thing_of(sample, picture).ljust(16, b"\0")
-            shapes.append(outlines.outline_of(sample))
-            unnamed.append(len(outlines.unnamed_regions(sample)))
-    np.save(folder / ENDS, np.array(ends, dtype=np.int64))
-    np.save(folder / KEYS, np.frombuffer(bytes(keys), dtype="S16"))
-    np.save(folder / TASKS, np.array(done, dtype="S"))
-    np.save(folder / THINGS, np.frombuffer(bytes(things), dtype="S16"))
-    np.save(folder / OUTLINES, np.array(shapes, dtype=np.uint16))
-    np.save(folder / UNNAMED, np.array(unnamed, dtype=np.int32))
+            picture = picture_digest(sample)
+            values = (
+                file.tell(),
+                picture,
+                sample.task,
+                outlines.thing_of(sample, picture),
+                outlines.outline_of(sample),
+                len(outlines.unnamed_regions(sample)),
+            )
+            for (name, kind), value in zip(COLUMNS.items(), values, strict=True):
+                columns[name] += np.array(value, dtype=kind).tobytes()
+    for name, kind in COLUMNS.items():
+        np.save(folder / f"{name}.npy", np.frombuffer(bytes(columns[name]), dtype=kind))
 
 
 def _stamp_in(folder: Path) -> Any:

@@ -20,6 +20,8 @@ Read = TypeVar("Read")
 
 STAND_INS = 10
 """Most others that are tried in the place of one that can't be read."""
+MOST_STEPS = 10
+"""In a row in which more than half of the rows can't be read."""
 
 
 def first_readable(
@@ -40,7 +42,7 @@ def first_readable(
         try:
             return candidate, read(candidate), broken
         except ValueError as error:
-            broken.append(LeftOut(row=name(candidate), samples=1, reason=str(error)))
+            broken.append(LeftOut(row=name(candidate), samples=1, reason=str(error), unreadable=True))
     raise ValueError(
         f"{stage}: {broken[0].row} can't be read, nor can {len(broken) - 1} others in its place: "
         f"{broken[0].reason}"
@@ -48,11 +50,13 @@ def first_readable(
 
 
 class LeftOutFile:
-    """One process's file, one JSON object per line: {step, row, samples, reason}. Loader workers write it,
-    the training loop counts it. A resumed run may write the same rows again; they count once."""
+    """One process's file, one JSON object per line: {step, row, samples, reason, unreadable}. Loader workers
+    write it, the training loop counts it. A resumed run may write the same rows again; they count once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, rows: int) -> None:
+        """rows: of a step, over all processes."""
+        self.path, self.rows = path, rows
+        self._bad_steps = 0
         self._read = 0
         self._lines: dict[int, set[str]] = defaultdict(set)
 
@@ -67,18 +71,25 @@ class LeftOutFile:
                 )
                 file.write(json.dumps({"step": step} | asdict(record)) + "\n")
 
-    def count(self, step: int) -> int:
-        """Count the samples of this step; steps must be asked for in order."""
+    def count(self, step: int) -> tuple[int, int]:
+        """Return the samples of this step, and its unreadable rows; steps must be requested in order."""
         if self.path.exists():
             with self.path.open(encoding="utf-8") as file:
                 file.seek(self._read)
                 while line := file.readline():
                     self._lines[json.loads(line)["step"]].add(line)
                 self._read = file.tell()
-        return sum(json.loads(line)["samples"] for line in self._lines.pop(step, ()))
+        lines = [json.loads(line) for line in self._lines.pop(step, ())]
+        return sum(line["samples"] for line in lines), sum(line["unreadable"] for line in lines)
 
     def metrics(self, step: int, device: torch.device) -> dict[str, float]:
         """Return `skipped_samples` of the step over all processes, which must all call it; nothing if there
-        are none."""
-        skipped = float(shared_sum(torch.tensor(float(self.count(step))), device))
-        return {"skipped_samples": skipped} if skipped else {}
+        are none. Raises RuntimeError where most rows are lost, as of a store that is away."""
+        skipped, unreadable = shared_sum(torch.tensor(self.count(step)), device).tolist()
+        self._bad_steps = self._bad_steps + 1 if 2 * unreadable > self.rows else 0
+        if self._bad_steps > MOST_STEPS:
+            raise RuntimeError(
+                f"in {self._bad_steps} steps in a row, up to step {step}, more than half of the rows could not "
+                f"be read; {self.path} has the reasons. Once the files are there again, the next start goes on"
+            )
+        return {"skipped_samples": float(skipped)} if skipped else {}

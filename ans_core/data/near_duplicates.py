@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from ans_core.data.facts import shown_frames
 from ans_core.pictures import transforms
 from ans_core.types import ImageRef, Sample
 
@@ -61,8 +62,7 @@ def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> list[Alike]:
 
 def shown(sample: Sample) -> list[ImageRef]:
     """Return a picture, or the first, middle and last frame of a clip."""
-    length = len(sample.frames)
-    return [sample.frames[place] for place in sorted({0, length // 2, length - 1})]
+    return [sample.frames[place] for place in shown_frames(sample)]
 
 
 def dhash(ref: ImageRef) -> int | None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ans_core.data import DatasetEntry
-from ans_core.data.facts import Facts, facts
+from ans_core.data.facts import Facts, facts, shown_frames
 from ans_core.pictures import rle, transforms
 from ans_core.types import ImageRef, Sample
 
@@ -128,18 +128,14 @@ def panel(sample: Sample, side: int) -> UInt8[np.ndarray, "h w 3"]:
     return np.concatenate(
         [
             _overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side)
-            for f in _shown_frames(sample)
+            for f in shown_frames(sample)
         ],
         1,
     )
 
 
-def _shown_frames(sample: Sample) -> list[int]:
-    return sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})
-
-
 def _tile(sample: Sample) -> str:
-    frames = _shown_frames(sample)
+    frames = shown_frames(sample)
     buffer = io.BytesIO()
     Image.fromarray(panel(sample, TILE)).save(buffer, "JPEG", quality=88)
     kind = html.escape(str(sample.meta.get("kind", sample.task)))

@@ -276,10 +276,9 @@ def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None
 
 
 def file_of(frame: ImageRef) -> Path | None:
-    """Return the file that a frame is read from; None if its bytes came from a table."""
-    if isinstance(frame, bytes):
-        return None
-    return frame if isinstance(frame, Path) else frame.file
+    """Return the file that a frame is read from; None if its bytes came from a table, or come from a URL."""
+    file = frame if isinstance(frame, (bytes, Path)) else frame.file
+    return file if isinstance(file, Path) else None
 
 
 def code_hash(name: str, model: Model) -> str:

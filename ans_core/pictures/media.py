@@ -60,7 +60,7 @@ def frames(source: Path, *, scratch: Path) -> Iterator[tuple[Path, ...]]:
         paths = []
         for number, shot in enumerate(_shots(source)):
             paths.append(Path(folder) / f"{number:06d}.png")
-            paths[-1].write_bytes(_png(shot))
+            paths[-1].write_bytes(png(shot))
         yield tuple(paths)
 
 
@@ -85,7 +85,7 @@ class VideoFile(Lazy[bytes]):
             return self._held
         if number < self._due:
             self._rest = enumerate(_shots(self._source))
-        self._held = next(_png(shot) for place, shot in self._rest if place == number)
+        self._held = next(png(shot) for place, shot in self._rest if place == number)
         self._due = number + 1
         return self._held
 
@@ -168,7 +168,7 @@ def reference(picture: Picture) -> ImageRef:
     if isinstance(picture, (str, Path)):
         return Path(picture)
     if isinstance(picture, Image.Image):
-        return _png(picture)
+        return png(picture)
     if not isinstance(picture, np.ndarray):
         raise ValueError(
             f"a picture is a file, encoded bytes, PIL's or an array, not {type(picture).__name__}; give one "
@@ -178,10 +178,10 @@ def reference(picture: Picture) -> ImageRef:
         raise ValueError(
             f"a picture of shape {picture.shape} and {picture.dtype}; give (height, width, 3) of uint8"
         )
-    return _png(Image.fromarray(picture))
+    return png(Image.fromarray(picture))
 
 
-def _png(picture: Image.Image) -> bytes:
+def png(picture: Image.Image) -> bytes:
     """Encode as PNG, upright. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's
     mode "I" has no range of its own: values up to 255 count as 8 bits, others as 16."""
     file = io.BytesIO()

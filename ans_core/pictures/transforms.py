@@ -72,7 +72,7 @@ def stored(ref: ImageRef) -> tuple[tuple[int, int], int]:
     if isinstance(ref, bytes):
         return _header(ref)
     file = ref.file if isinstance(ref, FilePart) else Path(ref)
-    return _header_of_file(ref, file.stat().st_mtime_ns if file.is_file() else 0)
+    return _header_of_file(ref, file.stat().st_mtime_ns if isinstance(file, Path) and file.is_file() else 0)
 
 
 def stored_pixels(ref: ImageRef) -> ImageRef:
@@ -111,7 +111,7 @@ def _opened(ref: ImageRef) -> Iterator[Image.Image]:
         yield video_file.read(ref)
         return
     if isinstance(ref, FilePart):
-        where = f"at byte {ref.start} of {ref.file}"
+        where = str(ref.file) if ref.length is None else f"at byte {ref.start} of {ref.file}"
     else:
         where = f"of {len(ref)} embedded bytes" if isinstance(ref, bytes) else str(Path(ref))
     try:

@@ -177,7 +177,7 @@ def _train(
     check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
     steps, first, judged, gradients_judged = settings.optim.steps, -1, 0, False
-    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl", rows=batch)
 
     def validated(epoch: int) -> dict[str, float]:
         nonlocal judged

@@ -59,7 +59,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             )
     # not drawn ones, just written: decoding 6,000 takes 3 s and finds nothing
     for entry, samples in read.items():
-        if turned := check_pictures(samples, where=f"{entry.path}, split {entry.split!r}"):
+        if turned := check_pictures(
+            samples, where=f"{entry.path}, split {entry.split!r}", share=cfg.launch.checked_pictures
+        ):
             logging.warning(
                 "%s: %d pictures have an EXIF tag that turns them; `ans data check` says more",
                 entry.path,

@@ -157,7 +157,7 @@ def _run(
         pictures_to=scratch / "samples",
     )
     validation = _validation(cfg, module, machine, inputs["data"]) if settings.val_every else None
-    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl", rows=settings.optim.batch)
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None
     make = RolloutBatches(cfg, practice, model, joined, left_out, rows)
     curves = loop.train(

@@ -86,7 +86,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     groups = (
         LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     )
-    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl")
+    left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl", rows=optim.batch)
 
     def rows(step: int, micro: int) -> list[Row]:
         return groups.rows(step, micro, batch=optim.batch, micros=optim.accumulate)

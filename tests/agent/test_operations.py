@@ -322,7 +322,7 @@ def test_following_forth_and_back_encodes_few_frames_twice_and_gives_what_fresh_
 @real
 def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbox) -> None:
     """Area and box against COCO's own code, and a zoom on the box holds the whole mask."""
-    samples = list(regions.read(DATA / "regions", name="regions", split="val"))[:25]
+    samples = list(regions.read(DATA / "regions", split="val"))[:25]
     assert len(samples) == 25
     for sample in samples:
         coded = sample.masks[0][0]
@@ -348,7 +348,7 @@ def test_properties_of_photographs_are_those_of_their_annotation(toolbox: Toolbo
 @real
 @pytest.mark.slow
 def test_true_tracks_of_real_clips_are_described_within_the_picture() -> None:
-    for sample in videos.read(DATA / "videos", name="videos", split="val"):
+    for sample in videos.read(DATA / "videos", split="val"):
         masks = np.stack(
             [rle.decode(m) if m else np.zeros((sample.height, sample.width), bool) for m in sample.masks[0]]
         )

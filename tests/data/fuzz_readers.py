@@ -202,7 +202,7 @@ def attempt(root: Path, form: str, folder: str) -> tuple[str, str]:
 
 
 class LeftOut(logging.Handler):
-    """Whether a reader has told of records that it leaves out (ans_core/data/formats/skipped.py)."""
+    """Whether a reader has told of records that it leaves out (ans_core/data/formats/checks.py)."""
 
     told = False
 

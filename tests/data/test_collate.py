@@ -75,20 +75,34 @@ def test_a_batch_without_any_row_is_one_picture_without_targets_that_a_model_rea
 def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_after_resuming(tmp_path: Path):
     """Two writers of one file, as loader workers are; step 3 is made again by a resumed run."""
     path = tmp_path / "scratch" / "left_out-0.jsonl"
-    one, worker = LeftOutFile(path), LeftOutFile(path)
-    assert one.count(0) == 0
+    one, worker = LeftOutFile(path, rows=2), LeftOutFile(path, rows=2)
+    assert one.count(0) == (0, 0)
     worker.add(1, [LeftOut(row="d/a", samples=2, reason="cut"), LeftOut(row="d/b", samples=1, reason="long")])
     worker.add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
-    assert [one.count(step) for step in (1, 2, 3)] == [3, 0, 4]
-    LeftOutFile(path).add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
-    resumed = LeftOutFile(path)
-    assert [resumed.count(step) for step in (3, 4)] == [4, 0]
+    assert [one.count(step) for step in (1, 2, 3)] == [(3, 0), (0, 0), (4, 0)]
+    LeftOutFile(path, rows=2).add(3, [LeftOut(row="d/c", samples=4, reason="cut")])
+    resumed = LeftOutFile(path, rows=2)
+    assert [resumed.count(step) for step in (3, 4)] == [(4, 0), (0, 0)]
     assert json.loads(path.read_text().splitlines()[0]) == {
         "step": 1,
         "row": "d/a",
         "samples": 2,
         "reason": "cut",
+        "unreadable": False,
     }
+
+
+def test_more_than_ten_steps_in_a_row_of_mostly_unreadable_rows_end_the_run(tmp_path):
+    left_out = LeftOutFile(tmp_path / "left_out.jsonl", rows=4)
+    lost = [LeftOut(row=f"d/{n}", samples=2, reason="503", unreadable=n < 3) for n in range(4)]
+    for step in range(25):  # half, most and, at step 12, none of the rows
+        left_out.add(step, [] if step == 12 else lost[:3] if step > 1 else lost[1:])
+    cpu = torch.device("cpu")
+    assert [left_out.metrics(step, cpu) for step in range(23)] == [
+        {} if step == 12 else {"skipped_samples": 6.0} for step in range(23)
+    ]
+    with pytest.raises(RuntimeError, match=r"in 11 steps in a row, up to step 23, .*left_out.jsonl has the"):
+        left_out.metrics(23, cpu)
 
 
 def test_a_row_may_be_forced_to_five_masks_as_upstream_does(model: Network):

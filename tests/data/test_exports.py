@@ -37,7 +37,7 @@ def write(folder: Path, name: str, content: str | list | dict, *pictures: str) -
 def imported(source: Path, out: Path) -> dict[tuple[str, str, str], list[list[int]]]:
     """(picture, task, text) -> of each mask [top, bottom, left, right, pixels]."""
     import_export(source, out)
-    samples = [sample for split in plain.splits(out) for sample in plain.read(out, name="d", split=split)]
+    samples = [sample for split in plain.splits(out) for sample in plain.read(out, split=split)]
     found = {}
     for sample in samples:
         masks = [rle.decode(mask) for (mask,) in sample.masks]
@@ -581,7 +581,7 @@ def test_every_layout_is_recognised_and_imported_with_its_splits(
     lines = import_export(tmp_path / "set", tmp_path / "out")
     assert "pictures by split: test 1, train 1, val 1 (as the export has them)" in lines
     for split in ("train", "val", "test"):
-        samples = list(plain.read(tmp_path / "out", name="d", split=split))
+        samples = list(plain.read(tmp_path / "out", split=split))
         assert {sample.text: rle.decode(mask).tolist() for sample in samples for (mask,) in sample.masks} == {
             "cat": (values() == 1).tolist(), "dog": (values() == 2).tolist()
         }  # fmt: skip

@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core.data import pictures
 from ans_core.data.exports import cvat, import_export
 from ans_core.data.formats import FORMATS, SPLITS, infer
 from ans_core.data.formats.checks import DataError
@@ -23,7 +25,7 @@ from ans_core.data.scene_write import write_clips, write_scenes
 from ans_core.nearest_file import hint
 from ans_core.pictures import rle
 from ans_core.stages.sources import source_entries
-from tests import picture_sets
+from tests import picture_sets, tiny
 from tests.data.test_formats import GOOD, block, png, region, write_annotations, write_refs, write_regions
 from tests.data.test_prepare import own_data
 
@@ -262,6 +264,25 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_sample(tmp_path, kin
     (tmp_path / "a.png").write_bytes(damaged[kind])
     with pytest.raises(DataError, match=r"(record|sample) 0: .*a\.png"):
         check_pictures(list(FORMATS["annotations"](folder, name="mine", split="train")), where=str(folder))
+
+
+def test_processes_check_many_pictures_and_a_share_of_them_is_the_same_every_time(tmp_path, monkeypatch):
+    samples = []
+    for number in range(60):
+        (tmp_path / f"{number}.jpg").write_bytes(b"no picture")
+        samples.append(replace(tiny.sample(number), frames=(tmp_path / f"{number}.jpg",)))
+    told = []
+    for many in (100, 2):  # threads, then processes
+        monkeypatch.setattr(pictures, "MANY", many)
+        for share in (1.0, 0.3):
+            with pytest.raises(DataError) as raised:
+                check_pictures(samples, where="set", share=share)
+            told.append(str(raised.value))
+    assert told[:2] == told[2:]
+    assert "set: 60 faults" in told[0]
+    count = int(re.search(r"set: (\d+) faults", told[1])[1])
+    assert 6 < count < 30
+    assert check_pictures(samples, where="set", share=0.0) == []
 
 
 def test_a_long_and_narrow_picture_is_in_the_report(tmp_path):

@@ -224,10 +224,10 @@ def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
 
     caption = "two men in red and a dog"
     found = [phrase(0, 7, 0), phrase(0, 7, 8), phrase(4, 7, 16), phrase(8, 18, 24), phrase(15, 24, 32)]
-    made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), name="d", sample_id="0")
+    made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), sample_id="0")
     assert [caption[a:b] for a, b in made.phrases] == ["two men", "in red", "and a dog"]
     assert areas(made) == [32, 16, 16]
-    bare = grounded.sample(caption, [], image=(Path("a.png"), 64, 64), name="d", sample_id="0")
+    bare = grounded.sample(caption, [], image=(Path("a.png"), 64, 64), sample_id="0")
     assert (bare.text, bare.phrases, bare.masks) == (caption, (), ())
 
 

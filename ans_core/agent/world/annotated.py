@@ -230,7 +230,7 @@ def _file(frame: ImageRef) -> Path | None:
     match frame:
         case Path():
             return frame
-        case FilePart(file=file) | VideoFrame(file=file):
+        case FilePart(file=Path() as file) | VideoFrame(file=file):
             return file
     return None
 

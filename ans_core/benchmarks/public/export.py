@@ -45,8 +45,7 @@ def _file(picture: ImageRef, folder: Path, name: str) -> Path:
             raise ValueError(f"question {name}: no picture {picture}")
         return picture.resolve()
     if isinstance(picture, VideoFrame):
-        picture = media.reference(transforms.open_image(picture))
-        assert isinstance(picture, bytes), "pixels become PNG"
+        picture = media.png(transforms.open_image(picture))
     content = picture.read_bytes() if isinstance(picture, FilePart) else picture
     path = (
         folder.resolve()

@@ -178,7 +178,7 @@ def _samples(folder: Path, split: str, *, single: bool) -> Sequence[Sample]:
     """Read a split. Raises ValueError with `single` for gRefCOCO's, which would get RefCOCO's figures."""
     from ans_core.data.formats import refcoco
 
-    samples = list(refcoco.read(folder, name=folder.name, split=split))
+    samples = list(refcoco.read(folder, split=split))
     if single and (others := [sample.sample_id for sample in samples if len(sample.masks) != 1]):
         raise ValueError(
             f"{folder}, {split}: {len(others)} of {len(samples)} expressions mean several objects or none "

@@ -97,7 +97,7 @@ def import_export(source: Path, out: Path, *, form: str | None = None) -> list[s
             export.file = Path(str(export.file).replace(unpacked, str(source)))
         try:
             pictures = {  # read as training does, which finds what is left to find
-                split: len({sample.image_id for sample in plain.read(partial, name=out.name, split=split)})
+                split: len({sample.image_id for sample in plain.read(partial, split=split)})
                 for split in plain.splits(partial)
             }
         except checks.DataError as error:  # nothing is left at the place that it names

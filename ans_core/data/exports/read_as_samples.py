@@ -23,8 +23,8 @@ from ans_core.types import Sample
 def coco_file(place: Path, file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the names of
     the file and its folders."""
-    images = ImageFolders(picture_folders(file), where=str(file))
-    samples = list(coco.instances(file, images, name=file.stem))
+    images = ImageFolders(Path(), picture_folders(file), where=str(file))
+    samples = list(coco.instances(file, images))
     split = split_of_file(file, place)
     export = Export(file=file, labelled=[_labelled(sample, split) for sample in samples])
     content = checks.load_json(file)
@@ -41,9 +41,7 @@ def coco_file(place: Path, file: Path) -> Export:
 
 def finetune_file(place: Path, file: Path) -> Export:
     """Upstream's masks are of the stored pixels."""
-    samples = [
-        sample for split in plain.splits(file) for sample in plain.read(file, name=file.stem, split=split)
-    ]
+    samples = [sample for split in plain.splits(file) for sample in plain.read(file, split=split)]
     return Export(file=file, labelled=[_labelled(sample, None) for sample in samples], masks_upright=False)
 
 

@@ -7,8 +7,10 @@ the file and up to 20 wrong records. Extra keys of a record may go into meta.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from ans_core.data.formats import (
     chat_univi,
@@ -38,83 +40,49 @@ from ans_core.data.formats import (
     revos,
     sa1b,
     sav,
+    shards,
     starqa,
     videos,
 )
+from ans_core.data.formats.files import split_files
 from ans_core.types import Sample
 
-READERS: dict[str, Callable[..., Iterator[Sample]]] = {
-    "annotations": plain.read,
-    "chat_univi": chat_univi.read,
-    "coco": coco.read,
-    "coco_video": coco_video.read,
-    "davis": davis.read,
-    "ego4d": ego4d.read,
-    "fineweb": fineweb.read,
-    "flickr_gcg": flickr_gcg.read,
-    "grandf": grandf.read,
-    "grefcoco": refcoco.read,
-    "llava": llava.read,
-    "mathvista": mathvista.read,
-    "mevis": mevis.read,
-    "osprey": osprey.read,
-    "partimagenet": partimagenet.read,
-    "reasonseg": reasonseg.read,
-    "ref_davis17": ref_davis17.read,
-    "ref_sav": ref_sav.read,
-    "ref_youtube_vos": ref_youtube_vos.read,
-    "refcoco": refcoco.read,
-    "refcocog_gcg": refcocog_gcg.read,
-    "region_arrow": region_arrow.read,
-    "regions": regions.read,
-    "revos": revos.read,
-    "sa1b": sa1b.read,
-    "sav": sav.read,
-    "starqa": starqa.read,
-    "videos": videos.read,
-    "youtube_vis": coco_video.read,
-}
-"""Name -> read(path, *, name, split), which yields samples one by one; what is wrong with the set is raised
+ALONE = (
+    chat_univi, coco, coco_video, davis, ego4d, fineweb, flickr_gcg, grandf, llava, mathvista, mevis, osprey,
+    partimagenet, reasonseg, ref_davis17, ref_sav, ref_youtube_vos, refcoco, refcocog_gcg, region_arrow, regions,
+    revos, sa1b, sav, shards, starqa, videos,
+)  # fmt: skip
+MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
+MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
+READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
+"""Name -> read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
+AS_THEY_ARE = ("shards",)
+"""Formats whose masks are of the upright pictures."""
+LATE = ("annotations", "refcoco", "grefcoco", "regions")
+"""Formats that tell their splits once all records are read; their readers check the split."""
 
 
-def _upright(read: Callable[..., Iterator[Sample]], path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    return map(checks.upright, read(path, name=name, split=split))
+def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample]:
+    if form not in LATE:
+        checks.check_split(split, SPLITS[form](path), path=path)
+    for sample in READERS[form](path, split=split):
+        yield replace(sample if form in AS_THEY_ARE else checks.upright(sample), dataset=name)
 
 
-FORMATS = {form: partial(_upright, read) for form, read in READERS.items()}
-"""The readers, whose samples' masks are of the pictures as `transforms.open_image` returns them: upright."""
+FORMATS = {form: partial(_samples, form) for form in MODULES}
+"""The readers of splits that there are, whose samples' masks are of the pictures as `transforms.open_image`
+returns them: upright."""
+
+
+def _splits(module: ModuleType, path: Path) -> list[str]:
+    """Return the splits that the reader tells; one that tells none has a file a split, of the names FILES."""
+    names = module.splits(path) if hasattr(module, "splits") else split_files(path, module.FILES)
+    return list(names)
+
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {
-    "annotations": plain.splits,
-    "chat_univi": chat_univi.splits,
-    "coco": coco.splits,
-    "coco_video": coco_video.splits,
-    "davis": davis.splits,
-    "ego4d": ego4d.splits,
-    "fineweb": fineweb.splits,
-    "flickr_gcg": flickr_gcg.splits,
-    "grandf": grandf.splits,
-    "grefcoco": refcoco.splits,
-    "llava": llava.splits,
-    "mathvista": mathvista.splits,
-    "mevis": mevis.splits,
-    "osprey": osprey.splits,
-    "partimagenet": partimagenet.splits,
-    "reasonseg": reasonseg.splits,
-    "ref_davis17": ref_davis17.splits,
-    "ref_sav": ref_sav.splits,
-    "ref_youtube_vos": ref_youtube_vos.splits,
-    "refcoco": refcoco.splits,
-    "refcocog_gcg": refcocog_gcg.splits,
-    "region_arrow": region_arrow.splits,
-    "regions": regions.splits,
-    "revos": revos.splits,
-    "sa1b": sa1b.splits,
-    "sav": sav.splits,
-    "starqa": starqa.splits,
-    "videos": videos.splits,
-    "youtube_vis": coco_video.splits,
+    name: partial(_splits, module) for name, module in MODULES.items()
 }
 """Name -> splits(path): the splits that a data set on disk has."""
 
@@ -160,6 +128,8 @@ MARKERS: dict[str, str] = {
     "*/Annotations/*/*/*.png": "davis",
     "*train.json": "grandf",
     "*val.json": "grandf",
+    "*/000000.tar": "shards",
+    "train.url": "shards",
 }
 """What a folder holds, or what a file is called -> the format, the first that fits."""
 

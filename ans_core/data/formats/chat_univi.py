@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.skipped import Skipped
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import Sample, VideoFrames
 
@@ -20,13 +19,12 @@ class Record(checks.Record):
     conversations: list[Turn]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = path / FILE
-    checks.check_split(split, splits(path), path=file)
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     videos: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if record.video not in videos:
@@ -42,11 +40,10 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             ]
             *past, (question, answer) = exchanges(turns)
             yield Sample(
-                    sample_id=str(number), dataset=name, image_id=record.video, frames=frames, height=height,
+                    sample_id=str(number), image_id=record.video, frames=frames, height=height,
                     width=width, task="conversation", text=answer, question=question, past=tuple(past),
                 )  # fmt: skip
     faults.tell()
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:

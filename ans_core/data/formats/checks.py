@@ -46,6 +46,11 @@ class NoPixelError(DataError):
     elsewhere."""
 
 
+class Unusable(Exception):
+    """A record from which nothing can be learned, as published sets are known to hold some; the message is
+    the reason. It is left out and counted: no fault."""
+
+
 class NoSplit(DataError):
     """The data set does not have the split that was asked for."""
 
@@ -65,31 +70,43 @@ def counting(count: Callable[[], object]) -> Iterator[None]:
 
 class Faults:
     """Collect the faults of single records (`with faults: ...` skips the rest of a wrong record) and raise
-    them together at the end; count what is read otherwise than it is written."""
+    them together at the end; count what is left out (Unusable) or read otherwise than it is written."""
 
     def __init__(self, file: Path | str) -> None:
-        self.file, self.count = file, 0
+        self.file, self.count, self.usable = file, 0, 0
         self.first: dict[str, None] = {}
         self.notes: Counter[str] = Counter()
         """What was left out of records or mended, by kind."""
+        self.unusable: Counter[str] = Counter()
+        """Records that are left out, by reason."""
+        self._innermost = True
+        self._names = set[str]()
+
+    def once(self, name: str, *, where: str) -> None:
+        """Refuse a second record of a name, as `picture 7`."""
+        if name in self._names:
+            raise DataError(f"{where}: {name} comes twice; ids must be unique")
+        self._names.add(name)
 
     def __enter__(self) -> None:
         _count.get()()
+        self._innermost = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, DataError):
-            return False
-        message = str(error)
-        if message not in self.first:
+        self.usable += self._innermost and error is None
+        self._innermost = False
+        if isinstance(error, Unusable):
+            self.unusable[str(error)] += 1
+        elif isinstance(error, DataError) and (message := str(error)) not in self.first:
             self.count += 1
             if len(self.first) < TOLD:
                 self.first[message] = None
-        return True
+        return isinstance(error, (Unusable, DataError))
 
     def tell(self) -> None:
-        """Log the notes. Raise DataError if anything was wrong."""
+        """Log the notes and what is left out. Raise DataError if anything was wrong, or no record is left."""
         if notes := [f"{count:,} {what}" for what, count in self.notes.most_common() if count]:
             logging.warning("%s: %s", self.file, "; ".join(notes))
         if self.count == 1:
@@ -99,6 +116,11 @@ class Faults:
             raise DataError(
                 "\n  ".join([f"{self.file}: {self.count} faults", *self.first, *more]), [*self.first, *more]
             )
+        if self.unusable:
+            why = "; ".join(f"{count:,} with {reason}" for reason, count in self.unusable.most_common())
+            if not self.usable:
+                raise DataError(f"{self.file}: no record can be used: {why}")
+            logging.warning("%s: %s records are left out: %s", self.file, f"{self.unusable.total():,}", why)
 
 
 def as_integer(value: object) -> object:
@@ -258,6 +280,18 @@ def some_mask(
         faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(
             segmentation, height=height, width=width
         )
+    return made
+
+
+def usable_mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults) -> RLE:
+    """Decode one object's mask as `mask` does, but raise Unusable for an empty one and for none: published
+    sets have objects smaller than a pixel."""
+    try:
+        made = some_mask(segmentation, height=height, width=width, where=where, faults=faults)
+    except NoPixelError:
+        raise Unusable("no mask: no polygon [x1, y1, x2, y2, ...] of at least 3 points") from None
+    if rle.area(made) == 0:
+        raise Unusable("a mask without a pixel")
     return made
 
 
@@ -424,15 +458,3 @@ def check_split(split: str, splits: Iterable[str], *, path: Path) -> None:
     names = sorted(set(splits))
     if split not in names:
         raise NoSplit(f"{path} has no split {split!r}; it has {names}")
-
-
-def image_folder(candidates: Iterable[Path], *, where: str) -> Path:
-    """Return the first folder that exists."""
-    tried = list(candidates)
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    raise DataError(
-        f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the images "
-        "at one of them"
-    )

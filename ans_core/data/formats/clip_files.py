@@ -15,9 +15,10 @@ from PIL import Image
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import url_of
 from ans_core.pictures import object_numbers, rle, transforms, video_file
 from ans_core.pictures.media import place_in_time
-from ans_core.types import RLE, Frames, Masklet, Sample, VideoFrames
+from ans_core.types import RLE, FilePart, Frames, Masklet, Sample, VideoFrames
 
 SUFFIXES = (".jpg", ".png", ".jpeg")
 VIDEO = ".mp4"
@@ -42,6 +43,8 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     video = folder.parent / f"{folder.name}{VIDEO}"
     if not folder.is_dir() and video.is_file():
         return _numbered(video, names, where=where)
+    if base := url_of(folder.parent, f"{folder.name}/"):
+        return tuple(FilePart(file=f"{base}{name}{SUFFIXES[0]}") for name in names)
     endings = [*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)]
     # most end as the first does
     endings.sort(key=lambda ending: not checks.inside(folder, f"{names[0]}{ending}", where=where).is_file())
@@ -200,14 +203,12 @@ def tracking_sample(
     frames: Frames,
     height: int,
     width: int,
-    name: str,
     meta: Mapping[str, Any] = {},
 ) -> Sample:
     """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's
     prompt is its mask in the first annotated frame that shows it."""
     return Sample(
         sample_id=video,
-        dataset=name,
         image_id=video,
         frames=frames,
         height=height,

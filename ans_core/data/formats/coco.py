@@ -16,10 +16,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, usable_mask
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 FILES = (
     "instances*.json",
@@ -68,24 +67,23 @@ class Content(checks.Record):
     categories: Annotated[list[Any], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: objects without a pixel, and
     pictures without an object."""
-    file = split_file(path, FILES, split=split)
+    file = split_files(path, FILES)[split]
     split_name = file.stem[YEAR]
     folders = [
-        file.parent / up / part
+        f"{up}/{part}"
         for up in (".", "..")
         for part in (split_name, f"images/{split_name}", "images", split_name.rstrip("0123456789"))
     ]
-    return instances(file, ImageFolders([*folders, file.parent], where=str(path)), name=name)
+    return instances(file, ImageFolders(file.parent, [*folders, "."], where=str(path)))
 
 
 def instances(
     file: Path,
     images: ImageFolders,
     *,
-    name: str,
     text: Callable[[str], str] = str,
     located: Callable[[str], str] = str,
 ) -> Iterator[Sample]:
@@ -95,13 +93,15 @@ def instances(
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    faults = checks.Faults(file)
     names = _names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
-    for image, picture in _pictures(content, images, located, file=file, faults=faults).items():
+    pictures = _pictures(content, images, located, file=file, faults=faults)
+    faults.usable = 0  # of the annotations
+    for image, picture in pictures.items():
         objects: dict[Any, list[tuple[RLE, bool]]] = {}
         for number in picture.annotations:
-            with faults, skipped:
+            with faults:
                 where = f"{file}: annotation {number}"
                 annotation = checks.record(Annotation, content.annotations[number], where=where)
                 if annotation.category_id not in names:
@@ -109,7 +109,7 @@ def instances(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
                     )
                 shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-                mask = usable_mask(
+                mask = checks.usable_mask(
                     shape, height=picture.height, width=picture.width, where=where, faults=faults
                 )
                 objects.setdefault(first_of[annotation.category_id], []).append(
@@ -119,7 +119,6 @@ def instances(
             crowds = [place for place, (_, crowd) in enumerate(shapes) if crowd]
             yield Sample(
                 sample_id=f"{picture.id}_{category_id}",
-                dataset=name,
                 image_id=str(picture.id),
                 frames=(image,),
                 height=picture.height,
@@ -131,7 +130,6 @@ def instances(
                 | ({"joined": crowds} if crowds else {}),
             )
     faults.tell()
-    skipped.tell()
 
 
 def _pictures(
@@ -141,7 +139,7 @@ def _pictures(
     *,
     file: Path,
     faults: checks.Faults,
-) -> dict[Path, AnnotatedPicture]:
+) -> dict[ImageFile, AnnotatedPicture]:
     """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
     time, masks take no memory."""
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
@@ -151,7 +149,7 @@ def _pictures(
             places[checks.as_id(value["image_id"])].append(number)
         except (TypeError, LookupError, ValueError):
             places[None].append(number)  # all that will be refused
-    pictures: dict[Path, AnnotatedPicture] = {}
+    pictures: dict[ImageFile, AnnotatedPicture] = {}
     for image_id, numbers in places.items():
         if image_id not in images_by_id:
             for number in numbers:
@@ -173,10 +171,6 @@ def _pictures(
             record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
             pictures.setdefault(image, record).annotations.extend(numbers)
     return pictures
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Faults) -> Any:

@@ -22,9 +22,10 @@ from pydantic import Field
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats import files as media
 from ans_core.data.formats.coco import first_of_name, outline_or_box
 from ans_core.pictures import rle
-from ans_core.types import RLE, Masklet, Sample
+from ans_core.types import RLE, ImageFile, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
 Side = checks.Integer | None
@@ -103,7 +104,7 @@ class Clip:
     """A video while its annotations are collected."""
 
     name: str
-    files: tuple[Path, ...]
+    files: tuple[ImageFile, ...]
     height: int
     width: int
     annotated: list[bool]
@@ -120,9 +121,8 @@ class Clip:
         )
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     files = _files(path)
-    checks.check_split(split, files, path=path)
     file = files[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
@@ -141,7 +141,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     words = _categories(source, file)
     first_of = first_of_name(words, faults)
     clips: dict[Any, Clip] = {}
-    video_of: dict[tuple[Path, ...], Any] = {}
+    video_of: dict[tuple[ImageFile, ...], Any] = {}
     places: dict[Any, tuple[Any, int]] = {}
     for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
         with faults:
@@ -174,7 +174,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 _add(annotation, clips, places, where=where, faults=faults)
     for clip in clips.values():
         with faults:
-            yield from _samples(clip, words, file=file, name=name)
+            yield from _samples(clip, words, file=file)
     faults.tell()
 
 
@@ -263,13 +263,16 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
     names = [picture.file_name for picture in pictures]
     if len(set(names)) != len(names):
         raise checks.DataError(f"{where}: a file comes twice among its frames")
-    root = next((r for r in roots if checks.inside(r, names[0], where=where).is_file()), None)
+    root = next(
+        (r for r in roots if media.url_of(r, names[0]) or checks.inside(r, names[0], where=where).is_file()),
+        None,
+    )
     if root is None:
         raise checks.DataError(
             f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the "
             "frames there" + nearest_file.hint(*(r / names[0] for r in roots))
         )
-    files = tuple(checks.inside(root, name, where=where) for name in names)
+    files = tuple(media.picture(root, name, where=where) for name in names)
     height, width = clip_files.size_of(files, where=where, stated=(video.height, video.width))
     for picture in pictures:
         if any(
@@ -350,7 +353,7 @@ def _add_mask(
     clip.masks[identity][place] = mask
 
 
-def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> list[Sample]:
+def _samples(clip: Clip, words: dict[Any, str], *, file: Path) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
     joined: dict[Any, list[int]] = {}
     for identity, category in clip.category.items():
@@ -368,7 +371,6 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path, name: str) -> lis
     return [
         Sample(
             sample_id=f"{clip.name}_{category}",
-            dataset=name,
             image_id=clip.name,
             frames=clip.files,
             height=clip.height,

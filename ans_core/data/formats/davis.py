@@ -22,12 +22,11 @@ LISTS = ("2017", "2016", "", "480p")
 frame and its PNG."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes
     background, unless masks are 0 and 255 alone (DAVIS 2016). A frame without PNG is not annotated, as all
     but the first of held-out splits."""
     clips = _splits(path)
-    checks.check_split(split, clips, path=path)
     root = path / split if (path / split / PARTS[0]).is_dir() else path
     pictures, annotations = (quality_folder(root / part) for part in PARTS)
     faults = checks.Faults(path)
@@ -45,9 +44,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 raise checks.DataError(
                     f"{where}: {annotations / clip} shows no object, only background; leave the clip out"
                 )
-            yield clip_files.tracking_sample(
-                clip, masklets, frames=frames, height=height, width=width, name=name
-            )
+            yield clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width)
     faults.tell()
 
 

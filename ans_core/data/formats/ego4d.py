@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.files import split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.data.formats.files import split_files
 from ans_core.types import Sample
 
 FILES = ("nlq_train.json", "nlq_val.json", "annotations/nlq_train.json", "annotations/nlq_val.json")
@@ -49,13 +48,12 @@ class Content(checks.Record):
     videos: list[Video]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as
     the release holds some."""
-    file = split_file(path, FILES, split=split)
+    file = split_files(path, FILES)[split]
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    faults, skipped = checks.Faults(file), Skipped(file)
-    ids = []
+    faults = checks.Faults(file)
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
             where = f"{file}: clip {clip.clip_uid}"
@@ -64,22 +62,16 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             frames = clip_files.video_frames(video, where=where)
             height, width = clip_files.size_of(frames, where=where)
             for sample_id, value in _queries(clip):
-                with faults, skipped:
+                with faults:
                     query = checks.record(Query, value, where=f"{where}, query {sample_id}")
                     question, answer = _words(query, where=f"{where}, query {sample_id}")
-                    ids.append((f"{file}: query {sample_id}", sample_id))
+                    faults.once(f"query {sample_id}", where=where)
                     yield Sample(
-                        sample_id=sample_id, dataset=name, image_id=clip.clip_uid, frames=frames,
+                        sample_id=sample_id, image_id=clip.clip_uid, frames=frames,
                         height=height, width=width, task="conversation", question=question, text=answer,
                         meta={"kind": query.template or ""},
                     )  # fmt: skip
     faults.tell()
-    skipped.tell()
-    checks.once(ids)
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:
@@ -90,9 +82,9 @@ def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:
 
 def _words(query: Query, *, where: str) -> tuple[str, str]:
     if not query.query or not checks.visible(query.query):
-        raise Unusable("no query")
+        raise checks.Unusable("no query")
     if not 0 <= query.clip_start_sec < query.clip_end_sec:
-        raise Unusable("a stretch without length")
+        raise checks.Unusable("a stretch without length")
     question = checks.text(query.query, where=where)
     return ASKED.format(
         query=question if question.endswith("?") else f"{question}?"

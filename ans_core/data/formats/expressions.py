@@ -90,7 +90,6 @@ def read_expressions(
     folder: Callable[[str, str], Path],
     masklets: Callable[[E, ExpressionRef], tuple[Masklet, ...]],
     kind: Callable[[E, ExpressionRef], str | None] = lambda expression, ref: expression.kind,
-    name: str,
 ) -> Iterator[Sample]:
     """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's
     frames; `masklets` are the objects meant; `kind` is what results are split by."""
@@ -116,7 +115,6 @@ def read_expressions(
                     kind_name = kind(expression, ref)
                     yield Sample(
                         sample_id=f"{video}_{number}",
-                        dataset=name,
                         image_id=video,
                         frames=frames,
                         height=height,

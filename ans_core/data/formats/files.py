@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
+from ans_core.storage import is_url
+from ans_core.types import FilePart, ImageFile
 
 SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
 
@@ -46,13 +49,6 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     return by_split
 
 
-def split_file(path: Path, patterns: Iterable[str], *, split: str) -> Path:
-    """Return the annotation file of one split; DataError names those that there are."""
-    files = split_files(path, patterns)
-    checks.check_split(split, files, path=path)
-    return files[split]
-
-
 def _named(file: Path) -> tuple[str, str | None]:
     """Return a data set's name and its split, as a file's name tells them."""
     match = SPLIT_OF.fullmatch(file.stem)
@@ -60,14 +56,41 @@ def _named(file: Path) -> tuple[str, str | None]:
     return match["name"] if match else file.stem, "val" if split in ("valid", "validation") else split
 
 
+def picture(folder: Path, name: str, *, where: str) -> ImageFile:
+    """Return the picture that an annotation names, as `checks.inside` does, or the one behind a URL."""
+    path = folder if is_url(name) else checks.inside(folder, name, where=where)
+    url = name if is_url(name) else url_of(folder, name)
+    return path if url is None else FilePart(file=url)
+
+
+def url_of(folder: Path, name: str) -> str | None:
+    """Return the URL of a file in a folder, if a file `<folder>.url`, or one for the first folder in `name`,
+    stands in the folder's place: a line with the URL where its files are."""
+    first, _, rest = name.partition("/")
+    if base := _base(folder):
+        return f"{base}/{name}"
+    base = _base(folder / first) if rest else None
+    return base and f"{base}/{rest}"
+
+
+def _base(folder: Path) -> str | None:
+    file = Path(f"{folder}.url")
+    return _line(file, file.stat().st_mtime_ns) if file.is_file() else None
+
+
+@lru_cache(maxsize=4096)
+def _line(file: Path, _changed: int) -> str:
+    return checks.load_text(file).strip().rstrip("/")
+
+
 class ImageFolders:
     """The folders in which a data set's pictures may be; only those that exist are looked into, in their
     order."""
 
-    def __init__(self, candidates: Iterable[Path], *, where: str) -> None:
-        tried = list(dict.fromkeys(candidates))
-        self.folders = [folder for folder in tried if folder.is_dir()]
-        self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[Path, int, int]] = {}
+    def __init__(self, folder: Path, names: Iterable[str | Path], *, where: str) -> None:
+        tried = list(dict.fromkeys(folder / name for name in names))
+        self.folders = [folder for folder in tried if folder.is_dir() or url_of(folder, "")]
+        self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
         if not self.folders:
             raise checks.DataError(
                 f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
@@ -76,21 +99,22 @@ class ImageFolders:
 
     def find(
         self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)
-    ) -> tuple[Path, int, int]:
+    ) -> tuple[ImageFile, int, int]:
         """Return file, height and width. `stated` is the [height, width] that the annotations give."""
         if (name, stated) not in self._cache:
             image = self._path(name, where=where)
             self._cache[name, stated] = (image, *checks.image_size(image, where=where, stated=stated))
         return self._cache[name, stated]
 
-    def _path(self, name: str, *, where: str) -> Path:
+    def _path(self, name: str, *, where: str) -> ImageFile:
         """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may
         lie in a folder train2017, and COCO_train2014_1.jpg is 1.jpg since 2017."""
         leaf = name.rpartition("/")[2]
         names = dict.fromkeys((name, leaf, leaf.rpartition("_")[2]))
         for folder in self.folders:
             for candidate in names:
-                if (path := checks.inside(folder, candidate, where=where)).is_file():
+                path = picture(folder, candidate, where=where)
+                if isinstance(path, FilePart) or path.is_file():
                     return path
         folders = ", ".join(map(str, self.folders))
         remedy = (

@@ -17,7 +17,6 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.skipped import Skipped, Unusable
 from ans_core.types import Sample
 
 COLUMNS = ("text", "id")
@@ -32,20 +31,16 @@ SIDE = 2 * MARGIN + LETTERS * SIZE * 6 // 10, 2 * MARGIN + LINES * LEADING
 ASKED = "Read the text in this image."
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is a folder of the release or one file of it."""
-    checks.check_split(split, splits(path), path=path)
-    ids = []
-    faults, skipped = checks.Faults(path), Skipped(path)
+    faults = checks.Faults(path)
     for file in _files(path):
         for number, row in _rows(file):
-            with faults, skipped:
-                sample = _sample(row, name=name, where=f"{file}: row {number}")
-                ids.append((f"{path}: document {sample.sample_id}", sample.sample_id))
+            with faults:
+                sample = _sample(row, where=f"{file}: row {number}")
+                faults.once(f"document {sample.sample_id}", where=f"{file}: row {number}")
                 yield sample
     faults.tell()
-    skipped.tell()
-    checks.once(ids)
 
 
 def splits(path: Path) -> list[str]:
@@ -83,7 +78,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _sample(row: dict[str, Any], *, name: str, where: str) -> Sample:
+def _sample(row: dict[str, Any], *, where: str) -> Sample:
     if not isinstance(row["text"], str) or not isinstance(row["id"], str):
         raise checks.DataError(f"{where}: text and id are to be texts")
     lines = first_lines(row["text"])
@@ -91,7 +86,6 @@ def _sample(row: dict[str, Any], *, name: str, where: str) -> Sample:
     width, height = SIDE
     return Sample(
         sample_id=row["id"],
-        dataset=name,
         image_id=row["id"],
         frames=(page(lines),),
         height=height,
@@ -108,9 +102,9 @@ def first_lines(text: str) -> list[str]:
     start = " ".join(text[: 4 * LINES * LETTERS].split())
     lines = textwrap.wrap(start, LETTERS, break_long_words=True)[:LINES]
     if not all(line.isascii() and line.isprintable() for line in lines):
-        raise Unusable("letters beyond ASCII")
+        raise checks.Unusable("letters beyond ASCII")
     if len(lines) < LINES // 2:
-        raise Unusable("too few words")
+        raise checks.Unusable("too few words")
     return lines
 
 

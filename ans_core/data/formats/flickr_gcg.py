@@ -13,10 +13,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.pictures import rle
-from ans_core.types import Sample
+from ans_core.types import ImageFile, Sample
 
 FILES = ("flickr*_GCG_*.json",)
 WORDS, SIDE = 3, 32
@@ -47,33 +46,29 @@ class Content(checks.Record):
     annotations: list[Any]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures,
     captions without a mask."""
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders(grounded.image_folders(file), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
+    faults = checks.Faults(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
+    faults.usable = 0  # of the pictures
     for number, value in enumerate(content.images):
-        with faults, skipped:
+        with faults:
             where = f"{file}: image {number}"
             picture = checks.record(Picture, value, where=where)
             if len(picture.caption.split()) < WORDS or min(picture.height, picture.width) < SIDE:
-                raise Unusable(f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels")
+                raise checks.Unusable(
+                    f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels"
+                )
             checks.text(picture.caption, where=where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
-            yield grounded.sample(
-                picture.caption, caption_phrases, image=image, name=name, sample_id=str(picture.id)
-            )
+            yield grounded.sample(picture.caption, caption_phrases, image=image, sample_id=str(picture.id))
     faults.tell()
-    skipped.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _by_image(
@@ -98,7 +93,7 @@ def _by_image(
 def _phrases(
     annotations: list[tuple[str, Annotation]],
     caption: str,
-    image: tuple[Path, int, int],
+    image: tuple[ImageFile, int, int],
     faults: checks.Faults,
 ) -> list[grounded.Phrase]:
     """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and
@@ -115,12 +110,12 @@ def _phrases(
                     start,
                     end,
                     [
-                        usable_mask(
+                        checks.usable_mask(
                             annotation.sam_mask, height=height, width=width, where=where, faults=faults
                         )
                     ],
                 )
             )
     if not phrases:
-        raise Unusable("a caption without a mask")
+        raise checks.Unusable("a caption without a mask")
     return phrases

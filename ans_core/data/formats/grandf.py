@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.pictures import rle
-from ans_core.types import Sample
+from ans_core.types import ImageFile, Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")
 PUBLISHED = "GCG"
@@ -33,10 +33,10 @@ class Caption(checks.Record):
     groundings: dict[str, Grounding | None]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders(grounded.image_folders(file), where=str(path))
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
     faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
         with faults:
@@ -46,17 +46,13 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             image = images.find(record.file_name, where=where)
             phrases = _phrases(record, caption, image, where=where)
             yield grounded.sample(
-                caption, phrases, image=image, name=name, sample_id=str(number), detail=PUBLISHED in file.name
+                caption, phrases, image=image, sample_id=str(number), detail=PUBLISHED in file.name
             )
     faults.tell()
 
 
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
-
-
 def _phrases(
-    record: Caption, caption: str, image: tuple[Path, int, int], *, where: str
+    record: Caption, caption: str, image: tuple[ImageFile, int, int], *, where: str
 ) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []

@@ -4,11 +4,10 @@ RefCOCOg and Flickr30k."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 IMAGE_FOLDERS = (
     "images", "../images", "../images/grandf/train", "../images/grandf/val_test",
@@ -19,10 +18,6 @@ IMAGE_FOLDERS = (
 
 Phrase = tuple[int, int, list[RLE]]
 """[start, end) characters of the caption, and the masks of the objects that they name."""
-
-
-def image_folders(file: Path) -> list[Path]:
-    return [file.parent / folder for folder in IMAGE_FOLDERS]
 
 
 def caption_of(text: str, *, where: str) -> str:
@@ -46,8 +41,7 @@ def sample(
     caption: str,
     phrases: Iterable[Phrase],
     *,
-    image: tuple[Path, int, int],
-    name: str,
+    image: tuple[ImageFile, int, int],
     sample_id: str,
     detail: bool = True,
 ) -> Sample:
@@ -65,7 +59,6 @@ def sample(
     file, height, width = image
     return Sample(
         sample_id=sample_id,
-        dataset=name,
         image_id=file.stem,
         frames=(file,),
         height=height,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.types import Sample
 
@@ -22,27 +21,26 @@ class Record(checks.Record):
     image: str | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split: one sample per conversation, whose last turn is the question. `path` is the folder or
     the file.
 
     Left out and counted: records without a picture (a twentieth of mix665k; a row of training is a picture
     with its questions), and those of which turns.py can make no conversation.
     """
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path))
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if record.image is None:
-                raise Unusable("text alone, without a picture")
+                raise checks.Unusable("text alone, without a picture")
             *past, (question, answer) = exchanges(record.conversations)
             image, height, width = images.find(record.image, where=where)
             yield Sample(
                 sample_id=str(number),
-                dataset=name,
                 image_id=record.image,
                 frames=(image,),
                 height=height,
@@ -53,8 +51,3 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 past=tuple(past),
             )
     faults.tell()
-    skipped.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))

@@ -28,13 +28,12 @@ class Problem(checks.Record):
     metadata: dict[str, Any] = {}
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
-    checks.check_split(split, [SPLIT], path=path)
     problems = checks.load_json(file)
     if not isinstance(problems, dict) or not problems:
         raise checks.DataError(f"{file}: expected an object with a problem for each pid")
-    images, faults = ImageFolders([file.parent, file.parent / "images"], where=str(path)), checks.Faults(file)
+    images, faults = ImageFolders(file.parent, [".", "images"], where=str(path)), checks.Faults(file)
     for pid, value in problems.items():
         with faults:
             where = f"{file}: problem {pid}"
@@ -42,7 +41,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             image, height, width = images.find(problem.image, where=where)
             yield Sample(
                 sample_id=pid,
-                dataset=name,
                 image_id=problem.image,
                 frames=(image,),
                 height=height,

@@ -21,8 +21,7 @@ class Expression(expressions.Expression):
     anno_id: list[checks.Id] | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    checks.check_split(split, splits(path), path=path)
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     files = sorted((path / split).glob(FILES))
     if len(files) != 1:
         raise checks.DataError(
@@ -39,7 +38,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     yield from expressions.read_expressions(
         files[0], videos, Expression, folder=lambda video,
         where: checks.inside(path / split / "JPEGImages", video, where=where),
-        masklets=lambda expression, ref: objects(expression, ref, masks), kind=kind, name=name,
+        masklets=lambda expression, ref: objects(expression, ref, masks), kind=kind,
     )  # fmt: skip
 
 

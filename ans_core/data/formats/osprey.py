@@ -16,11 +16,10 @@ from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
+from ans_core.data.formats.files import ImageFolders, split_files
 from ans_core.data.formats.plain import REGION
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
 from ans_core.data.formats.turns import Turn, exchanges
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 FILES = ("osprey_*.json",)
 SHORT_FORM = "short_form"
@@ -50,18 +49,18 @@ class Record(checks.Record):
     description: list[str] | None = None
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is the file, or its folder if there is one in it.
 
     Left out and counted: records that speak of a region which they don't have, or with a mask of no pixel,
     and those of which turns.py can
     make no conversation.
     """
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders((file.parent / folder for folder in IMAGE_FOLDERS), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path))
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
             if (record.conversations is None) == (record.description is None):
@@ -70,7 +69,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 )
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                usable_mask(
+                checks.usable_mask(
                     r.segmentation,
                     height=record.height,
                     width=record.width,
@@ -81,23 +80,21 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             ]
             if record.conversations is not None:
                 end = prompts.SHORT_ANSWER if SHORT_FORM in file.name else ""
-                yield _conversation(
-                    record.conversations, masks, image, name=name, sample_id=str(number), end=end
-                )
+                yield _conversation(record.conversations, masks, image, sample_id=str(number), end=end)
             else:
                 yield from _captions(
-                    record.description or [], masks, image, name=name, sample_id=str(number), where=where
+                    record.description or [], masks, image, sample_id=str(number), where=where
                 )
     faults.tell()
-    skipped.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _conversation(
-    turns: list[Turn], masks: list[RLE], image: tuple[Path, int, int], *, name: str, sample_id: str, end: str
+    turns: list[Turn],
+    masks: list[RLE],
+    image: tuple[ImageFile, int, int],
+    *,
+    sample_id: str,
+    end: str,
 ) -> Sample:
     pairs = [
         (_words(question, len(masks)) + end, _words(answer, len(masks)))
@@ -106,7 +103,6 @@ def _conversation(
     file, height, width = image
     return Sample(
         sample_id=sample_id,
-        dataset=name,
         image_id=file.stem,
         frames=(file,),
         height=height,
@@ -123,16 +119,15 @@ def _words(text: str, regions: int) -> str:
     """Call regions region1, region2, ...; angle brackets go, as upstream takes them out."""
     words = MARKED.sub(r"region\1", text).replace("<", "").replace(">", "")
     if not set(REGION.findall(words)) <= {str(number) for number in range(1, regions + 1)}:
-        raise Unusable("words about a region that is not there")
+        raise checks.Unusable("words about a region that is not there")
     return words
 
 
 def _captions(
     descriptions: list[str],
     masks: list[RLE],
-    image: tuple[Path, int, int],
+    image: tuple[ImageFile, int, int],
     *,
-    name: str,
     sample_id: str,
     where: str,
 ) -> list[Sample]:
@@ -142,11 +137,10 @@ def _captions(
     for number, description in enumerate(descriptions):
         match = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
         if match is None:
-            raise Unusable("a description that does not begin with `<region1>: `")
+            raise checks.Unusable("a description that does not begin with `<region1>: `")
         samples.append(
             Sample(
                 sample_id=f"{sample_id}_{number}",
-                dataset=name,
                 image_id=file.stem,
                 frames=(file,),
                 height=height,
@@ -158,5 +152,5 @@ def _captions(
             )
         )
     if not samples:
-        raise Unusable("no description")
+        raise checks.Unusable("no description")
     return samples

@@ -31,18 +31,17 @@ WHOLES = (
 """Names of the eleven super-categories, with which a category begins."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: parts without a pixel."""
     files = _files(path)
-    checks.check_split(split, list(files), path=path)
-    images = ImageFolders([path / "images" / split, path / split, path / "images"], where=str(path))
+    images = ImageFolders(path, [f"images/{split}", split, "images"], where=str(path))
 
     def located(file_name: str) -> str:
         leaf = file_name.rpartition("/")[2]
         inner = f"{leaf.partition('_')[0]}/{leaf}"
         return inner if any((folder / inner).is_file() for folder in images.folders) else file_name
 
-    return coco.instances(files[split], images, name=name, text=expression, located=located)
+    return coco.instances(files[split], images, text=expression, located=located)
 
 
 def splits(path: Path) -> list[str]:

@@ -22,7 +22,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from ans_core.config.section import nearest
 from ans_core.data.formats import checks, finetune
+from ans_core.data.formats.files import picture
 from ans_core.pictures import rle
+from ans_core.storage import is_url
 from ans_core.types import Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")
@@ -40,7 +42,8 @@ def _split_name(value: object) -> object:
 def _one_spelling(value: object) -> object:
     """Write `./photos//a.jpg` as `photos/a.jpg`: its hash decides the split. (Through a link `..` may lead
     elsewhere, so it stays.)"""
-    return posixpath.normpath(value) if isinstance(value, str) and value and ".." not in value else value
+    plain = isinstance(value, str) and value and ".." not in value and not is_url(value)
+    return posixpath.normpath(str(value)) if plain else value
 
 
 class Annotation(checks.Record):
@@ -79,7 +82,7 @@ class Conversation(Annotation):
 Record = Expression | Phrase | Conversation
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path`, the file or its folder. Image paths are relative to the file's folder."""
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
@@ -93,7 +96,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 _once((record.image, *map(checks.text_key, texts)), seen, where=where)
             if record.part != split:
                 continue
-            image = checks.inside(file.parent, record.image, where=where)
+            image = picture(file.parent, record.image, where=where)
             if record.image not in sizes:
                 sizes[record.image] = checks.image_size(image, where=where)
             height, width = sizes[record.image]
@@ -103,7 +106,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
             yield Sample(
                 sample_id=sample_id,
-                dataset=name,
                 image_id=record.image,
                 frames=(image,),
                 height=height,

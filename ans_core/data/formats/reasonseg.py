@@ -35,10 +35,9 @@ class Query(checks.Record):
     shapes: Annotated[list[Shape], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words
     after it."""
-    checks.check_split(split, splits(path), path=path)
     faults = checks.Faults(path / split)
     for file in sorted((path / split).glob("*.json")):
         with faults:
@@ -50,7 +49,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 words = checks.text(text, where=f"{file}, text {number}")
                 yield Sample(
                     sample_id=f"{file.stem}_{number}",
-                    dataset=name,
                     image_id=file.stem,
                     frames=(image,),
                     height=height,

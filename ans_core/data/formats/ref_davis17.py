@@ -34,17 +34,15 @@ Texts = dict[str, dict[int, tuple[str, str]]]
 """Clip -> object -> (expression, place in the file)."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     if _texts(path) is None:
         yield from ref_youtube_vos.read(
             path,
-            name=name,
             split=split,
             kind=lambda expression, ref: _kind_of(ref.number, where=ref.where),
         )
         return
     lists = _lists(path)
-    checks.check_split(split, lists, path=path)
     root = _root(path)
     faults = checks.Faults(path)
     by_kind: dict[str, Texts] = {}
@@ -54,7 +52,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
     faults.tell()
     for clip in davis.listed_clips(lists[split]):
         with faults:
-            yield from _samples(root, clip, by_kind, name=name)
+            yield from _samples(root, clip, by_kind)
     faults.tell()
 
 
@@ -106,7 +104,7 @@ def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
     return texts
 
 
-def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts], *, name: str) -> list[Sample]:
+def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts]) -> list[Sample]:
     where = f"{root}: clip {clip}"
     pictures = davis.quality_folder(root / "JPEGImages")
     folder = checks.inside(pictures, clip, where=where)
@@ -136,7 +134,7 @@ def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts], *, name: str) 
             masks: tuple[Masklet, ...] = (masklets[number],)
             samples.append(
                 Sample(
-                    sample_id=f"{clip}_{len(TEXTS) * k + a}", dataset=name, image_id=clip, frames=frames,
+                    sample_id=f"{clip}_{len(TEXTS) * k + a}", image_id=clip, frames=frames,
                     height=height, width=width, task="referring", text=text, masks=masks, meta={"kind": kind},
                 )
             )  # fmt: skip

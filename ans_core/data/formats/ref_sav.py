@@ -32,9 +32,8 @@ class Texts(checks.Record):
     formated: str
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = path / FILE
-    checks.check_split(split, splits(path), path=file)
     videos = checks.load_json(file)
     if not isinstance(videos, dict) or not videos:
         raise checks.DataError(f"{file}: expected an object of videos, found {rle.short(videos)}")
@@ -43,7 +42,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         with faults:
             where = f"{file}: video {rle.short(video)}"
             yield from _samples(
-                path, video, checks.record(Video, value, where=where), name=name, where=where, faults=faults
+                path, video, checks.record(Video, value, where=where), where=where, faults=faults
             )
     faults.tell()
 
@@ -54,9 +53,7 @@ def splits(path: Path) -> list[str]:
     return ["train"]
 
 
-def _samples(
-    path: Path, video: str, record: Video, *, name: str, where: str, faults: checks.Faults
-) -> list[Sample]:
+def _samples(path: Path, video: str, record: Video, *, where: str, faults: checks.Faults) -> list[Sample]:
     annotation = _find(path, record.anno_path, where=where)
     frames, (height, width), masklets = sav.clip_of(
         annotation, video=_find(path, record.video_path, where=where)
@@ -76,7 +73,7 @@ def _samples(
             masklet = clip_files.visible(columns[int(number)], where=here)
             samples.append(
                 Sample(
-                    sample_id=f"{video}_{number}", dataset=name, image_id=video, frames=frames, height=height,
+                    sample_id=f"{video}_{number}", image_id=video, frames=frames, height=height,
                     width=width, task="referring", text=text, masks=(masklet,), detail=True,
                 )
             )  # fmt: skip

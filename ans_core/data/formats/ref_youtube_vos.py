@@ -7,14 +7,13 @@ upstream's `mask_dict.pkl`.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ans_core.data.formats import checks, clip_files, expressions
-from ans_core.data.formats.refcoco import PICKLE_ERRORS, PlainUnpickler
+from ans_core.data.formats.refcoco import unpickled
 from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
@@ -27,10 +26,7 @@ class Expression(expressions.Expression):
 Kind = Callable[[Expression, expressions.ExpressionRef], str | None]
 
 
-def read(
-    path: Path, *, name: str, split: str, kind: Kind = lambda expression, ref: expression.kind
-) -> Iterator[Sample]:
-    checks.check_split(split, splits(path), path=path)
+def read(path: Path, *, split: str, kind: Kind = lambda expression, ref: expression.kind) -> Iterator[Sample]:
     file = path / "meta_expressions" / split / "meta_expressions.json"
     root = path / split
     videos = expressions.load_videos(file)
@@ -42,7 +38,7 @@ def read(
     return expressions.read_expressions(
         file, videos, Expression, folder=lambda video,
         where: checks.inside(root / "JPEGImages", video, where=where),
-        masklets=masklets, kind=kind, name=name,
+        masklets=masklets, kind=kind,
     )  # fmt: skip
 
 
@@ -88,13 +84,7 @@ def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
             f"{path / split / 'Annotations'} does not exist, nor mask_dict.pkl; one of them must hold the "
             "masks"
         )
-    try:
-        entries = PlainUnpickler(io.BytesIO(pickled.read_bytes()), encoding="latin-1").load()
-    except PICKLE_ERRORS as error:
-        raise checks.DataError(
-            f"{pickled} is not a plain pickle ({error}); nothing in it was run; fetch it again"
-        ) from None
-    masks = expressions.MaskDict(pickled, entries)
+    masks = expressions.MaskDict(pickled, unpickled(pickled, "a plain pickle"))
     order: dict[tuple[str, str], int] = {}
     for video, value in videos.items():
         listed: Any = value.get("expressions") if isinstance(value, dict) else None

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders
 from ans_core.pictures import rle
-from ans_core.types import RLE, Sample
+from ans_core.types import RLE, ImageFile, Sample
 
 IMAGE_FOLDERS = (
     "images",
@@ -75,28 +76,20 @@ class Pictures:
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
         instances = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
-        self.folder = checks.image_folder([path / f for f in IMAGE_FOLDERS], where=str(path)).resolve()
+        self._files = ImageFolders(path, IMAGE_FOLDERS, where=str(path))
         self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
         self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
-        self._opened: dict[Any, tuple[Path, int, int]] = {}
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
-    def image(self, image_id: Any, *, where: str) -> tuple[Path, int, int]:
+    def image(self, image_id: Any, *, where: str) -> tuple[ImageFile, int, int]:
         """Return file, height and width."""
-        if image_id not in self._opened:
-            if image_id not in self.images:
-                raise checks.DataError(
-                    f"{where}: image_id {image_id} is not in instances.json; both files must be of one "
-                    "release"
-                )
-            here = f"{self.file}: image {image_id}"
-            picture = checks.record(Picture, self.images[image_id], where=here)
-            file = checks.inside(self.folder, picture.file_name, where=here)
-            self._opened[image_id] = (
-                file,
-                *checks.image_size(file, where=here, stated=(picture.height, picture.width)),
+        if image_id not in self.images:
+            raise checks.DataError(
+                f"{where}: image_id {image_id} is not in instances.json; both files must be of one release"
             )
-        return self._opened[image_id]
+        here = f"{self.file}: image {image_id}"
+        picture = checks.record(Picture, self.images[image_id], where=here)
+        return self._files.find(picture.file_name, where=here, stated=(picture.height, picture.width))
 
     def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
         if target not in self.annotations:
@@ -122,7 +115,7 @@ class Pictures:
         return mask
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     file, refs, faults = _refs(path)
     checks.check_split(split, {ref.split for _, ref in refs} if refs else {split}, path=file)
     with faults:
@@ -139,7 +132,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
                 for number, sentence in enumerate(ref.sentences):
                     yield Sample(
                         sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
-                        dataset=name,
                         image_id=str(ref.image_id),
                         frames=(image,),
                         height=height,
@@ -179,16 +171,20 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
 
 
 def _unpickled(file: Path) -> list[Any]:
-    try:
-        # latin-1: the public files were pickled by Python 2
-        values = PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
-    except PICKLE_ERRORS as error:
-        raise checks.DataError(
-            f"{file} is not a plain pickle of refs ({error}); nothing in it was run; fetch the file again"
-        ) from None
+    values = unpickled(file, "a plain pickle of refs")
     if not isinstance(values, list) or not values:
         raise checks.DataError(f"{file}: expected a list with at least one record, found {rle.short(values)}")
     return values
+
+
+def unpickled(file: Path, what: str) -> Any:
+    try:
+        # latin-1: the public files were pickled by Python 2
+        return PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
+    except PICKLE_ERRORS as error:
+        raise checks.DataError(
+            f"{file} is not {what} ({error}); nothing in it was run; fetch the file again"
+        ) from None
 
 
 PICKLE_ERRORS = (

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
-from ans_core.data.formats.files import ImageFolders, split_file, split_files
-from ans_core.data.formats.skipped import Skipped, Unusable, usable_mask
-from ans_core.types import Sample
+from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.types import ImageFile, Sample
 
 FILES = ("RefCOCOg_GCG_*.json",)
 
@@ -35,14 +34,14 @@ class Entry(checks.Record):
     record: Annotated[dict[str, Any], Field(min_length=1, max_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no
     expression's words."""
-    file = split_file(path, FILES, split=split)
-    images = ImageFolders(grounded.image_folders(file), where=str(path))
-    faults, skipped = checks.Faults(file), Skipped(file)
+    file = split_files(path, FILES)[split]
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
+    faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
-        with faults, skipped:
+        with faults:
             where = f"{file}: record {number}"
             ((sample_id, inner),) = checks.record(Entry, {"record": value}, where=where).record.items()
             where = f"{where} (id {sample_id[:60]})"
@@ -50,26 +49,21 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             caption = grounded.caption_of(record.caption, where=where).lower()
             image = images.find(record.img_file_name, where=where)
             phrases = _phrases(record.refs, caption, image, where=where, faults=faults)
-            yield grounded.sample(caption, phrases, image=image, name=name, sample_id=f"{number}_{sample_id}")
+            yield grounded.sample(caption, phrases, image=image, sample_id=f"{number}_{sample_id}")
     faults.tell()
-    skipped.tell()
-
-
-def splits(path: Path) -> list[str]:
-    return list(split_files(path, FILES))
 
 
 def _phrases(
-    refs: list[Ref], caption: str, image: tuple[Path, int, int], *, where: str, faults: checks.Faults
+    refs: list[Ref], caption: str, image: tuple[ImageFile, int, int], *, where: str, faults: checks.Faults
 ) -> list[grounded.Phrase]:
     _, height, width = image
     phrases = []
     for number, ref in enumerate(refs):
         here = f"{where}, ref {number}"
         words = checks.text(ref.sentence, where=here).lower()
-        mask = usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
+        mask = checks.usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
         if (start := caption.find(words)) >= 0:
             phrases.append((start, start + len(words), [mask]))
     if not phrases:
-        raise Unusable("a caption that holds the words of no expression")
+        raise checks.Unusable("a caption that holds the words of no expression")
     return phrases

@@ -18,7 +18,6 @@ from pydantic import BeforeValidator, Field
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.arrow_parts import embedded
-from ans_core.data.formats.skipped import Unusable
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.pictures import rle
 from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
@@ -50,10 +49,9 @@ ARROW_ERRORS = (
 """Errors that `datasets` and pyarrow raise for damaged files."""
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are
     relative to that folder."""
-    checks.check_split(split, splits(path), path=path)
     folder = path / split if (path / split).is_dir() else path
     images = _Images(folder)
     faults = checks.Faults(folder)
@@ -66,7 +64,6 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
             for place, fields in enumerate(_sample_fields(row.conversations, masks, where=where)):
                 yield Sample(
                     sample_id=str(number) if place == 0 else f"{number}_{place}",
-                    dataset=name,
                     image_id=image.stem if isinstance(image, Path) else f"row{number}",
                     frames=(image,),
                     height=height,
@@ -186,7 +183,7 @@ def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[st
     no earlier one is named."""
     try:
         pairs = exchanges(turns)
-    except Unusable as reason:
+    except checks.Unusable as reason:
         raise checks.DataError(
             f"{where}: {reason} in the conversation; correct it or leave the row out"
         ) from None

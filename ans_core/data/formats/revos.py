@@ -21,14 +21,13 @@ class Expression(mevis.Expression):
     type_id: int
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     files = _files(path)
-    checks.check_split(split, files, path=path)
     masks = expressions.MaskDict(path / "mask_dict.json")
     return expressions.read_expressions(
         files[split], expressions.load_videos(files[split]), Expression, folder=lambda video,
         where: _folder(path, video, where=where),
-        masklets=lambda expression, ref: mevis.objects(expression, ref, masks), kind=_kind, name=name,
+        masklets=lambda expression, ref: mevis.objects(expression, ref, masks), kind=_kind,
     )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.skipped import Skipped, Unusable
+from ans_core.data.formats import checks, clip_files, files
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -38,20 +37,16 @@ class Content(checks.Record):
     annotations: Annotated[list[Annotation], Field()]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". Left out and counted: pictures without a mask; of a picture, masks
     without a pixel."""
-    checks.check_split(split, splits(path), path=path)
-    faults, skipped = checks.Faults(path), Skipped(path)
-    ids = []
+    faults = checks.Faults(path)
     for file in sorted(path.rglob(PATTERN)):
-        with faults, skipped:
-            sample = _sample(file, name=name)
-            ids.append((f"{path}: picture {sample.image_id}", sample.image_id))
+        with faults:
+            sample = _sample(file)
+            faults.once(f"picture {sample.image_id}", where=str(file))
             yield sample
     faults.tell()
-    checks.once(ids)
-    skipped.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -60,10 +55,10 @@ def splits(path: Path) -> list[str]:
     return ["train"]
 
 
-def _sample(file: Path, *, name: str) -> Sample:
+def _sample(file: Path) -> Sample:
     content = checks.record(Content, checks.load_json(file), where=str(file))
     stated = (content.image.height, content.image.width)
-    picture = checks.inside(file.parent, content.image.file_name, where=str(file))
+    picture = files.picture(file.parent, content.image.file_name, where=str(file))
     height, width = checks.image_size(picture, where=str(file), stated=stated)
     masks = {}
     for annotation in content.annotations:
@@ -74,7 +69,7 @@ def _sample(file: Path, *, name: str) -> Sample:
         if rle.area(mask):
             masks[annotation.id] = (mask,)
     if not masks:
-        raise Unusable("no mask")
+        raise checks.Unusable("no mask")
     return clip_files.tracking_sample(
-        str(content.image.image_id), masks, frames=(picture,), height=height, width=width, name=name
+        str(content.image.image_id), masks, frames=(picture,), height=height, width=width
     )  # fmt: skip

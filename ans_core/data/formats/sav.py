@@ -34,14 +34,13 @@ class Clip(checks.Record):
     masklet_id: Annotated[list[checks.Id], Field(min_length=1)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
-    checks.check_split(split, splits(path), path=path)
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(path)
     clips: list[tuple[str, str]] = []
     if split in SUFFIX:
         for file in sorted(path.rglob(f"*{SUFFIX[split]}")):
             with faults:
-                sample = _of_video(file, name=name)
+                sample = _of_video(file)
                 clips.append((f"{path}: clip {sample.image_id}", sample.image_id))
                 yield sample
         checks.once(clips)
@@ -49,7 +48,7 @@ def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
         root = _held_out(path)[split]
         for clip in clips_in(root / PARTS[1]):
             with faults:
-                yield _of_folders(root, clip, name=name)
+                yield _of_folders(root, clip)
     faults.tell()
 
 
@@ -94,7 +93,7 @@ def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], d
     )
 
 
-def _of_video(file: Path, *, name: str) -> Sample:
+def _of_video(file: Path) -> Sample:
     video = file.with_name(
         file.name.removesuffix(SUFFIX["train"]).removesuffix(SUFFIX["auto"]) + clip_files.VIDEO
     )
@@ -103,7 +102,7 @@ def _of_video(file: Path, *, name: str) -> Sample:
         n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}")
         for n, masklet in masklets.items()
     }
-    return clip_files.tracking_sample(video.stem, seen, frames=frames, height=height, width=width, name=name)
+    return clip_files.tracking_sample(video.stem, seen, frames=frames, height=height, width=width)
 
 
 def _held_out(path: Path) -> dict[str, Path]:
@@ -116,7 +115,7 @@ def _held_out(path: Path) -> dict[str, Path]:
     return {root.resolve().name.removeprefix("sav_"): root for root in roots}
 
 
-def _of_folders(root: Path, clip: str, *, name: str) -> Sample:
+def _of_folders(root: Path, clip: str) -> Sample:
     where = f"{root}: clip {clip}"
     folder = root / PARTS[0] / clip
     names = clip_files.listed(folder, where=where)
@@ -134,4 +133,4 @@ def _of_folders(root: Path, clip: str, *, name: str) -> Sample:
                 "each, with one"
             )
         (masklets[one],) = objects.values()
-    return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width, name=name)
+    return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width)

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.files import split_file, split_files
+from ans_core.data.formats.files import split_files
 from ans_core.pictures import video_file
 from ans_core.types import Sample, VideoFrames
 
@@ -38,26 +38,24 @@ class Record(checks.Record):
     choices: Annotated[list[Choice], Field(min_length=2)]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split; that for the server has no answers."""
-    file = split_file(path, FILES, split=split)
+    file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
-    ids = []
     for number, value in enumerate(checks.load_list(file)):
         with faults:
             record = checks.record(Record, value, where=f"{file}: record {number}")
-            sample = _sample(record, file.parent, name=name, where=f"{file}: question {record.question_id}")
-            ids.append((f"{file}: question {sample.sample_id}", sample.sample_id))
+            sample = _sample(record, file.parent, where=f"{file}: question {record.question_id}")
+            faults.once(f"question {sample.sample_id}", where=f"{file}: record {number}")
             yield sample
     faults.tell()
-    checks.once(ids)
 
 
 def splits(path: Path) -> list[str]:
     return [split for split in split_files(path, FILES) if split != "test"]
 
 
-def _sample(record: Record, folder: Path, *, name: str, where: str) -> Sample:
+def _sample(record: Record, folder: Path, *, where: str) -> Sample:
     choices = [choice.choice for choice in record.choices]
     if record.answer not in choices:
         raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
@@ -67,7 +65,6 @@ def _sample(record: Record, folder: Path, *, name: str, where: str) -> Sample:
     height, width = clip_files.size_of(frames, where=where)
     return Sample(
         sample_id=record.question_id,
-        dataset=name,
         image_id=f"{record.video_id}_{record.start:g}_{record.end:g}",
         frames=frames,
         height=height,

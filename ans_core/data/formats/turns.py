@@ -10,7 +10,6 @@ from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
-from ans_core.data.formats.skipped import Unusable
 
 
 class Turn(checks.Record):
@@ -36,12 +35,12 @@ def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
             pairs.append(("\n".join(questions), words))
             questions = []
         elif pairs:
-            raise Unusable("two answers in a row")
+            raise checks.Unusable("two answers in a row")
     if not pairs:
-        raise Unusable("no question with an answer")
+        raise checks.Unusable("no question with an answer")
     for text in (text for pair in pairs for text in pair):
         if not checks.visible(text):
-            raise Unusable("an empty question or answer")
+            raise checks.Unusable("an empty question or answer")
         if any(token in text for token in checks.RESERVED):
-            raise Unusable(f"a text with one of the tokens {', '.join(checks.RESERVED)}")
+            raise checks.Unusable(f"a text with one of the tokens {', '.join(checks.RESERVED)}")
     return tuple(pairs)

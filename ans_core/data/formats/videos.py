@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import picture
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -39,23 +40,17 @@ class MasksFile(checks.Record):
     masks: dict[str, list[Any]]
 
 
-def read(path: Path, *, name: str, split: str) -> Iterator[Sample]:
+def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "val". A null mask means that the frame is not annotated; an area of 0 means that
     the object is absent."""
     file = path / "manifest.jsonl"
-    checks.check_split(split, splits(path), path=file)
     faults = checks.Faults(file)
-    ids: set[str] = set()
     for line, value in checks.load_json_lines(file):
         where = f"{file}: line {line}"
         with faults:
             clip = checks.record(Clip, value, where=where)
-            if clip.video_id in ids:
-                raise checks.DataError(
-                    f"{where}: video_id {rle.short(clip.video_id)} comes twice; ids must be unique"
-                )
-            ids.add(clip.video_id)
-            yield from _samples(path, clip, name=name, where=f"{where} ({clip.video_id[:60]})", faults=faults)
+            faults.once(f"video_id {rle.short(clip.video_id)}", where=where)
+            yield from _samples(path, clip, where=f"{where} ({clip.video_id[:60]})", faults=faults)
     faults.tell()
 
 
@@ -65,8 +60,8 @@ def splits(path: Path) -> list[str]:
     return ["val"]
 
 
-def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Faults) -> list[Sample]:
-    frames = tuple(checks.inside(path, frame.file, where=where) for frame in clip.frames)
+def _samples(path: Path, clip: Clip, *, where: str, faults: checks.Faults) -> list[Sample]:
+    frames = tuple(picture(path, frame.file, where=where) for frame in clip.frames)
     sizes = {checks.image_size(frame, where=where, stated=(clip.height, clip.width)) for frame in frames}
     if len(sizes) != 1 or len(set(frames)) != len(frames):
         raise checks.DataError(
@@ -99,7 +94,6 @@ def _samples(path: Path, clip: Clip, *, name: str, where: str, faults: checks.Fa
             samples.append(
                 Sample(
                     sample_id=f"{clip.video_id}_{number}",
-                    dataset=name,
                     image_id=clip.video_id,
                     frames=frames,
                     height=height,

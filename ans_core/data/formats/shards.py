@@ -1,0 +1,94 @@
+"""Shards of a data set (`<split>/000000.tar`, ..., or `<split>.url` for a folder of them elsewhere) -> the samples of
+the set that they were made of, in its order. Pictures stay where they are in the tar files.
+
+The files are those of webdataset: the members of a picture or clip have one key, as 000000012.jpg (of a clip,
+000000012.0.jpg, 000000012.1.jpg, ...), and last comes 000000012.json, with the samples about it. (The package
+webdataset reads such files one after the other; it has no places in them.)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any
+
+from ans_core import storage
+from ans_core.data.formats import checks
+from ans_core.data.formats.files import url_of
+from ans_core.data.index import FIELDS, tuples
+from ans_core.types import FilePart, Sample
+
+
+class Samples(checks.Record):
+    """What a member .json holds."""
+
+    total: int
+    """Samples of the split."""
+    samples: list[dict[str, Any]]
+    """Each with its place in the split, `number`."""
+
+
+def read(path: Path, *, split: str) -> Iterator[Sample]:
+    """Read one split. A sample waits in memory for those before it, where the shards have its picture earlier."""
+    faults = checks.Faults(path)
+    due, total = 0, None
+    early: list[tuple[int, int, Sample]] = []
+    for shard in _shards(path / split):
+        with faults:
+            for frames, content in _members(shard):
+                total = content.total
+                for values in content.samples:
+                    sample = _sample(values, frames, where=str(shard))
+                    heappush(early, (values["number"], len(early), sample))
+                while early and early[0][0] == due:
+                    yield heappop(early)[2]
+                    due += 1
+    faults.tell()
+    if due != total:
+        raise checks.DataError(
+            f"{path}, split {split!r}: {due} of {total} samples are there; copy all of its shards again"
+        )
+
+
+def splits(path: Path) -> list[str]:
+    names = {file.parent.name for file in path.glob("*/*.tar")} | {file.stem for file in path.glob("*.url")}
+    if not names:
+        raise checks.DataError(
+            f"{path} holds no <split>/*.tar and no <split>.url; `ans data shard` writes shards"
+        )
+    return sorted(names)
+
+
+def _shards(folder: Path) -> Sequence[Path | str]:
+    pattern = url_of(folder, "*.tar")
+    try:
+        return storage.matching(pattern) if pattern else sorted(folder.glob("*.tar"))
+    except OSError as error:
+        raise checks.DataError(f"{pattern} can't be listed: {error}") from None
+
+
+def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]]:
+    """Yield the pictures of every key, and the samples about them."""
+    frames: list[FilePart] = []
+    try:
+        opened: Any = storage.opened(shard) if isinstance(shard, str) else shard.open("rb")
+        with opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+            for member in tar:
+                if not member.name.endswith(".json"):
+                    frames.append(FilePart(file=shard, start=member.offset_data, length=member.size))
+                    continue
+                content = json.load(tar.extractfile(member) or io.BytesIO())
+                yield tuple(frames), checks.record(Samples, content, where=f"{shard}: {member.name}")
+                frames = []
+    except (OSError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
+
+
+def _sample(values: Mapping[str, Any], frames: tuple[FilePart, ...], *, where: str) -> Sample:
+    if values.keys() != {"number", *FIELDS}:
+        raise checks.DataError(f"{where}: a sample has the keys {sorted(values)}; write the shards again")
+    return Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
