@@ -21,4 +21,4 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
     buildah rm "$container" >/dev/null
     trap - EXIT
 fi
-exec buildah bud --pull-never --format docker --tag "$image" --file docker/Dockerfile --build-arg "BASE=$base" "$@" .
+exec buildah bud --layers --pull-never --format docker --tag "$image" --file docker/Dockerfile --build-arg "BASE=$base" "$@" .

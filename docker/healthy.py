@@ -16,7 +16,9 @@ def main(url: str, secret: str = "") -> None:
         password = Path("/run/secrets", secret).read_text(encoding="utf-8").strip()
         account = base64.b64encode(f"ans:{password}".encode()).decode()
         request.add_header("Authorization", f"Basic {account}")
-    with urllib.request.urlopen(request, timeout=20):  # raises for a status of 400 and above, so the exit status is 1
+    with urllib.request.urlopen(
+        request, timeout=20
+    ):  # raises for a status of 400 and above, so the exit status is 1
         pass
 
 

@@ -1,11 +1,12 @@
-"""The services of compose.yaml without a container engine: the built image (docker/build.sh) and compose.yaml in, lines about a run of
-`full-pipeline/smoke` through them out, during which each service is stopped and started once.
+"""The services of compose.yaml without a container engine: the built image (docker/build.sh) and compose.yaml in, lines
+about a run of `full-pipeline/smoke` through them out, during which each service is stopped and started once.
 
-    sudo .venv/bin/python docker/services.py FOLDER     # for logs and volumes; it must not exist
+    .venv/bin/python docker/services.py FOLDER     # as root; for logs and volumes, and must not exist
 
-Commands, variables, secrets, volumes and health checks are those of compose.yaml. A service of the image runs in a root of its own (buildah)
-as the image's user; every (re)start takes a new one, so that only what is in volumes and databases stays. Debian's PostgreSQL and moto's S3
-server stand in for the images of others. All share one network of their own, in which the services' names are 127.0.0.1.
+Commands, variables, secrets, volumes and health checks are those of compose.yaml. A service of the image runs in a root
+of its own (buildah) as the image's user; every start takes a new one, so that only what is in volumes and databases
+stays. Debian's PostgreSQL and moto's S3 server stand in for the images of others. All share one network of their own, in
+which the services' names are 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -36,9 +37,17 @@ PASSWORDS = {name: f"{name}'s p@ss:w/rd %#?" for name in COMPOSE["secrets"] if n
 """Letters that an address, a configuration file or a shell could trip over."""
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql"))
 DEPLOYMENT = "full-pipeline/smoke"
-RESTARTS = {"base": "postgres", "sft": "minio", "rl": "prefect", "convert": "mlflow", "evaluate@sft": "worker"}
+RESTARTS = {
+    "base": "postgres",
+    "sft": "minio",
+    "rl": "prefect",
+    "convert": "mlflow",
+    "evaluate@sft": "worker",
+}
 """The service that is stopped and started while a stage is at work."""
 LIMIT_S = 3600.0
+GRACE_S = 120.0
+"""From TERM to KILL: the worker's in compose.yaml. The others need it on a busy machine only."""
 START = time.monotonic()
 
 
@@ -56,9 +65,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def output(*command: str, **settings: Any) -> str:
-    return subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, **settings
-    ).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **settings).stdout.strip()
 
 
 def is_refused(url: str) -> bool:
@@ -77,6 +84,7 @@ class Service:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder, self.compose = name, folder, COMPOSE["services"][name]
         self.log = folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
         raise NotImplementedError
@@ -93,13 +101,19 @@ class Service:
         until(self._is_up, f"{self.name} is healthy")
 
     def _is_up(self) -> bool:
-        if self.process.poll() is not None:
-            raise ChildProcessError(f"{self.name} ended with status {self.process.returncode}; see {self.log}")
+        if self.process and (status := self.process.poll()) is not None:
+            raise ChildProcessError(f"{self.name} ended with status {status}; see {self.log}")
         return self.is_healthy()
 
     def stop(self) -> None:
-        self.process.send_signal(self.stop_signal)
-        self.process.wait()
+        if self.process:
+            self.process.send_signal(self.stop_signal)
+            try:
+                self.process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
 
 
 class Postgres(Service):
@@ -113,7 +127,12 @@ class Postgres(Service):
         (self.home / "password").write_text(PASSWORDS["postgres_password"])
         for path in (self.home, self.home / "password"):
             shutil.chown(path, "postgres", "postgres")
-        account = ["-U", self.variables["POSTGRES_USER"], "--auth=scram-sha-256", f"--pwfile={self.home / 'password'}"]
+        account = [
+            "-U",
+            self.variables["POSTGRES_USER"],
+            "--auth=scram-sha-256",
+            f"--pwfile={self.home / 'password'}",
+        ]
         output(str(POSTGRES / "initdb"), "-D", str(self.home / "data"), *account, **self.settings())
 
     def settings(self) -> dict[str, Any]:
@@ -126,7 +145,9 @@ class Postgres(Service):
         """Run compose's own test, where the server can be found as inside of its container."""
         _, line = self.compose["healthcheck"]["test"]
         path = {"PATH": f"{POSTGRES}:{os.environ['PATH']}", "PGHOST": "127.0.0.1"}
-        return not subprocess.run(["sh", "-c", line], env=path, stdout=subprocess.DEVNULL, check=False).returncode
+        return not subprocess.run(
+            ["sh", "-c", line], env=path, stdout=subprocess.DEVNULL, check=False
+        ).returncode
 
     def create(self) -> None:
         self.sql("postgres", f"CREATE DATABASE {self.variables['POSTGRES_DB']}")
@@ -163,7 +184,9 @@ class S3(Service):
         super().start()
         if (self.folder / "s3-requests").exists():
             for word in ("replay", "start"):
-                urllib.request.urlopen(f"http://minio:9000/moto-api/recorder/{word}-recording", b"", timeout=600)
+                urllib.request.urlopen(
+                    f"http://minio:9000/moto-api/recorder/{word}-recording", b"", timeout=600
+                )
 
     def keys(self, bucket: str) -> list[str]:
         found: list[str] = []
@@ -177,6 +200,8 @@ class S3(Service):
 
 class Container(Service):
     """A service of the image: in a new root with the mounts of compose.yaml."""
+
+    id = ""
 
     def start(self) -> None:
         image = self.compose["image"]
@@ -199,7 +224,9 @@ class Container(Service):
             folder = self.folder / "volumes" / source
             if not folder.exists():
                 folder.mkdir(parents=True)
-                if (inside := self.root / target[1:]).exists():  # a new volume takes the owner of what it covers
+                if (
+                    inside := self.root / target[1:]
+                ).exists():  # a new volume takes the owner of what it covers
                     os.chown(folder, inside.stat().st_uid, inside.stat().st_gid)
             self.mount(folder, target)
         super().start()
@@ -233,14 +260,19 @@ class Container(Service):
     def stop(self) -> None:
         """As a container's end: TERM to its process, KILL to whatever is left in it."""
         super().stop()
+        if not self.id:
+            return
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if (entry / "root").readlink() == self.root:
                     os.kill(int(entry.name), signal.SIGKILL)
-            except (FileNotFoundError, ProcessLookupError):
+            except OSError:  # it has just ended, or is the kernel's
                 continue
-        until(lambda: not subprocess.run(["umount", "-R", str(self.root)], check=False).returncode, "unmounted")
+        until(
+            lambda: not subprocess.run(["umount", "-R", str(self.root)], check=False).returncode, "unmounted"
+        )
         output("buildah", "rm", self.id)
+        self.id = ""
 
 
 def submit(worker: Container, database: Postgres) -> str:
@@ -255,23 +287,22 @@ def state(database: Postgres, run: str) -> str:
 def restart_in_the_middle(services: dict[str, Service], database: Postgres, run: str) -> None:
     """Stop and start each service while its stage of RESTARTS is at work in a flow run."""
     for stage, name in RESTARTS.items():
-        at_work = f"SELECT 1 FROM task_run WHERE flow_run_id = '{run}' AND name LIKE '{stage}-%' AND state_type = 'RUNNING'"
+        tasks = f"SELECT state_type FROM task_run WHERE flow_run_id = '{run}' AND name LIKE '{stage}-%'"
         until(
-            lambda query=at_work: database.sql("prefect", query) or state(database, run) not in {"PENDING", "RUNNING", "SCHEDULED"},
+            lambda query=tasks: ["RUNNING"] in database.sql("prefect", query) or ended(database, run),
             f"{stage} is at work",
         )
-        if state(database, run) != "RUNNING":
-            raise RuntimeError(f"the run was {state(database, run)} before {stage}; see the logs")
-        began = time.monotonic()
-        service = services[name]
+        require(not ended(database, run), f"the run was {state(database, run)} before {stage}")
+        began, service = time.monotonic(), services[name]
         service.stop()
         down = [other.name for other in services.values() if other is not service and not other.is_healthy()]
-        if service.name != "minio" and not isinstance(service, Container) and service.is_healthy():
-            raise RuntimeError(f"{name} is down and its health check passes")
+        if service is database:
+            require(not service.is_healthy(), "PostgreSQL's health check passes while it is down")
+            require({"prefect", "mlflow"} <= set(down), f"without PostgreSQL only {down} are unhealthy")
         service.start()
+        duration_s = time.monotonic() - began
         say(
-            f"{stage} at work: {name} stopped and started, {time.monotonic() - began:.0f} s; meanwhile unhealthy: "
-            f"{', '.join(down) or 'no other'}"
+            f"{stage} at work: {name} was away for {duration_s:.0f} s; unhealthy without it: {', '.join(down) or 'none'}"
         )
         for other in services.values():
             until(other.is_healthy, f"{other.name} is healthy again")
@@ -284,36 +315,59 @@ def check(folder: Path, stack: ExitStack) -> None:
         service.name: service for service in (database, store, prefect, mlflow, worker)
     }
     for service in services.values():
-        service.start()
         stack.callback(service.stop)
+        service.start()
         if service is database:
             database.create()
         if service is store:
             for bucket in re.findall(r"store/(\w+)", COMPOSE["services"]["bucket"]["command"][0]):
                 urllib.request.urlopen(urllib.request.Request(f"http://minio:9000/{bucket}", method="PUT"))
-        say(f"{service.name} is up")
-    say(f"{database.client('psql', '--version')}; Prefect {prefect.run('prefect', '--version')}; {mlflow.run('mlflow', '--version')}")
-    for url in ("http://prefect:4200/api/flows/filter", "http://mlflow:5000/api/2.0/mlflow/experiments/search"):
-        if not is_refused(url):
-            raise RuntimeError(f"{url} answers without a password")
+        say(f"{service.name} is healthy")
+    versions = [prefect.run("prefect", "--version"), mlflow.run("mlflow", "--version")]
+    say(f"{database.client('psql', '--version')}; Prefect {'; '.join(versions)}")
+    for url in (
+        "http://prefect:4200/api/flows/filter",
+        "http://mlflow:5000/api/2.0/mlflow/experiments/search",
+    ):
+        require(is_refused(url), f"{url} answers without a password")
     say("Prefect and MLflow answer nobody without a password")
 
     run = submit(worker, database)
     restart_in_the_middle(services, database, run)
     say(f"the run whose worker was stopped: {until(lambda: ended(database, run), 'the run ends')}")
     run = submit(worker, database)
-    say(f"the next run, with another container: {until(lambda: ended(database, run), 'the run ends')}")
-    states = "SELECT state_name, count(*) FROM task_run WHERE flow_run_id = '{}' GROUP BY 1 ORDER BY 1"
-    say(f"its stages, in Prefect's database: {database.sql('prefect', states.format(run))}")
-    say(f"runs in MLflow's database: {database.sql('mlflow', 'SELECT status, count(*) FROM runs GROUP BY 1 ORDER BY 1')}")
-    files = store.keys("mlflow")
-    say(f"files in the bucket `mlflow`: {len(files)}, of them metrics.json: {sum(f.endswith('/metrics.json') for f in files)}")
+    end = until(lambda: ended(database, run), "the run ends")
+    states = f"SELECT state_name, count(*) FROM task_run WHERE flow_run_id = '{run}' GROUP BY 1 ORDER BY 1"
+    say(f"the next run, by the new worker: {end}; its stages: {database.sql('prefect', states)}")
+    require(end == "COMPLETED", "it failed")
+    runs = database.sql("mlflow", "SELECT status, count(*) FROM runs GROUP BY 1 ORDER BY 1")
+    results = [name for name in store.keys("mlflow") if name.endswith("/metrics.json")]
+    say(f"runs in MLflow's database: {runs}; files metrics.json in the bucket `mlflow`: {len(results)}")
+    require(len(results) > 0, "no results in S3")
+
+    worker.run("ans", "profile", "smoke", "--force")  # the flow's profile ended with it
     worker.run("dvc", "push", "--run-cache")
-    say(f"files in the bucket `dvc` after `dvc push`: {len(store.keys('dvc'))}")
-    texts = [path.read_text(errors="replace") for path in [*folder.glob("*.log"), *folder.glob("volumes/state/logs/*")]]
+    for volume in ("runs", "dvc"):
+        for path in (folder / "volumes" / volume).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    worker.run("dvc", "pull", "--run-cache", "dvc.yaml")
+    told = worker.run("dvc", "status", "dvc.yaml")
+    say(
+        f"files in the bucket `dvc`: {len(store.keys('dvc'))}; after the loss of runs and cache, and a pull: {told}"
+    )
+    require("up to date" in told, "the pull did not bring everything back")
+
+    logs = [*folder.glob("*.log"), *folder.glob("volumes/state/logs/*")]
+    texts = [path.read_text(errors="replace") for path in logs]
     texts += [database.client("pg_dump", "--inserts", name) for name in ("prefect", "mlflow")]
     leaks = [name for name, password in PASSWORDS.items() if any(password in text for text in texts)]
-    say(f"passwords in {len(texts)} logs and dumps: {leaks or 'none'}")
+    require(not leaks, f"{leaks} in logs or dumps")
+    say(f"no password in {len(texts)} logs and dumps")
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise RuntimeError(what)
 
 
 def ended(database: Postgres, run: str) -> str:

@@ -45,9 +45,7 @@ def pool_manifest() -> dict[str, Any]:
     """The job of a flow, as Prefect's worker fills in the template."""
     pool = json.loads((FOLDER / "pool.json").read_text())
     defaults = {
-        key: value["default"]
-        for key, value in pool["variables"]["properties"].items()
-        if "default" in value
+        key: value["default"] for key, value in pool["variables"]["properties"].items() if "default" in value
     }
     run = {"name": "run", "command": ["prefect", "flow-run", "execute"], "env": [{"name": "A", "value": "b"}]}
     job: dict[str, Any] = apply_values(pool["job_configuration"]["job_manifest"], defaults | run)
@@ -76,7 +74,9 @@ def test_a_manifest_holds_nothing_that_its_schema_does_not_have(
     manifest: dict[str, Any], module: str, name: str
 ) -> None:
     """The models drop a field that they don't have, and refuse values of another type."""
-    if name == "IoK8sApiBatchV1Job":  # Prefect wants these two in the pod, where Kubernetes has no such fields
+    if (
+        name == "IoK8sApiBatchV1Job"
+    ):  # Prefect wants these two in the pod, where Kubernetes has no such fields
         for field in ("completions", "parallelism"):
             del manifest["spec"]["template"]["spec"][field]
     read = model(module, name).from_dict(manifest)
@@ -85,7 +85,9 @@ def test_a_manifest_holds_nothing_that_its_schema_does_not_have(
 
 def test_job_and_flow_share_claim_secret_image_and_user() -> None:
     pods = [
-        yaml.safe_load((FOLDER / "runtime.yaml").read_text())["spec"]["template"]["spec"]["replicatedJobs"][0],
+        yaml.safe_load((FOLDER / "runtime.yaml").read_text())["spec"]["template"]["spec"]["replicatedJobs"][
+            0
+        ],
         pool_manifest(),
     ]
     specs = [(pod.get("template") or pod)["spec"]["template"]["spec"] for pod in pods]
