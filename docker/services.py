@@ -183,10 +183,7 @@ class S3(Service):
     def start(self) -> None:
         super().start()
         if (self.folder / "s3-requests").exists():
-            for word in ("replay", "start"):
-                urllib.request.urlopen(
-                    f"http://minio:9000/moto-api/recorder/{word}-recording", b"", timeout=600
-                )
+            urllib.request.urlopen("http://minio:9000/moto-api/recorder/replay-recording", b"")
 
     def keys(self, bucket: str) -> list[str]:
         found: list[str] = []

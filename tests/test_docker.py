@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,11 @@ def test_a_command_gets_its_variables_and_mlflow_a_file_that_only_its_user_reads
 def test_nothing_secret_is_sent_to_the_build() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {"docker/.env", "docker/secrets", ".dvc/config.local", ".git"} <= set(ignored)
+
+
+def test_compose_takes_the_version_that_is_built() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ANS_VERSION={version}\n" in (ROOT / "docker/env.example").read_text()
 
 
 def test_every_service_that_stays_has_a_health_check() -> None:

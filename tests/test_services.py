@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,12 @@ def lacking() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-def test_a_run_through_the_services_of_compose_outlives_the_restart_of_each(tmp_path: Path) -> None:
+def test_a_run_through_the_services_of_compose_outlives_the_restart_of_each() -> None:
     """The script fails where a health check passes without its service, somebody gets in without a password, a run
     or its files are missing, a pull doesn't bring them back, or a password is in a log."""
     if missing := lacking():
         pytest.skip(f"not there: {', '.join(missing)}")
-    tmp_path.chmod(0o755)
-    folder = tmp_path / "services"
-    subprocess.run([sys.executable, str(ROOT / "docker/services.py"), str(folder)], check=True)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own lets PostgreSQL's user not through
+        Path(folder).chmod(0o755)
+        words = [sys.executable, str(ROOT / "docker/services.py"), f"{folder}/services"]
+        subprocess.run(words, check=True)
