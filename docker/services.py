@@ -42,7 +42,7 @@ RESTARTS = {
     "sft": "minio",
     "rl": "prefect",
     "convert": "mlflow",
-    "evaluate@sft": "worker",
+    "evaluate@untrained": "worker",
 }
 """The service that is stopped and started while a stage is at work."""
 LIMIT_S = 3600.0
@@ -265,16 +265,20 @@ class Container(Service):
                     os.kill(int(entry.name), signal.SIGKILL)
             except OSError:  # it has just ended, or is the kernel's
                 continue
+        unmount = ["umount", "-R", str(self.root)]  # busy until the last process is gone
         until(
-            lambda: not subprocess.run(["umount", "-R", str(self.root)], check=False).returncode, "unmounted"
+            lambda: not subprocess.run(unmount, stderr=subprocess.DEVNULL, check=False).returncode,
+            "unmounted",
         )
         output("buildah", "rm", self.id)
         self.id = ""
 
 
-def submit(worker: Container, database: Postgres) -> str:
-    worker.run("prefect", "deployment", "run", DEPLOYMENT)
-    return database.sql("prefect", "SELECT id FROM flow_run ORDER BY created DESC LIMIT 1")[0][0]
+def submit(worker: Container) -> str:
+    """Return the id of the flow run."""
+    printed = worker.run("prefect", "deployment", "run", DEPLOYMENT)
+    (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", printed)
+    return str(run)
 
 
 def state(database: Postgres, run: str) -> str:
@@ -329,10 +333,11 @@ def check(folder: Path, stack: ExitStack) -> None:
         require(is_refused(url), f"{url} answers without a password")
     say("Prefect and MLflow answer nobody without a password")
 
-    run = submit(worker, database)
+    run = submit(worker)
     restart_in_the_middle(services, database, run)
-    say(f"the run whose worker was stopped: {until(lambda: ended(database, run), 'the run ends')}")
-    run = submit(worker, database)
+    say(f"the run whose worker was stopped: {state(database, run)}")
+    require(state(database, run) == "CRASHED", "Prefect does not know that its worker ended")
+    run = submit(worker)
     end = until(lambda: ended(database, run), "the run ends")
     states = f"SELECT state_name, count(*) FROM task_run WHERE flow_run_id = '{run}' GROUP BY 1 ORDER BY 1"
     say(f"the next run, by the new worker: {end}; its stages: {database.sql('prefect', states)}")
