@@ -1,10 +1,13 @@
 #!/bin/sh
 # Makes .venv with the locked dependencies and the checkout itself (editable). Idempotent; `make` calls it when the lock or pyproject.toml changed.
+# `./setup.sh pipeline` leaves out what only tests, lint and docs need (the image does).
 set -eu
 cd "$(dirname "$0")"
 
+requirements=${1:-dev}
 python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
-"$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
+# mkdocs' extensions want 3.11.5
+"$python" -c 'import sys; assert ((3, 11, 5) if sys.argv[1] == "dev" else (3, 11)) <= sys.version_info < (3, 13), f"Python 3.11 (from 3.11.5) or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"' "$requirements"
 
 # The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -19,8 +22,8 @@ say 1 "pip and setuptools"
 pip install -q pip setuptools wheel
 say 2 "torch, the largest part"
 pip install -q torch==2.13.0
-say 3 "what the pipeline and its tests need (requirements/dev.txt, locked by constraints.txt)"
-pip install -q -r requirements/dev.txt
+say 3 "what requirements/$requirements.txt names, locked by constraints.txt"
+pip install -q -r "requirements/$requirements.txt"
 unset PIP_BUILD_CONSTRAINT  # refused beside --no-build-isolation
 say 4 "SAM2, without its CUDA extension"
 SAM2_BUILD_CUDA=0 pip install -q --no-deps --no-build-isolation sam2==1.1.0

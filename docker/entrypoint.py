@@ -60,9 +60,8 @@ def main(command: list[str]) -> None:
     found = variables(secrets)
     os.environ.update(found)
     if {"postgres_password", "mlflow_password"} <= secrets.keys():
-        with MLFLOW_AUTH.open(
-            "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)
-        ) as file:
+        MLFLOW_AUTH.touch(mode=0o600)
+        with MLFLOW_AUTH.open("w", encoding="utf-8") as file:
             mlflow_auth(found["MLFLOW_BACKEND_STORE_URI"], secrets["mlflow_password"]).write(file)
     os.execvp(command[0], command)
 

@@ -6,4 +6,5 @@ dvc remote add --local --force --default minio s3://dvc
 dvc remote modify --local minio endpointurl http://minio:9000
 prefect work-pool create "$1" --type process --overwrite
 prefect --no-prompt deploy --all --prefect-file "$2"
-exec prefect worker start --pool "$1" --limit 1
+python docker/lost_runs.py "$1"
+exec prefect worker start --pool "$1" --limit 1 --with-healthcheck

@@ -29,14 +29,13 @@ CACHE_MODE = 0o2070
 def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Look at what submits stages, and whether its nodes have what `launch.resources` asks for."""
     name = config.launch.launcher
-    if name == "ray":
-        # the head of the cluster says what it has when a stage is submitted
-        address = config.launch.ray_address or environment.get("RAY_ADDRESS", "")
+    if name == "ray":  # what its nodes have, a stage's job finds out before it waits
+        address = environment.get("RAY_ADDRESS", "")
         return [
             Finding(
                 ok=bool(address),
                 what=f"launcher ray, cluster {address or 'not named'}",
-                remedy="set launch.ray_address or RAY_ADDRESS",
+                remedy="export RAY_ADDRESS=http://HEAD:8265",
             )
         ]
     if name != "slurm":

@@ -8,10 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 from prefect import flow, runtime, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
@@ -108,9 +110,11 @@ def run_stage(
         )
     if metrics is None:
         return Completed(name="Cached", message=f"{stage.name} came from DVC's run cache")
-    create_table_artifact(
-        [{"metric": name, "value": value} for name, value in metrics.items()], key=progress.key_of(stage.name)
-    )
+    with suppress(httpx.HTTPError):  # the server is away, and the stage is done all the same
+        create_table_artifact(
+            [{"metric": key, "value": value} for key, value in metrics.items()],
+            key=progress.key_of(stage.name),
+        )
     return Completed(message=f"{stage.name} ran")
 
 

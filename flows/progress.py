@@ -36,14 +36,15 @@ def key_of(name: str) -> str:
 def shown(name: str, say: Say) -> Iterator[Say]:
     """Show a stage's progress as an artifact of its task; yield what takes the stage's output instead of
     `say`. Of several bars it is that of the last. A thread sends it: a stage waits for no server."""
-    artifact: Any = create_progress_artifact(
-        0.0, key=f"progress-{key_of(name)}", description=f"{name} begins"
-    )
+    artifact: Any = None
+    with suppress(httpx.HTTPError):  # the server is away, and no stage fails for that
+        artifact = create_progress_artifact(0.0, key=f"progress-{key_of(name)}", description=f"{name} begins")
     states: SimpleQueue[State | None] = SimpleQueue()
 
     def update(state: State) -> None:
-        with suppress(httpx.HTTPError):  # the server is away, and no stage fails for that
-            update_progress_artifact(artifact, *state)
+        with suppress(httpx.HTTPError):
+            if artifact:
+                update_progress_artifact(artifact, *state)
 
     def send() -> None:
         while state := states.get():

@@ -6,6 +6,8 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,13 +51,46 @@ def test_any_password_reaches_its_service_through_files_alone() -> None:
     assert "PASSWORD:" not in (ROOT / "docker/compose.yaml").read_text()
 
 
+def test_a_command_gets_its_variables_and_mlflow_a_file_that_only_its_user_reads(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    for name in ("postgres_password", "mlflow_password", "judge_key"):
+        (tmp_path / "secrets" / name).write_text("" if name == "judge_key" else "p@ss%\n")
+    script = (
+        "import pathlib, runpy, sys; main = runpy.run_path(sys.argv[1])['main']; here = pathlib.Path(sys.argv[2]); "
+        "main.__globals__.update(SECRETS=here / 'secrets', MLFLOW_AUTH=here / 'auth.ini'); main(['env'])"
+    )
+    words = [sys.executable, "-c", script, str(ROOT / "docker/entrypoint.py"), str(tmp_path)]
+    variables = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env={}).stdout
+    assert "MLFLOW_TRACKING_PASSWORD=p@ss%\n" in variables
+    assert "OPENAI_API_KEY" not in variables
+    assert (tmp_path / "auth.ini").stat().st_mode & 0o777 == 0o600
+    assert "admin_password = p@ss%%\n" in (tmp_path / "auth.ini").read_text()
+
+
+def test_nothing_secret_is_sent_to_the_build() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {"docker/.env", "docker/secrets", ".dvc/config.local", ".git"} <= set(ignored)
+
+
+def test_compose_takes_the_version_that_is_built() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ANS_VERSION={version}\n" in (ROOT / "docker/env.example").read_text()
+
+
+def test_every_service_that_stays_has_a_health_check() -> None:
+    lacking = {name for name, service in COMPOSE["services"].items() if "healthcheck" not in service}
+    assert lacking == {"bucket"}
+
+
 def test_every_service_is_bound_to_this_host_pinned_and_given_only_secrets_that_exist() -> None:
     for name, service in COMPOSE["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert not service["image"].endswith(":latest"), name
         assert ":" in service["image"], name
         assert set(service.get("secrets", [])) <= set(COMPOSE["secrets"]), name
-    assert re.search(r"^FROM \S+:\d+\.\d+\.\d+", (ROOT / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    assert re.search(
+        r"^ARG BASE=\S+:\d+\.\d+\.\d+", (ROOT / "docker/Dockerfile").read_text(), flags=re.MULTILINE
+    )
 
 
 def test_every_volume_of_the_image_has_a_folder_there_whose_owner_it_takes() -> None:
@@ -100,6 +135,6 @@ def test_dvc_works_without_git_as_in_the_image(tmp_path: Path) -> None:
     assert executed(workspace) == ["prepare from 0"]
 
 
-@pytest.mark.parametrize("script", ["setup.sh", "docker/worker.sh"])
+@pytest.mark.parametrize("script", ["setup.sh", "docker/worker.sh", "docker/build.sh"])
 def test_the_shell_scripts_parse(script: str) -> None:
     subprocess.run(["sh", "-n", str(ROOT / script)], check=True)

@@ -1,9 +1,11 @@
 import io
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from tqdm import tqdm
 
 from flows import progress
+from tests.ports import free_port
 
 
 def test_a_bar_of_tqdm_tells_percent_and_what_is_done() -> None:
@@ -31,3 +33,13 @@ def test_keys_are_what_prefect_allows() -> None:
         "evaluate-rl",
         "judge-questions",
     ]
+
+
+def test_a_stage_runs_and_is_heard_while_the_server_is_away() -> None:
+    lines: list[str] = []
+    with (
+        temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}),
+        progress.shown("sft", lines.append) as say,
+    ):
+        say("sft:  45%|####     | 90/200 [12:33<15:20, loss=0.2]")
+    assert len(lines) == 1
