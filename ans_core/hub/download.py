@@ -30,6 +30,8 @@ from huggingface_hub.utils import build_hf_headers, filter_repo_objects
 
 VERIFIED = ".verified.json"
 """In the folder: path -> checksum of files that were fetched or compared, so that they are not read again."""
+GIT_ONLY = ".gitattributes"
+"""A file of every repository that says nothing to anybody but git."""
 MARGIN = 100_000_000
 """Bytes that stay free on the disk."""
 AGAIN = "the same command goes on from there"
@@ -68,7 +70,7 @@ def look_up(repo: str, *, kind: str, patterns: Sequence[str] = ()) -> HubRepo:
         info = api.repo_info(repo, repo_type=kind)
         assert info.sha is not None, "the hub names the revision"
         tree = api.list_repo_tree(repo, recursive=True, revision=info.sha, repo_type=kind)
-        files = [_hub_file(entry) for entry in tree if isinstance(entry, RepoFile)]
+        files = [_hub_file(entry) for entry in tree if isinstance(entry, RepoFile) and entry.path != GIT_ONLY]
     wanted = set(filter_repo_objects([file.path for file in files], allow_patterns=list(patterns) or None))
     if not wanted:
         raise HubError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -16,14 +16,14 @@ from huggingface_hub.utils import validate_repo_id
 from ans_core.checkpoints import checkpoint as checkpoints
 from ans_core.checkpoints import conversion, folder
 from ans_core.hub import download as hub
-from ans_core.hub.fetch import confirmed
+from ans_core.hub.catalogue import Published
+from ans_core.hub.fetch import confirmed, fetch
 from ans_core.hub.model_card import EXAMPLES, README, Card, card, manifest_without_card
 
 SENT = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
 """Files of a checkpoint folder that belong to the model."""
 REPLACED = ("*.safetensors", folder.WEIGHTS_INDEX, f"{EXAMPLES}/*")
 """Files of an earlier push that a new one removes if it does not write them: a loader would read both."""
-NOT_PULLED = ".gitattributes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,25 +167,9 @@ def send(sent: Parcel, stale: Sequence[str], *, public: bool) -> str:
 
 def pull(repo: str, target: Path, *, yes: bool) -> int:
     """Fetch a model repository into a folder, compare checksums and look whether it is a Sa2VA."""
-    repository = hub.look_up(repo, kind="model")
-    repository = replace(
-        repository, files=tuple(file for file in repository.files if file.path != NOT_PULLED)
-    )
-    files = hub.missing(repository, target)
-    need = hub.to_fetch(files, target)
-    size = sum(file.size for file in repository.files)
-    print(
-        f"{repository.page} at {repository.revision[:8]}: {len(repository.files)} files, "
-        f"{size / 1e6:.2f} MB, {need / 1e6:.2f} MB to fetch; into {target}"
-    )
-    print(f"  licence: {repository.licence or 'its card states none'}")
-    hub.check_room(need, target)
-    if files and not (yes or confirmed(need)):
-        print("nothing fetched")
-        return 1
-    for number, file in enumerate(files, start=1):
-        print(f"{file.path} ({number} of {len(files)})", flush=True)
-        hub.fetch(repository, file, target)
+    published = Published(repo=repo, into=str(target.resolve()))
+    if status := fetch([repo], {repo: published}, root=target, into=None, yes=yes):
+        return status
     checkpoints.read_config(target)
     folder.verify(target)
     account = conversion.account(target)

@@ -53,39 +53,25 @@ class Reply:
     turns: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, kw_only=True)
 class Engine:
     """Answers with one adapter of a policy, into which it loads the served snapshot. For one thread."""
 
-    def __init__(
-        self,
-        policy: AgentPolicy,
-        toolbox: Toolbox,
-        store: Store,
-        snapshots: Snapshots,
-        features: CropFeatures,
-        *,
-        adapter: str,
-        limits: Limits,
-        ask: Callable[[str, Sequence[ImageRef], bool], Request],
-        batch: int,
-        read_only: bool = False,
-    ) -> None:
-        """read_only: answers are given, nothing is kept."""
-        self.policy, self.toolbox, self.store, self.snapshots, self.features = (
-            policy,
-            toolbox,
-            store,
-            snapshots,
-            features,
-        )
-        self.adapter, self.limits, self.ask, self.batch, self.read_only = (
-            adapter,
-            limits,
-            ask,
-            batch,
-            read_only,
-        )
-        self.encoder, self.neighbours = Encoder(policy, features), Neighbours()
+    policy: AgentPolicy
+    toolbox: Toolbox
+    store: Store
+    snapshots: Snapshots
+    features: CropFeatures
+    adapter: str
+    limits: Limits
+    ask: Callable[[str, Sequence[ImageRef], bool], Request]
+    """(question, frames, clip) -> request."""
+    batch: int
+    read_only: bool = False
+    """Answers are given, nothing is kept."""
+
+    def __post_init__(self) -> None:
+        self.encoder, self.neighbours = Encoder(self.policy, self.features), Neighbours()
         self.version = -1
         self.trouble = ""
         """Why what is served could not be read; the snapshot before is used."""

@@ -106,36 +106,27 @@ says that it looked; None if there is none."""
 Relabel = Callable[[Task, Decision], Decision]
 
 
+@dataclass(eq=False, kw_only=True)
 class OnlinePractice:
     """`ans_core.rl.practice.Practice` on the lessons of a step."""
 
-    def __init__(
-        self,
-        store: Store,
-        toolbox: Toolbox,
-        neighbours: Neighbours,
-        features: CropFeatures,
-        *,
-        limits: Limits,
-        batch: int,
-        gate: Gate,
-        strategy: Strategy,
-        weigh_labels: bool,
-        confirm: Confirm | None,
-        relabel: Relabel | None = None,
-    ) -> None:
-        """batch: episodes that are played at a time. weigh_labels: common labels weigh less
-        (`Marginal.weight`); else each weighs 1. confirm: None = no vote is verified. relabel: changes
-        decisions, for trials with wrong labels."""
-        self.store, self.toolbox, self.neighbours, self.features = store, toolbox, neighbours, features
-        self.limits, self.batch, self.gate, self.strategy, self.weigh_labels = (
-            limits,
-            batch,
-            gate,
-            strategy,
-            weigh_labels,
-        )
-        self.confirm, self.relabel = confirm, relabel
+    store: Store
+    toolbox: Toolbox
+    neighbours: Neighbours
+    features: CropFeatures
+    limits: Limits
+    batch: int
+    """Episodes that are played at a time."""
+    gate: Gate
+    strategy: Strategy
+    weigh_labels: bool
+    """Common labels weigh less (`Marginal.weight`); else each weighs 1."""
+    confirm: Confirm | None
+    """None = no vote is verified."""
+    relabel: Relabel | None = None
+    """Changes decisions, for trials with wrong labels."""
+
+    def __post_init__(self) -> None:
         self.lessons: dict[str, Lesson] = {}
         """Those of the step that comes, by sample id."""
         self.outcomes: list[Outcome] = []

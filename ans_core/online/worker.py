@@ -80,37 +80,29 @@ class Pace:
     """Wait for tasks for ever; else stop where there are none, or learning is frozen."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Worker:
     """Makes the steps of a training loop from a store, and releases what it learned."""
 
-    def __init__(
-        self,
-        policy: AgentPolicy,
-        store: Store,
-        snapshots: Snapshots,
-        practice: OnlinePractice,
-        canary: Canary,
-        *,
-        pace: Pace,
-        ask: Callable[[str, Sequence[ImageRef], bool], Request],
-        replayed: Callable[[int], tuple[Request, str, str]],
-        source: Sequence[LabelledRequest],
-        seed: int,
-        truth: Callable[[Task], str | None] = lambda task: None,
-        before_batch: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        """ask: (question, frames, clip) -> request. replayed: number -> a question, its answer and form.
-        source: the canary's labelled questions. truth, before_batch: of a simulation: what metrics hold
-        labels against, and what fills the queue before each update."""
-        self.policy, self.store, self.snapshots, self.practice, self.canary = (
-            policy,
-            store,
-            snapshots,
-            practice,
-            canary,
-        )
-        self.pace, self.ask, self.replayed, self.source, self.seed = pace, ask, replayed, list(source), seed
-        self.truth, self.before_batch = truth, before_batch
+    policy: AgentPolicy
+    store: Store
+    snapshots: Snapshots
+    practice: OnlinePractice
+    canary: Canary
+    pace: Pace
+    ask: Callable[[str, Sequence[ImageRef], bool], Request]
+    """(question, frames, clip) -> request."""
+    replayed: Callable[[int], tuple[Request, str, str]]
+    """Number -> a question, its answer and form."""
+    source: Sequence[LabelledRequest]
+    """The canary's questions."""
+    seed: int
+    truth: Callable[[Task], str | None] = lambda task: None
+    """Of a simulation: what metrics hold labels against."""
+    before_batch: Callable[[int], None] = lambda step: None
+    """Of a simulation: what fills the queue before each update."""
+
+    def __post_init__(self) -> None:
         self.module: OnlineLoop | None = None
         self.base = 0
         """Updates before the first step of the training loop."""
@@ -119,7 +111,7 @@ class Worker:
         self._begun = False
         self._last_update_s = 0.0
         self._alerted: dict[str, float] = {}
-        self._counts = overview.counts(store)
+        self._counts = overview.counts(self.store)
         self._start: list[bool] | None = None
         """What the start has right of the source canary, once it is known."""
 

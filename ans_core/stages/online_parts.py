@@ -103,8 +103,9 @@ class Parts:
 
     def engine(self, *, read_only: bool = False) -> Engine:
         return Engine(
-            self.policy, self.toolbox, self.store, self.snapshots, self.features, adapter=SERVED,
-            limits=self.limits, ask=self.ask, batch=self.cfg.agent.episode.batch, read_only=read_only,
+            policy=self.policy, toolbox=self.toolbox, store=self.store, snapshots=self.snapshots,
+            features=self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
+            batch=self.cfg.agent.episode.batch, read_only=read_only,
         )  # fmt: skip
 
 
@@ -198,7 +199,8 @@ def worker_of(
         flips=admission.flips if guard.admission else 1.0,
     )
     practice = OnlinePractice(
-        parts.store, parts.toolbox, Neighbours(), parts.features, limits=parts.limits,
+        store=parts.store, toolbox=parts.toolbox, neighbours=Neighbours(), features=parts.features,
+        limits=parts.limits,
         batch=cfg.agent.episode.batch, gate=gate,
         strategy=admission.strategy if guard.admission else "majority", weigh_labels=guard.admission,
         confirm=wrap(confirm) if guard.verification else None, relabel=relabel,
@@ -214,7 +216,8 @@ def worker_of(
     )
     replayed = parts.questions(split="train", first=REPLAY_FROM)
     return Worker(
-        parts.policy, parts.store, parts.snapshots, practice, canary, pace=_pace(cfg, guard, waits=waits),
+        policy=parts.policy, store=parts.store, snapshots=parts.snapshots, practice=practice, canary=canary,
+        pace=_pace(cfg, guard, waits=waits),
         ask=parts.ask,
         replayed=lambda number: parts.labelled(replayed, number), source=source, seed=cfg.seed, truth=truth,
         before_batch=before_batch,

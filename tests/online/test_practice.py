@@ -41,7 +41,7 @@ def practised(
     store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object
 ) -> OnlinePractice:
     return OnlinePractice(
-        store, toolbox, Neighbours(), CropFeatures(model), limits=Limits(turn_tokens=4), batch=48,
+        store=store, toolbox=toolbox, neighbours=Neighbours(), features=CropFeatures(model), limits=Limits(turn_tokens=4), batch=48,
         gate=Gate(**gate), strategy="weighted", weigh_labels=True, confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 

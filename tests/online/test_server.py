@@ -6,6 +6,10 @@ import base64
 import http.client
 import io
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -179,3 +183,31 @@ def test_every_bad_request_has_a_reply(server: Running) -> None:
     for length in ("", str(LARGEST + 1)):
         status, values = reply(server, body="", Content_Length=length)
         assert (status, "send Content-Length" in values.get("error", "send Content-Length")) == (400, True)
+
+
+def test_the_command_says_where_it_answers_and_ends_by_term(tmp_path: Path) -> None:
+    """`ans agent serve` in a process of its own, with an engine that needs no model."""
+    script = f"""
+import contextlib, types
+import ans_core.stages.online_parts as parts
+from flows import cli
+from tests.online.test_server import Answers, servers
+
+servers.overview.counts = lambda store: {{}}
+made = types.SimpleNamespace(engine=lambda read_only: Answers())
+parts.opened = lambda *given, **named: contextlib.nullcontext(made)
+words = ["agent", "serve", "--port", "0", "--model", {str(tmp_path)!r}, "--adapter", {str(tmp_path)!r}]
+arguments = cli.parse([*words, "--store", {str(tmp_path / "store")!r}])
+arguments.function(arguments)
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    told = child.stdout.readline()
+    found = re.search(r"answers on http://127\.0\.0\.1:(\d+)/ask", told)
+    assert found, told
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=120)
+    connection.request("POST", "/ask", BODY, {"Content-Type": "application/json"})
+    assert json.loads(connection.getresponse().read())["answer"] == "checked"
+    connection.close()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=120) == 128 + signal.SIGTERM
