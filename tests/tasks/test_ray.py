@@ -35,8 +35,8 @@ TWO_NODES = (
     "launch.resources={sft: {nodes: 2}}",
     f"launch.ray_python={ray_cluster.PYTHON}",
 )
-ON_BOTH = ["process 0 of 2 on 0", "process 1 of 2 on 0"]
-"""The first process of two nodes."""
+BOTH = ["process 0 of 2 on 0", "process 1 of 2 on 1"]
+"""With local ranks: both nodes have one address."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3 * LIMIT_S),
@@ -82,13 +82,15 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
 ) -> None:
     before = jobs(workspace)
     process = start(workspace, nodes.variables, FAKE_PAUSE="1", OPENAI_API_KEY="secret")
+    workers = [psutil.Process(p.ppid()) for p in trainings(workspace) if "ANS_JOB" in p.environ()]
+    assert len({worker.ppid() for worker in workers}) == 2  # raylets
     submitter(workspace).kill()
     process.wait()
     lines = again(workspace, nodes)
     (name,) = jobs(workspace) - before
     assert re.search(rf"job {name[-12:-4]} goes on", lines)
     assert "sft: 100%" in lines  # the job's own bar
-    assert sorted(executed(workspace)) == ON_BOTH
+    assert sorted(executed(workspace)) == BOTH
     assert (workspace / RESULT).read_text() == uninterrupted
     assert not [*(workspace / ".ans/jobs").glob("*.job")]  # which has the submitter's keys
 
@@ -111,7 +113,7 @@ def test_a_killed_part_of_a_job_leads_to_a_start_from_the_last_state_and_to_the_
         (psutil.Process(second.ppid()) if killed == "worker" else second).kill()
     lines, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, lines
-    assert sorted(executed(workspace)) == sorted(2 * ON_BOTH)
+    assert sorted(executed(workspace)) == sorted(2 * BOTH)
     steps = [int(step) for step in re.findall(r" step (\d+) ", newest_log(workspace))]
     assert steps[0] > 1
     assert (workspace / RESULT).read_text() == uninterrupted
