@@ -389,6 +389,14 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    folders = [word for word in sys.argv[1:] if word != "--inside"]
+    if len(folders) != 1 or Path(folders[0]).exists() or os.geteuid() != 0:
+        sys.exit("usage, as root: docker/services.py FOLDER, a folder that is yet to be made")
+    lacking = [name for name in ("buildah", "unshare", "ip", "moto_server") if not shutil.which(name)]
+    if lacking or not (POSTGRES / "initdb").exists():
+        sys.exit(
+            f"{lacking or 'PostgreSQL'} not there; docs/orchestration.md (What was run) says what to install"
+        )
     if "--inside" not in sys.argv:  # a network and mounts that end with the processes
         os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv, "--inside"])
-    main(Path(sys.argv[1]).resolve())
+    main(Path(folders[0]).resolve())
