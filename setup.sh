@@ -6,8 +6,7 @@ cd "$(dirname "$0")"
 
 requirements=${1:-dev}
 python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
-# mkdocs' extensions want 3.11.5
-"$python" -c 'import sys; assert ((3, 11, 5) if sys.argv[1] == "dev" else (3, 11)) <= sys.version_info < (3, 13), f"Python 3.11 (from 3.11.5) or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"' "$requirements"
+"$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
 
 # The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1

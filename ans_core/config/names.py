@@ -24,7 +24,7 @@ FORMATS = (
     "annotations", "chat_univi", "coco", "coco_video", "davis", "ego4d", "fineweb", "flickr_gcg", "grandf",
     "grefcoco", "llava", "mathvista", "mevis", "osprey", "partimagenet", "reasonseg", "ref_davis17",
     "ref_sav", "ref_youtube_vos", "refcoco", "refcocog_gcg", "region_arrow", "regions", "revos", "sa1b",
-    "sav", "shards", "starqa", "videos", "youtube_vis",
+    "sav", "shards", "starqa", "videos", "virl39k", "youtube_vis",
 )  # fmt: skip
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")

@@ -14,28 +14,19 @@ which drops units and knows more equal forms: here such an answer counts as wron
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.data.formats.virl39k import HELD_OUT, held_out
 from ans_core.metrics.answers import BOXED, final, same
 from ans_core.types import Prediction
 
-SHARE = 50
-"""One picture in so many."""
 ASKED = "Give the final answer in \\boxed{}."
 COLUMNS = ("qid", "question", "answer", "category", "image")
-
-
-def held_out(images: Sequence[str]) -> bool:
-    """Whether one of a question's pictures is held out, so that the question may not be trained on."""
-    return any(
-        int.from_bytes(hashlib.sha256(image.encode()).digest()[:8], "big") % SHARE == 0 for image in images
-    )
 
 
 def score(inputs: Inputs) -> Scored:
@@ -62,7 +53,7 @@ def score(inputs: Inputs) -> Scored:
         ratios={"accuracy": ratio},
         samples=samples,
         notes=[
-            f"a hold-out of a training set (one picture in {SHARE}, by hash), about which nothing is "
+            f"a hold-out of a training set (one picture in {HELD_OUT}, by hash), about which nothing is "
             "published"
         ],
     )

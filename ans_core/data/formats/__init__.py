@@ -43,6 +43,7 @@ from ans_core.data.formats import (
     shards,
     starqa,
     videos,
+    virl39k,
 )
 from ans_core.data.formats.files import split_files
 from ans_core.types import Sample
@@ -50,7 +51,7 @@ from ans_core.types import Sample
 ALONE = (
     chat_univi, coco, coco_video, davis, ego4d, fineweb, flickr_gcg, grandf, llava, mathvista, mevis, osprey,
     partimagenet, reasonseg, ref_davis17, ref_sav, ref_youtube_vos, refcoco, refcocog_gcg, region_arrow, regions,
-    revos, sa1b, sav, shards, starqa, videos,
+    revos, sa1b, sav, shards, starqa, videos, virl39k,
 )  # fmt: skip
 MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
 MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
@@ -116,6 +117,7 @@ MARKERS: dict[str, str] = {
     "*/sa_*.json": "sa1b",
     "annot_testmini.json": "mathvista",
     "STAR_*.json": "starqa",
+    "*39K*.parquet": "virl39k",
     "nlq_*.json": "ego4d",
     "annotations/nlq_*.json": "ego4d",
     "annotations/train.json": "partimagenet",

@@ -1,0 +1,84 @@
+"""ViRL39K (a *.parquet of questions, pictures in `images/`) -> a conversation a question.
+
+The release is one training set. One picture in 50, chosen by a hash of its name, is held out: questions about
+such a picture alone are `val`, and none that shows it is in `train`. Questions without a picture, or with
+several, are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+
+from ans_core.data.formats import checks
+from ans_core.data.formats.files import ImageFolders
+from ans_core.metrics.answers import final
+from ans_core.types import Sample
+
+FILES = ("*.parquet",)
+HELD_OUT = 50
+"""One picture in so many."""
+
+
+class Record(checks.Record):
+    qid: str
+    question: str
+    answer: str
+    category: str = ""
+    image: list[str] | None = None
+
+
+def held_out(images: Sequence[str]) -> bool:
+    """Whether one of a question's pictures is held out, so that the question may not be trained on."""
+    return any(
+        int.from_bytes(hashlib.sha256(image.encode()).digest()[:8], "big") % HELD_OUT == 0 for image in images
+    )
+
+
+def read(path: Path, *, split: str) -> Iterator[Sample]:
+    files, folder = _files(path)
+    images, faults = ImageFolders(folder, (".",), where=str(path)), checks.Faults(path)
+    for file in files:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=512):
+            for value in batch.to_pylist():
+                with faults:
+                    where = f"{file}: question {value.get('qid')}"
+                    record = checks.record(Record, value, where=where)
+                    shown = record.image or []
+                    if len(shown) != 1:
+                        raise checks.Unusable("no picture" if not shown else "several pictures")
+                    if held_out(shown) == (split == "val"):
+                        yield _sample(record, images, where=where)
+    faults.tell()
+
+
+def splits(path: Path) -> list[str]:
+    _files(path)
+    return ["train", "val"]
+
+
+def _files(path: Path) -> tuple[list[Path], Path]:
+    """Return the tables, and the folder that pictures are named from."""
+    files = [path] if path.is_file() else sorted(path.glob(FILES[0]))
+    if not files:
+        raise checks.DataError(f"{path} holds no {FILES[0]}; give the folder of ViRL39K's release")
+    return files, files[0].parent
+
+
+def _sample(record: Record, images: ImageFolders, *, where: str) -> Sample:
+    (name,) = record.image or []
+    image, height, width = images.find(name, where=where)
+    return Sample(
+        sample_id=record.qid,
+        image_id=name,
+        frames=(image,),
+        height=height,
+        width=width,
+        task="conversation",
+        question=checks.text(record.question.replace("<image>", "").strip(), where=where),
+        text=checks.text(final(record.answer), where=where),
+        meta={"category": record.category},
+    )
