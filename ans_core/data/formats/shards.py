@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             for frames, content in _members(shard):
                 total = content.total
                 for values in content.samples:
-                    sample = _sample(values, frames, where=str(shard))
+                    if values.keys() != {"number", *FIELDS}:
+                        raise checks.DataError(
+                            f"{shard}: a sample has the keys {sorted(values)}; write the shards again"
+                        )
+                    sample = Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
                     heappush(early, (values["number"], len(early), sample))
                 while early and early[0][0] == due:
                     yield heappop(early)[2]
@@ -86,9 +90,3 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                 frames = []
     except (OSError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
-
-
-def _sample(values: Mapping[str, Any], frames: tuple[FilePart, ...], *, where: str) -> Sample:
-    if values.keys() != {"number", *FIELDS}:
-        raise checks.DataError(f"{where}: a sample has the keys {sorted(values)}; write the shards again")
-    return Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
