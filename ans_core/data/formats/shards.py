@@ -8,10 +8,11 @@ webdataset reads such files one after the other; it has no places in them.)
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,14 @@ class Samples(checks.Record):
 
     total: int
     """Samples of the split."""
+    digest: str
+    """Of the samples, as `digest_of` makes it."""
     samples: list[dict[str, Any]]
     """Each with its place in the split, `number`."""
+
+
+def digest_of(samples: Sequence[Mapping[str, Any]]) -> str:
+    return hashlib.blake2b(json.dumps(samples).encode(), digest_size=16).hexdigest()
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -86,7 +93,10 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                     frames.append(FilePart(file=shard, start=member.offset_data, length=member.size))
                     continue
                 content = json.load(tar.extractfile(member) or io.BytesIO())
-                yield tuple(frames), checks.record(Samples, content, where=f"{shard}: {member.name}")
+                record = checks.record(Samples, content, where=f"{shard}: {member.name}")
+                if record.digest != digest_of(record.samples):
+                    raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
+                yield tuple(frames), record
                 frames = []
     except (OSError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
