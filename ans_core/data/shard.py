@@ -14,6 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ans_core.data.formats import FORMATS, SPLITS
+from ans_core.data.formats.shards import digest_of
 from ans_core.data.index import FIELDS, SampleIndex, by_picture, nameless_index
 from ans_core.pictures import media, transforms
 from ans_core.types import ImageRef, Sample, VideoFrame
@@ -70,7 +71,7 @@ def _members(key: str, samples: SampleIndex, numbers: list[int]) -> Iterator[tup
         {"number": number} | {field: getattr(sample, field) for field in FIELDS}
         for number, sample in zip(numbers, about, strict=True)
     ]
-    record = {"total": len(samples), "samples": values}
+    record = {"total": len(samples), "digest": digest_of(values), "samples": values}
     yield f"{key}.json", json.dumps(record).encode()
 
 

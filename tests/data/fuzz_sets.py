@@ -15,6 +15,7 @@ import pyarrow.parquet as parquet
 from datasets import Dataset, load_from_disk
 
 from ans_core.data.scene_write import write_clips, write_scenes
+from ans_core.data.shard import shard
 from tests import picture_sets
 from tests.data import agent_sets, clip_sets
 
@@ -62,6 +63,7 @@ FILES = {
     "clip_masks": ("videos", "masks.json"),
     "finetune": ("finetune", "annotations.json"),
     "reasonseg": ("ReasonSeg", "train/0.json"),
+    "shards": ("shards", ""),
     **{name: (picture_sets.SETS[name][1], "") for name in PUBLISHED},
     **{name: (f"clips/{name.removesuffix('_masks')}", file) for name, file in CLIPS.items()},
 }
@@ -112,6 +114,7 @@ def draw(root: Path) -> None:
     for folder in ("plain", "regions"):
         shutil.copytree(root / "images", root / folder / "images")
     (root / "plain/annotations.json").write_text(json.dumps(plain))
+    shard(root / "plain", "annotations", root / "shards")
     (root / "regions/manifest.jsonl").write_text("\n".join(map(json.dumps, regions)))
     shutil.copytree(root / "mevis/train/JPEGImages" / name, root / "videos/frames")
     (root / "videos/manifest.jsonl").write_text(json.dumps(clip))

@@ -111,7 +111,7 @@ def test_shards_that_are_not_all_there_are_named(damage, drawn, tmp_path, monkey
     message = {
         "cut": "000.*tar can't be read|samples are there; copy all of its shards again",
         "lost": "samples are there; copy all of its shards again",
-        "garbled": "tar: a sample has the keys .*sample_ID.*; write the shards again",
+        "garbled": "tar: 0.*json is not as it was written; copy it again",
         "none": "no <split>/\\*.tar and no <split>.url",
     }[damage]
     with pytest.raises(DataError, match=message):

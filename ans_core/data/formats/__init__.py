@@ -58,8 +58,6 @@ MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video
 READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
 """Name -> read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
-AS_THEY_ARE = ("shards",)
-"""Formats whose masks are of the upright pictures."""
 LATE = ("annotations", "refcoco", "grefcoco", "regions")
 """Formats that tell their splits once all records are read; their readers check the split."""
 
@@ -68,7 +66,8 @@ def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample
     if form not in LATE:
         checks.check_split(split, SPLITS[form](path), path=path)
     for sample in READERS[form](path, split=split):
-        yield replace(sample if form in AS_THEY_ARE else checks.upright(sample), dataset=name)
+        # shards have been made of upright masks
+        yield replace(sample if form == "shards" else checks.upright(sample), dataset=name)
 
 
 FORMATS = {form: partial(_samples, form) for form in MODULES}

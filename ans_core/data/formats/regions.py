@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import picture
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
 from ans_core.pictures import orientation, rle, transforms
@@ -36,7 +37,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split; lines of other splits are only checked for their form."""
     file = path / "manifest.jsonl"
     checks.check_split(split, ("train", "val"), path=file)
-    sizes: dict[str, tuple[int, int]] = {}
+    shown: dict[str, dict[str, Any]] = {}
+    """Of every picture, the fields of its samples."""
     text_of: dict[str, str] = {}
     """Spellings of one text -> the first."""
     by_text: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
@@ -45,37 +47,35 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         if split_by_image(region.image) != split:
             continue
         with faults:
-            if region.image not in sizes:
-                image = checks.inside(path, region.image, where=where)
-                sizes[region.image] = checks.image_size(
-                    image, where=where, stated=(region.height, region.width)
-                )
+            if region.image not in shown:
+                image = picture(path, region.image, where=where)
+                height, width = checks.image_size(image, where=where, stated=(region.height, region.width))
                 if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
                     raise checks.DataError(
                         f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a "
                         "caption, or turn the pixels"
                     )
-            height, width = sizes[region.image]
+                size = {"height": height, "width": width}
+                shown[region.image] = {"image_id": region.image, "frames": (image,), **size}
+            height, width = shown[region.image]["height"], shown[region.image]["width"]
             mask = checks.mask(region.segmentation, height=height, width=width, where=where, faults=faults)
             text = _text(region, height=height, width=width, where=where)
             by_text.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
                 (str(region.id), mask)
             )
-            meta = {"category": region.category} if region.category else {}
-            yield _sample(
-                path,
-                region.image,
-                (height, width),
-                f"{region.id}_caption",
-                "region_caption",
-                text,
-                [mask],
-                meta,
+            yield Sample(
+                sample_id=f"{region.id}_caption",
+                task="region_caption",
+                text=text,
+                masks=((mask,),),
+                meta={"category": region.category} if region.category else {},
+                **shown[region.image],
             )
     faults.tell()
     for (named, text), regions in by_text.items():
-        masks = [m for _, m in regions]
-        yield _sample(path, named, sizes[named], f"{regions[0][0]}_referring", "referring", text, masks, {})
+        masks = tuple((mask,) for _, mask in regions)
+        sample_id = f"{regions[0][0]}_referring"
+        yield Sample(sample_id=sample_id, task="referring", text=text, masks=masks, **shown[named])
 
 
 def splits(path: Path) -> list[str]:
@@ -113,26 +113,3 @@ def _text(region: Region, *, height: int, width: int, where: str) -> str:
             f"{width} x {height}"
         )
     return f"{category} {place_words(across, down)}"
-
-
-def _sample(
-    path: Path,
-    image: str,
-    size: tuple[int, int],
-    sample_id: str,
-    task: Any,
-    text: str,
-    masks: list[RLE],
-    meta: dict[str, str],
-) -> Sample:
-    return Sample(
-        sample_id=sample_id,
-        image_id=image,
-        frames=(path / image,),
-        height=size[0],
-        width=size[1],
-        task=task,
-        text=text,
-        masks=tuple((mask,) for mask in masks),
-        meta=meta,
-    )

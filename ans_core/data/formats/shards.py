@@ -8,6 +8,7 @@ webdataset reads such files one after the other; it has no places in them.)
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -28,8 +29,14 @@ class Samples(checks.Record):
 
     total: int
     """Samples of the split."""
+    digest: str
+    """Of the samples, as `digest_of` makes it."""
     samples: list[dict[str, Any]]
     """Each with its place in the split, `number`."""
+
+
+def digest_of(samples: Sequence[Mapping[str, Any]]) -> str:
+    return hashlib.blake2b(json.dumps(samples).encode(), digest_size=16).hexdigest()
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -42,7 +49,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             for frames, content in _members(shard):
                 total = content.total
                 for values in content.samples:
-                    sample = _sample(values, frames, where=str(shard))
+                    if values.keys() != {"number", *FIELDS}:
+                        raise checks.DataError(
+                            f"{shard}: a sample has the keys {sorted(values)}; write the shards again"
+                        )
+                    sample = Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
                     heappush(early, (values["number"], len(early), sample))
                 while early and early[0][0] == due:
                     yield heappop(early)[2]
@@ -82,13 +93,10 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                     frames.append(FilePart(file=shard, start=member.offset_data, length=member.size))
                     continue
                 content = json.load(tar.extractfile(member) or io.BytesIO())
-                yield tuple(frames), checks.record(Samples, content, where=f"{shard}: {member.name}")
+                record = checks.record(Samples, content, where=f"{shard}: {member.name}")
+                if record.digest != digest_of(record.samples):
+                    raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
+                yield tuple(frames), record
                 frames = []
     except (OSError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
-
-
-def _sample(values: Mapping[str, Any], frames: tuple[FilePart, ...], *, where: str) -> Sample:
-    if values.keys() != {"number", *FIELDS}:
-        raise checks.DataError(f"{where}: a sample has the keys {sorted(values)}; write the shards again")
-    return Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
