@@ -25,8 +25,8 @@ def job_words(arguments: argparse.Namespace) -> list[str] | None:
         return None
     if Path.cwd() != here:
         raise ValueError(
-            f"launch.launcher is {launch.launcher}, whose jobs start in {here}: call `ans eval` there, or give --device "
-            "cpu"
+            f"launch.launcher is {launch.launcher}, whose jobs start in {here}: call `ans eval` there, or "
+            "give --device cpu"
         )
     processes = launch.of("evaluate").inference_processes
     # one for each GPU that is reserved

@@ -142,7 +142,8 @@ def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
     the stage's task. key: of the states that it resumes."""
     inference = launch.inference_processes or launch.processes
     job = Job(
-        name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)), launch=launch,
+        name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)),
+        launch=launch,
         processes=inference if stage.one_node else launch.processes if stage.distributed else 1,
         distributed=stage.distributed, root=root.resolve(),
     )  # fmt: skip

@@ -50,7 +50,8 @@ def submit(job: Job, environment: dict[str, str]) -> str:
     }  # fmt: skip
     path.write_text(json.dumps(content), encoding="utf-8")
     words = [job.launch.ray_python, "-P", "tasks/ray_task.py", notes]
-    command = f"cd {shlex.quote(str(job.root))} && exec {shlex.join(words)} > {shlex.quote(str(job.log(number)))} 2>&1"
+    root, log = shlex.quote(str(job.root)), shlex.quote(str(job.log(number)))
+    command = f"cd {root} && exec {shlex.join(words)} > {log} 2>&1"
     ask(
         "", submission_id=f"{job.name}-{number}", entrypoint=command, metadata=_metadata(job),
         runtime_env={"env_vars": VARIABLES},
@@ -92,8 +93,8 @@ def _metadata(job: Job) -> dict[str, str]:
 
 
 def ask(path: str, *, waits: bool = True, post: bool = False, **body: Any) -> Any:
-    """Return what the jobs API answers; wait while it does not. Raises ConfigError where it refuses or, unless
-    it `waits`, is away, and LookupError for a job that it does not have."""
+    """Return what the jobs API answers; wait while it does not. Raises ConfigError where it refuses or,
+    unless it `waits`, is away, and LookupError for a job that it does not have."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address.startswith(("http://", "https://")):
         raise ConfigError(

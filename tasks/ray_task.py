@@ -1,7 +1,7 @@
 """The driver of a job of Ray: it runs a command once in each worker of Ray Train, in ANS's own environment,
 and leaves how it ended in files.
 
-    python -P tasks/ray_task.py NOTES     # by the Python of Ray, which need not have torch: nothing of ANS is imported
+    python -P tasks/ray_task.py NOTES     # by Ray's Python, which need not have torch: it imports no ANS
 """
 
 import fcntl
@@ -134,7 +134,8 @@ def run(job: dict) -> int:
             placement_strategy="STRICT_SPREAD" if spread else "PACK",
         ),
         run_config=train.RunConfig(
-            name=job["name"], storage_path=str(Path(notes).parent / "ray"), callbacks=[Failures(Path(f"{notes}.begun"))],
+            name=job["name"], storage_path=str(Path(notes).parent / "ray"),
+            callbacks=[Failures(Path(f"{notes}.begun"))],
             failure_config=train.FailureConfig(max_failures=RESTARTS),
         ),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make
+from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make, words_of
 
 RESULT = "runs/smoke/sft/result.txt"
 TRAINING = '''
@@ -140,7 +140,7 @@ def submitter(folder: Path) -> psutil.Process:
 
 
 def trainings(folder: Path) -> list[psutil.Process]:
-    return [p for p in living(folder) if p.cmdline()[-2:] == ["-m", "tasks.sft"]]
+    return [p for p in living(folder) if words_of(p)[-2:] == ["-m", "tasks.sft"]]
 
 
 def newest_log(folder: Path) -> str:

@@ -78,13 +78,15 @@ class Nodes:
             )  # fmt: skip
 
     def kill(self) -> None:
-        """End all of the node that came last, at once."""
+        """End all of the node that came last, at once; return when the others know."""
         last = self._processes.pop()
         with suppress(psutil.NoSuchProcess):
             for process in [psutil.Process(last.pid), *psutil.Process(last.pid).children(recursive=True)]:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
         last.wait()
+        while self.alive() > len(self._processes):
+            time.sleep(1)
 
     def alive(self) -> int:
         headers = {"Authorization": f"Bearer {self.variables['RAY_AUTH_TOKEN']}"}
