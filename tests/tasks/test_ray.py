@@ -138,8 +138,8 @@ def test_what_no_node_can_meet_and_a_wrong_setting_are_one_sentence_each_and_not
     assert "sft.lora.rank is 7, no multiple of 4; set 8" in lines
     assert "ended as FAILED (its log: " in lines
     begin_s = time.monotonic()
-    resources = "launch.resources={sft: {nodes: 2, gpus: 8}}"
-    refused = ans(workspace, "run", resources, status=None, **variables_of(workspace, nodes.variables))
+    settings = ("launch.resources={sft: {nodes: 2, gpus: 8}}", "sft.optim.batch=16")
+    refused = ans(workspace, "run", *settings, status=None, **variables_of(workspace, nodes.variables))
     assert "the stage wants 16 x 1 CPU, 1 GPU, and Ray's nodes have 4 CPU, 2 GPU; 4 CPU, 2 GPU" in refused
     assert time.monotonic() - begin_s < 60
     assert len(jobs(workspace) - before) == 2
