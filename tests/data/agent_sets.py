@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 from PIL import Image
 
+from ans_core.data.formats.virl39k import held_out as virl39k_held_out
 from ans_core.pictures import rle
 from tests import picture_sets
 from tests.data import clip_sets
@@ -130,3 +131,23 @@ def fineweb(path: Path, *rows: dict[str, Any]) -> Path:
         path,
     )
     return path
+
+
+def virl39k(folder: Path) -> None:
+    """A question to train on, one that is held out, one about two pictures."""
+    (folder / "images").mkdir(parents=True)
+    held_out = next(name for name in (f"images/{n}.png" for n in range(500)) if virl39k_held_out([name]))
+    shown = ["images/0.png", held_out]
+    for name in shown:
+        Image.new("RGB", (32, 32)).save(folder / name)
+    rows = [
+        {
+            "qid": str(n),
+            "question": "<image>How many?",
+            "answer": "\\boxed{3}",
+            "category": "Math",
+            "image": names,
+        }
+        for n, names in enumerate((shown[:1], shown[1:], shown))
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "39Krelease.parquet")

@@ -43,6 +43,7 @@ AGENT_FILES = {
     "partimagenet": ("agent/partimagenet", "annotations/train.json"),
     "sa1b": ("agent/sa1b", "sa_000000/sa_0.json"),
     "star": ("agent/star", "STAR_val.json"),
+    "virl39k": ("agent/virl39k", "39Krelease.parquet"),
 }
 """As FILES, of the sets that an agent's questions come from; tests/data/fuzz_readers.py does without them."""
 SPLIT_OF = {"videos": "val", "starqa": "val", "mathvista": "testmini"}

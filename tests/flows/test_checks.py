@@ -75,7 +75,9 @@ def test_an_agents_pictures_are_read_before_the_first_stage(tmp_path: Path):
         for mask in record["masks"]
     ]
     file.write_text(json.dumps(captions))
-    with pytest.raises(ValueError, match=r"agent\.sources: 'mine' has no picture with words and masks in"):
+    with pytest.raises(
+        ValueError, match=r"agent\.sources: 'mine' has no picture with words and masks, and no"
+    ):
         check_agent_sources(needed_for(AGENT, mine), mine, tmp_path)
     file.write_text(json.dumps([*records, {"image": "none.png", "text": "a cat", "masks": []}]))
     with pytest.raises(ValueError, match=r"none\.png"):

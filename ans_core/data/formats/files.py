@@ -89,7 +89,12 @@ class ImageFolders:
 
     def __init__(self, folder: Path, names: Iterable[str | Path], *, where: str) -> None:
         tried = list(dict.fromkeys(folder / name for name in names))
-        self.folders = [folder for folder in tried if folder.is_dir() or url_of(folder, "")]
+        self.folders = [
+            # one picture has one path, whichever set of a folder of sets names it
+            folder.resolve() if ".." in folder.parts else folder
+            for folder in tried
+            if folder.is_dir() or url_of(folder, "")
+        ]
         self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
         if not self.folders:
             raise checks.DataError(
