@@ -119,14 +119,15 @@ def test_a_killed_part_of_a_job_leads_to_a_start_from_the_last_state_and_to_the_
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-def test_a_term_to_the_submitter_stops_its_job_after_a_state(
-    workspace: Path, nodes: ray_cluster.Nodes
+def test_a_term_to_the_submitter_stops_its_job_after_a_state_and_a_new_one_goes_on(
+    workspace: Path, nodes: ray_cluster.Nodes, uninterrupted: str
 ) -> None:
     process = start(workspace, nodes.variables, FAKE_PAUSE="1")
     submitter(workspace).send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) != 0
-    until(lambda: not trainings(workspace), "the job outlives its submitter")
+    again(workspace, nodes)  # at once, while the job may still be ending
     assert "ended by SIGTERM after step" in logs(workspace)
+    assert (workspace / RESULT).read_text() == uninterrupted
 
 
 def test_what_no_node_can_meet_and_a_wrong_setting_are_one_sentence_each_and_not_tried_again(
