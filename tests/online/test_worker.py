@@ -339,7 +339,7 @@ def test_neither_a_damaged_snapshot_nor_a_full_disk_keeps_an_answer_back(
         parts.snapshots.roll_back(0, why="by hand")
 
         for module, name, error in (
-            (stores, "note", sqlite3.OperationalError("database or disk is full")),
+            (stores, "_insert", sqlite3.OperationalError("database or disk is full")),
             (os, "fsync", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
         ):
             with monkeypatch.context() as patch:
@@ -422,7 +422,7 @@ def test_a_worker_killed_before_it_writes_a_segment_down_counts_on(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*given: object, **named: object) -> bool:
-        if named["event"] == "segment":
+        if workers.SEGMENT in given[1]:  # type: ignore[operator]
             raise KeyboardInterrupt("as if by kill -9")
         return real(*given, **named)  # type: ignore[arg-type]
 

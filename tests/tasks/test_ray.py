@@ -142,7 +142,7 @@ def test_what_no_node_can_meet_and_a_wrong_setting_are_one_sentence_each_and_not
     settings = ("launch.resources={sft: {nodes: 2, gpus: 8}}", "sft.optim.batch=16")
     refused = ans(workspace, "run", *settings, status=None, **variables_of(workspace, nodes.variables))
     assert "the stage wants 16 x 1 CPU, 1 GPU, and Ray's nodes have 4 CPU, 2 GPU; 4 CPU, 2 GPU" in refused
-    assert time.monotonic() - begin_s < 60
+    assert time.monotonic() - begin_s < 180
     assert len(jobs(workspace) - before) == 2
     wrong = variables_of(workspace, nodes.variables, RAY_AUTH_TOKEN="0" * 64)
     assert "Invalid authentication token" in ans(workspace, "stage", "sft", "--force", status=None, **wrong)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pyarrow.parquet as parquet
 
 from ans_core.data.formats import checks
@@ -42,22 +44,29 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     files, folder = _files(path)
     images, faults = ImageFolders(folder, (".",), where=str(path)), checks.Faults(path)
     for file in files:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=512):
-            for value in batch.to_pylist():
-                with faults:
-                    where = f"{file}: question {value.get('qid')}"
-                    record = checks.record(Record, value, where=where)
-                    shown = record.image or []
-                    if len(shown) != 1:
-                        raise checks.Unusable("no picture" if not shown else "several pictures")
-                    if held_out(shown) == (split == "val"):
-                        yield _sample(record, images, where=where)
+        for value in _rows(file):
+            with faults:
+                where = f"{file}: question {value.get('qid')}"
+                record = checks.record(Record, value, where=where)
+                shown = record.image or []
+                if len(shown) != 1:
+                    raise checks.Unusable("no picture" if not shown else "several pictures")
+                if held_out(shown) == (split == "val"):
+                    yield _sample(record, images, where=where)
     faults.tell()
 
 
 def splits(path: Path) -> list[str]:
     _files(path)
     return ["train", "val"]
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=512):
+            yield from batch.to_pylist()
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise checks.DataError(f"{file}: pyarrow can't read it ({error}); fetch it again") from None
 
 
 def _files(path: Path) -> tuple[list[Path], Path]:
