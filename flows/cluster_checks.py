@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,11 +17,14 @@ import psutil
 from ans_core import stop
 from ans_core.config import Config
 from flows.preflight import Finding
+from tasks import slurm
 
 SHARED = {"nfs4", "lustre", "gpfs", "wekafs", "beegfs", "ceph"}
 BUCKETS = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.mount-s3", "fuse.rclone", "fuse.geesefs")
 JOBS = ("slurm", "ray")
 """Launchers whose stages run on other nodes."""
+Mounts = Sequence[tuple[str, str]]
+"""(place, type) of file systems; None: those of this machine."""
 CACHE_MODE = 0o2070
 """Of a shared cache's folders: the group writes, and new folders are the group's."""
 
@@ -63,13 +66,13 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
 
 def slurm_resources(config: Config) -> list[Finding]:
     """Compare nodes and GPUs of each stage's job with those of its partition."""
-    listed = _output("sinfo", "--noheader", "--Node", "--format=%R|%N|%G")
+    listed = slurm.ask(["sinfo", "--noheader", "--Node", "--format=%R|%N|%G"])
     gpus_of: dict[str, dict[str, int]] = {}
     for line in listed.splitlines():
         partition, node, resources = line.strip().split("|")
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", resources))
         gpus_of.setdefault(partition, {})[node] = gpus
-    default = _output("sinfo", "--noheader", "--format=%P").split()
+    default = slurm.ask(["sinfo", "--noheader", "--format=%P"]).split()
     first = next((name[:-1] for name in default if name.endswith("*")), "")
     findings = []
     for task, wanted in config.launch.resources.items():
@@ -97,7 +100,7 @@ def _partition(options: tuple[str, ...]) -> str:
 
 def slurm_patience() -> Finding:
     """Compare the time that Slurm gives a job after TERM with what a step and its state may take."""
-    found = re.search(r"^KillWait\s*=\s*(\d+)", _output("scontrol", "show", "config"), flags=re.MULTILINE)
+    found = re.search(r"^KillWait\s*=\s*(\d+)", slurm.ask(["scontrol", "show", "config"]), flags=re.MULTILINE)
     seconds = int(found[1]) if found else 0
     return Finding(
         ok=seconds >= stop.LONGEST_S,
@@ -107,13 +110,9 @@ def slurm_patience() -> Finding:
     )
 
 
-def _output(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-
-
-def file_system(config: Config, root: Path, mounts: str | None = None) -> list[Finding]:
-    """Try what the checkout's folder has to do, and name its file system. mounts: /proc/mounts."""
-    kind = kind_of(root, Path("/proc/mounts").read_text() if mounts is None else mounts)
+def file_system(config: Config, root: Path, mounts: Mounts | None = None) -> list[Finding]:
+    """Try what the checkout's folder has to do, and name its file system."""
+    kind = kind_of(root, mounts)
     if kind in BUCKETS:
         return [
             Finding(
@@ -142,13 +141,12 @@ def file_system(config: Config, root: Path, mounts: str | None = None) -> list[F
     return findings
 
 
-def kind_of(folder: Path, mounts: str) -> str:
-    """Return the type of the file system that a folder is on, as /proc/mounts names it."""
-    entries = [line.split()[1:3] for line in mounts.splitlines()]
+def kind_of(folder: Path, mounts: Mounts | None = None) -> str:
+    """Return the type of the file system that a folder is on."""
+    if mounts is None:
+        mounts = [(one.mountpoint, one.fstype) for one in psutil.disk_partitions(all=True)]
     resolved = folder.resolve()
-    holding = [
-        (len(place), kind) for place, kind in entries if resolved.is_relative_to(place.replace("\\040", " "))
-    ]
+    holding = [(len(place), kind) for place, kind in mounts if resolved.is_relative_to(place)]
     return max(holding)[1] if holding else "unknown"
 
 
@@ -226,7 +224,7 @@ def _prefect(environment: Mapping[str, str]) -> Finding:
     )
 
 
-def dvc_cache(root: Path, mounts: str | None = None) -> list[Finding]:
+def dvc_cache(root: Path, mounts: Mounts | None = None) -> list[Finding]:
     """Look at a cache that several people share: settings, the folder's mode, links."""
     from dvc.config import Config as DvcConfig
 
@@ -255,7 +253,7 @@ def dvc_cache(root: Path, mounts: str | None = None) -> list[Finding]:
             "dvc config cache.shared group",
         )
     )
-    kind = kind_of(folder, Path("/proc/mounts").read_text() if mounts is None else mounts)
+    kind = kind_of(folder, mounts)
     if kind.startswith("nfs"):
         findings.append(
             Finding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make, words_of
+from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make, run, words_of
 
 RESULT = "runs/smoke/sft/result.txt"
 TRAINING = '''
@@ -151,3 +152,17 @@ def newest_log(folder: Path) -> str:
 
 def logs(folder: Path) -> str:
     return "".join(path.read_text() for path in (folder / ".ans/logs").glob("*.log"))
+
+
+def check_an_evaluation_of_two_processes(folder: Path, variables: dict[str, str]) -> None:
+    """Evaluate a checkpoint outside of the pipeline, as a job, whose two processes share a node."""
+    (folder / "mine").mkdir()
+    (folder / "mine/result.txt").write_text("a checkpoint")
+    script = (
+        "from pathlib import Path; from ans_core.config import load; from flows.checkpoint_eval import evaluated;"
+        "print(evaluated(Path('mine'), 'content', Path.cwd(), load(Path('params.yaml'))))"
+    )
+    lines = run(folder, "-c", script, **variables)
+    assert "ans-eval-mine-" in lines
+    assert json.loads((Path(lines.strip().splitlines()[-1]) / "metrics.json").read_text())
+    assert executed(folder) == ["evaluate@rl from 0"] * 2

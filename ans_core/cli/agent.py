@@ -244,7 +244,7 @@ def feedback(arguments: argparse.Namespace) -> int:
 
 def _known_id(number: int, store: Store) -> int:
     if not 0 < number <= MOST_ID:
-        raise ValueError(f"there is no experience {number} in {store.file}; `ans agent export` lists them")
+        raise store.unknown(number)
     return number
 
 

@@ -90,8 +90,7 @@ def _read(entry: DatasetEntry, path: Path) -> Iterator[Sample]:
     split."""
     on_disk = entry.parts or ("train" if entry.hold_out else entry.split)
     for sample in splits.read(entry.format, path, name=entry.name, split=on_disk):
-        held_out = is_held_out(sample.image_id, share=entry.hold_out)
-        if not entry.hold_out or held_out == (entry.split == "val"):
+        if not entry.hold_out or is_held_out(sample.image_id, share=entry.hold_out) == (entry.split == "val"):
             yield sample
 
 

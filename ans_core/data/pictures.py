@@ -28,7 +28,7 @@ def check_pictures(samples: Sequence[Sample], *, where: str, share: float = 1.0)
     shown: dict[ImageRef | VideoFrames, str] = {}
     masked: set[ImageRef | VideoFrames] = set()
     for sample in samples:
-        if not is_held_out(sample.image_id, share=share):
+        if share < 1 and not is_held_out(sample.image_id, share=share):
             continue
         if sample.masks and not isinstance(sample.frames, VideoFrames):
             masked.update(sample.frames)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -199,7 +199,9 @@ class OnlinePractice:
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
         votes = [*self._rollout_votes(lesson, group), *self._near_votes(task)]
         if task.true_answer is not None:
-            decision, verdict = of_person(votes, task.true_answer, self.strategy), ADMITTED
+            person = Vote(source="person", answer=task.true_answer, verified=True, by="person")
+            decision = decide([*votes, person], self.strategy).with_label(task.true_answer)
+            verdict = ADMITTED
         else:
             decision = decide([vote for vote in votes if not _is(vote, task.wrong_answer)], self.strategy)
             if self.relabel is not None:
@@ -316,12 +318,6 @@ def _is(vote: Vote, answer: str | None) -> bool:
     return vote.answer is not None and answer is not None and normal(vote.answer) == normal(answer)
 
 
-def of_person(votes: Sequence[Vote], answer: str, strategy: Strategy) -> Decision:
-    """Return the decision for the answer that a person gave, whatever the votes are."""
-    person = Vote(source="person", answer=answer, verified=True, by="person")
-    return Decision(label=normal(answer), share=1.0, verified=True, strategy=strategy, votes=(*votes, person))
-
-
 def _rollout(
     episode: PlayedEpisode, *, label: str | None, weight: float, measured: dict[str, float]
 ) -> PlayedRollout:
@@ -343,4 +339,4 @@ def _is_lost(episode: PlayedEpisode) -> bool:
 
 def poisoned(decision: Decision, label: str) -> Decision:
     """Return a decision with another label, as an attacker or a broken verifier would give it."""
-    return replace(decision, label=normal(label), share=1.0, verified=True)
+    return decision.with_label(label)

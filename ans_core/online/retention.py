@@ -16,9 +16,7 @@ def forget(store: Store, number: int) -> None:
     """Remove an experience with vector and pictures. Raises ValueError for an unknown id."""
     with store.writing() as db:
         if not db.execute("SELECT 1 FROM experiences WHERE id = ?", (number,)).fetchone():
-            raise ValueError(
-                f"there is no experience {number} in {store.file}; `ans agent export` lists them"
-            )
+            raise store.unknown(number)
         gone = _delete(db, [number])
     store.remove_unused(gone)
 

@@ -362,9 +362,7 @@ class Store:
         with self.writing() as db:
             row = db.execute("SELECT answer FROM experiences WHERE id = ?", (number,)).fetchone()
             if row is None:
-                raise ValueError(
-                    f"there is no experience {number} in {self.file}; `ans agent export` lists them"
-                )
+                raise self.unknown(number)
             if right and row[0] is None:
                 raise ValueError(f"experience {number} has no answer that could be right; give the true one")
             db.execute(
@@ -375,6 +373,10 @@ class Store:
                 "INSERT INTO queue (experience) VALUES (?) ON CONFLICT (experience) DO UPDATE SET learned = NULL",
                 (number,),
             )
+
+    def unknown(self, number: int) -> ValueError:
+        """Return what to raise where nobody knows an experience."""
+        return ValueError(f"there is no experience {number} in {self.file}; `ans agent export` lists them")
 
     # The queue
 

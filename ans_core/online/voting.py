@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Strategy = Literal["majority", "weighted"]
@@ -38,6 +38,10 @@ class Decision:
     """At least one vote for the label was verified."""
     strategy: Strategy
     votes: tuple[Vote, ...]
+
+    def with_label(self, label: str) -> Decision:
+        """Return the decision for a label that is given, whatever the votes are."""
+        return replace(self, label=normal(label), share=1.0, verified=True)
 
     def provenance(self) -> tuple[dict[str, Any], ...]:
         return tuple(asdict(vote) | {"strategy": self.strategy} for vote in self.votes)

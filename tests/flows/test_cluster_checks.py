@@ -18,7 +18,7 @@ from tests import slurm_cluster
 from tests.workspace import ROOT
 
 CONFIG = load(ROOT / "params.yaml")
-LOCAL = "/dev/sda1 / ext4 rw 0 0\n"
+LOCAL = [("/", "ext4")]
 
 
 def settings(**launch: object) -> Config:
@@ -35,13 +35,13 @@ def test_a_local_disk_does_all_that_a_checkout_needs(tmp_path: Path) -> None:
 def test_jobs_on_other_nodes_need_a_folder_that_they_see(tmp_path: Path) -> None:
     local, _ = cluster_checks.file_system(settings(launcher="slurm"), tmp_path, LOCAL)
     assert "every node must see it" in local.what
-    mounts = f"{LOCAL}server:/home {tmp_path} nfs4 rw 0 0\n"
+    mounts = [*LOCAL, (str(tmp_path), "nfs4")]
     shared, _ = cluster_checks.file_system(settings(launcher="slurm"), tmp_path, mounts)
     assert shared.what == f"{tmp_path} is on nfs4"
 
 
 def test_a_bucket_that_is_mounted_as_a_folder_is_refused(tmp_path: Path) -> None:
-    mounts = f"{LOCAL}s3fs {tmp_path} fuse.s3fs rw 0 0\n"
+    mounts = [*LOCAL, (str(tmp_path), "fuse.s3fs")]
     (finding,) = cluster_checks.file_system(settings(), tmp_path / "checkout", mounts)
     assert (finding.ok, "fuse.s3fs" in finding.what) == (False, True)
 
@@ -102,7 +102,7 @@ def test_a_shared_cache_is_one_that_the_group_can_write(tmp_path: Path) -> None:
     assert not cluster_checks.dvc_cache(root, LOCAL)[0].ok  # DVC makes its own folders 0755
     subprocess.run([sys.executable, "-m", "dvc", "config", "cache.shared", "group"], cwd=root, check=True)
     assert [finding.ok for finding in cluster_checks.dvc_cache(root, LOCAL)] == [True, True]
-    mounts = f"{LOCAL}server:/cache {tmp_path} nfs4 rw 0 0\n"
+    mounts = [*LOCAL, (str(tmp_path), "nfs4")]
     assert [finding.ok for finding in cluster_checks.dvc_cache(root, mounts)] == [True, False, True]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -15,6 +14,7 @@ import pytest
 from tests import ray_cluster
 from tests.job_workspace import (
     RESULT,
+    check_an_evaluation_of_two_processes,
     forget,
     logs,
     newest_log,
@@ -153,13 +153,4 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_worker(
 ) -> None:
     again(workspace, nodes)
     executed(workspace)
-    (workspace / "mine").mkdir()
-    (workspace / "mine/result.txt").write_text("a checkpoint")
-    script = (
-        "from pathlib import Path; from ans_core.config import load; from flows.checkpoint_eval import evaluated;"
-        "print(evaluated(Path('mine'), 'content', Path.cwd(), load(Path('params.yaml'))))"
-    )
-    lines = run(workspace, "-c", script, **variables_of(workspace, nodes.variables))
-    assert "ans-eval-mine-" in lines
-    assert json.loads((Path(lines.strip().splitlines()[-1]) / "metrics.json").read_text())
-    assert executed(workspace) == ["evaluate@rl from 0"] * 2  # two processes of one node
+    check_an_evaluation_of_two_processes(workspace, variables_of(workspace, nodes.variables))

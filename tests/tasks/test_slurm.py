@@ -4,7 +4,6 @@ word."""
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from tasks.stages import TABLE
 from tests import slurm_cluster
 from tests.job_workspace import (
     RESULT,
+    check_an_evaluation_of_two_processes,
     forget,
     logs,
     result_of_torchrun,
@@ -270,16 +270,7 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(
 ) -> None:
     run(workspace, "-m", "dvc", "repro", "--single-item", "sft", **variables_of(workspace, cluster))
     executed(workspace)
-    (workspace / "mine").mkdir()
-    (workspace / "mine/result.txt").write_text("a checkpoint")
-    script = (
-        "from pathlib import Path; from ans_core.config import load; from flows.checkpoint_eval import evaluated;"
-        "print(evaluated(Path('mine'), 'content', Path.cwd(), load(Path('params.yaml'))))"
-    )
-    told = run(workspace, "-c", script, **variables_of(workspace, cluster))
-    assert "ans-eval-mine-" in told
-    assert json.loads((Path(told.strip().splitlines()[-1]) / "metrics.json").read_text())
-    assert executed(workspace) == ["evaluate@rl from 0"] * 2  # two processes of one node
+    check_an_evaluation_of_two_processes(workspace, variables_of(workspace, cluster))
 
 
 def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(

@@ -61,7 +61,7 @@ def _copied(frames: Frames, picture_id: str, folder: Path) -> str:
     if len(frames) > 1:
         (folder / name).mkdir(parents=True, exist_ok=True)
         for place, one in enumerate(frames):
-            (folder / name / f"{place:05d}.png").write_bytes(_png(transforms.open_image(one)))
+            (folder / name / f"{place:05d}.png").write_bytes(media.png(transforms.open_image(one)))
         return f"{folder.name}/{name}"
     folder.mkdir(parents=True, exist_ok=True)
     frame = frames[0]
@@ -72,14 +72,8 @@ def _copied(frames: Frames, picture_id: str, folder: Path) -> str:
         if upright:
             shutil.copyfile(frame, folder / f"{name}{suffix}")
             return f"{folder.name}/{name}{suffix}"
-    (folder / f"{name}.png").write_bytes(_png(pixels))
+    (folder / f"{name}.png").write_bytes(media.png(pixels))
     return f"{folder.name}/{name}.png"
-
-
-def _png(pixels: Image.Image) -> bytes:
-    encoded = media.reference(pixels)
-    assert isinstance(encoded, bytes)
-    return encoded
 
 
 class WrittenQuestions:

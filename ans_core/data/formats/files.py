@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
@@ -127,3 +129,16 @@ class ImageFolders:
             or "; put it into one, or drop its record"
         )
         raise checks.DataError(f"{where}: the image {rle.short(name)} is in none of {folders}{remedy}")
+
+
+@contextmanager
+def parquet_table(file: Path) -> Iterator[Any]:
+    """Open a table (pyarrow's ParquetFile). What pyarrow can't read, as it is opened or later, is a
+    DataError."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        yield parquet.ParquetFile(file)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        raise checks.DataError(f"{file}: pyarrow can't read it ({error}); fetch it again") from None

@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.files import parquet_table
 from ans_core.types import Sample
 
 COLUMNS = ("text", "id")
@@ -50,11 +51,7 @@ def splits(path: Path) -> list[str]:
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, row) of at most PAGES rows at equal steps."""
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    try:
-        table = parquet.ParquetFile(file)
+    with parquet_table(file) as table:
         if absent := set(COLUMNS) - set(table.schema_arrow.names):
             raise checks.DataError(
                 f"{file}: columns {', '.join(sorted(absent))} are missing; it is no file of FineWeb"
@@ -65,8 +62,6 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if number % step == 0:
                     yield number, row
                 number += 1
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        raise checks.DataError(f"{file}: pyarrow can't read it ({error}); fetch it again") from None
 
 
 def _files(path: Path) -> list[Path]:

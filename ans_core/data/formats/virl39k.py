@@ -12,11 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet as parquet
-
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders
+from ans_core.data.formats.files import ImageFolders, parquet_table
 from ans_core.metrics.answers import final
 from ans_core.types import Sample
 
@@ -62,11 +59,9 @@ def splits(path: Path) -> list[str]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        for batch in parquet.ParquetFile(file).iter_batches(batch_size=512):
+    with parquet_table(file) as table:
+        for batch in table.iter_batches(batch_size=512):
             yield from batch.to_pylist()
-    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-        raise checks.DataError(f"{file}: pyarrow can't read it ({error}); fetch it again") from None
 
 
 def _files(path: Path) -> tuple[list[Path], Path]:
