@@ -18,11 +18,10 @@ from ans_core import stop
 from ans_core.config import Config
 from flows.preflight import Finding
 from tasks import slurm
+from tasks.launcher import CLUSTERS
 
 SHARED = {"nfs4", "lustre", "gpfs", "wekafs", "beegfs", "ceph"}
 BUCKETS = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.mount-s3", "fuse.rclone", "fuse.geesefs")
-JOBS = ("slurm", "ray")
-"""Launchers whose stages run on other nodes."""
 Mounts = Sequence[tuple[str, str]]
 """(place, type) of file systems; None: those of this machine."""
 CACHE_MODE = 0o2070
@@ -121,7 +120,7 @@ def file_system(config: Config, root: Path, mounts: Mounts | None = None) -> lis
                 remedy="keep the checkout, `runs`, `.ans` and DVC's cache on a file system with rename, fsync and flock",
             )
         ]
-    several = config.launch.launcher in JOBS
+    several = config.launch.launcher in CLUSTERS
     alone = several and kind not in SHARED
     findings = [
         Finding(
@@ -206,7 +205,7 @@ def _mlflow(config: Config, root: Path, environment: Mapping[str, str]) -> Findi
         experiment_id(client(root), root)  # raises TrackingError, which says what to do
         return Finding(ok=True, what=f"MLflow answers at {uri}")
     return Finding(
-        ok=config.launch.launcher not in JOBS,
+        ok=config.launch.launcher not in CLUSTERS,
         what="runs are logged to this checkout's .ans/mlflow.db (SQLite)",
         remedy="jobs on other nodes would write SQLite over the network: start one MLflow server and set "
         "MLFLOW_TRACKING_URI",
