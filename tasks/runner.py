@@ -49,7 +49,7 @@ TORCHRUN = {
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(stop.LONGEST_S + 30),
 }
 """What makes torchrun hand every signal to its processes, and wait until they have written a state."""
-FLIGHT_RECORDER = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """What makes each process write its last collectives when one hangs; what the user has set goes before."""
 MIN_FREE_BYTES = 500_000_000
 
@@ -241,7 +241,7 @@ def main(name: str, root: Path = Path()) -> None:
     counted = inference_processes_here if stage.one_node else processes_here
     many = counted(launch, os.environ) if ranks else 1
     os.environ |= thread_variables(launch.threads, processes=many, environment=os.environ)
-    dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}
+    dumps = {"TORCH_FR_DUMP_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}
     os.environ |= {**FLIGHT_RECORDER, **dumps, **os.environ}
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")

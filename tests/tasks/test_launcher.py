@@ -3,6 +3,8 @@ starts stages by them."""
 
 import base64
 import json
+import os
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +15,9 @@ from ans_core.config import Config, ConfigError, Launch, Memory
 from tasks import ray_jobs
 from tasks.jobs import Job
 from tasks.launcher import check_sharding, check_shares, free_port, is_job, ranks_command, run_job
+from tasks.runner import FLIGHT_RECORDER
 from tasks.stages import stage_named
+from tests.workspace import ROOT
 
 SFT, EVALUATE = stage_named("sft"), stage_named("evaluate@rl")
 SEVERAL = {"PET_NNODES": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "first", "PET_MASTER_PORT": "29500"}
@@ -156,3 +160,16 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
     assert request("base", 1, False, device="cpu") == (1, {"CPU": 1, "GPU": 0}, False)
     each = {"resources": {"rl": {"nodes": 2}}, "device": "cpu"}
     assert request("rl", 2, True, **each) == (2, {"CPU": 1, "GPU": 0}, True)
+
+
+def test_torch_knows_the_flight_recorders_variables() -> None:
+    """It warns at the start of a process group of one that it calls otherwise now."""
+    script = (
+        "import torch.distributed as dist; from tasks.launcher import free_port; dist.init_process_group('gloo', "
+        "init_method=f'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1); dist.destroy_process_group()"
+    )
+    variables = os.environ | FLIGHT_RECORDER | {"TORCH_FR_DUMP_TEMP_FILE": "unused"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+    )
+    assert "deprecated" not in done.stderr
