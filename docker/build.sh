@@ -5,6 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 image=ans:$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+set -- --label "org.opencontainers.image.revision=$(git describe --always --abbrev=40 --dirty 2>/dev/null || true)" "$@"
 
 if docker info >/dev/null 2>&1; then
     exec docker build --tag "$image" --file docker/Dockerfile "$@" .

@@ -353,11 +353,13 @@ def check(folder: Path, stack: ExitStack) -> None:
         for path in (folder / "volumes" / volume).iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     worker.run("dvc", "pull", "--run-cache", "dvc.yaml")
+    ran = re.findall(r"Running stage '([^']+)'", worker.run("dvc", "repro", "dvc.yaml"))
     told = worker.run("dvc", "status", "dvc.yaml")
     say(
-        f"files in the bucket `dvc`: {len(store.keys('dvc'))}; after the loss of runs and cache, and a pull: {told}"
+        f"files in the bucket `dvc`: {len(store.keys('dvc'))}; after the loss of runs and cache, and a pull: "
+        f"{', '.join(ran)} ran; {told}"
     )
-    require("up to date" in told, "the pull did not bring everything back")
+    require(ran == ["code"] and "up to date" in told, "the pull did not bring everything back")
 
     logs = [*folder.glob("*.log"), *folder.glob("volumes/state/logs/*")]
     texts = [path.read_text(errors="replace") for path in logs]

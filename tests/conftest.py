@@ -13,6 +13,15 @@ import pytest
 
 from tests import RUNS, SHARED
 
+pytest.register_assert_rewrite(
+    "tests.forks",
+    "tests.golden",
+    "tests.job_workspace",
+    "tests.ray_cluster",
+    "tests.slurm_cluster",
+    "tests.workspace",
+)
+
 if TYPE_CHECKING:
     from ans_core.model.network import Network
 

@@ -1,4 +1,5 @@
-"""docker/services.py where it can run: as root, with the built image, Debian's PostgreSQL and moto's S3 server."""
+"""docker/services.py where it can run: as root, with the image of this commit, Debian's PostgreSQL and moto's S3
+server."""
 
 import os
 import shutil
@@ -14,15 +15,26 @@ from tests.workspace import LIMIT_S, ROOT
 IMAGE = "localhost/ans:0.1.0"
 
 
+def revision() -> str:
+    described = ["git", "describe", "--always", "--abbrev=40", "--dirty"]
+    return subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def revision_of_image() -> str:
+    """Return what docker/build.sh noted; nothing without an image."""
+    label = '{{index .Docker.Config.Labels "org.opencontainers.image.revision"}}'
+    inspected = ["buildah", "inspect", "--type", "image", "--format", label, IMAGE]
+    return subprocess.run(inspected, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def lacking() -> list[str]:
     missing = [] if os.geteuid() == 0 else ["root"]
     if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
         missing.append("PostgreSQL (Debian: postgresql)")
     if not shutil.which("moto_server"):
         missing.append("moto_server (pip install 'moto[server]', in an environment of its own)")
-    inspected = ["buildah", "inspect", "--type", "image", IMAGE]
-    if not shutil.which("buildah") or subprocess.run(inspected, capture_output=True, check=False).returncode:
-        missing.append(f"{IMAGE} (docker/build.sh with buildah)")
+    if not shutil.which("buildah") or revision_of_image() != revision():
+        missing.append(f"{IMAGE} of this commit (docker/build.sh with buildah)")
     return missing
 
 
