@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 from collections import defaultdict
@@ -23,6 +24,7 @@ Metrics = dict[str, float | Tensor]
 """Numbers by name, or tensors of one value that nobody has waited for."""
 S = TypeVar("S")
 T = TypeVar("T")
+FEISTEL_ROUNDS = 8
 LONGEST_WAIT = timedelta(days=7)
 """Of the first process that is done for the last."""
 
@@ -35,6 +37,33 @@ def seed_of(*parts: object) -> int:
 
 def rng_of(*parts: object) -> random.Random:
     return random.Random(seed_of(*parts))
+
+
+def permuted(place: int, count: int, *seed: object) -> int:
+    """Return what stands at `place` of a random order of range(count), which the seed alone decides. The order
+    itself is never made, so an epoch of any size costs nothing.
+
+    A Feistel network over pairs of numbers, walked until it leads into the range: the generalized Feistel
+    cipher of Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002)."""
+    key = seed_of(*seed).to_bytes(8, "big")
+    width = math.isqrt(count - 1) + 1
+    sizes = width, -(-count // width)
+    while True:
+        halves = list(divmod(place, sizes[1]))
+        for turn in range(FEISTEL_ROUNDS):
+            side = turn % 2
+            text = f"{turn} {halves[1 - side]}".encode()
+            digest = hashlib.blake2b(text, digest_size=8, key=key).digest()
+            halves[side] = (halves[side] + int.from_bytes(digest, "big")) % sizes[side]
+        place = halves[0] * sizes[1] + halves[1]
+        if place < count:
+            return place
+
+
+def in_epochs(number: int, count: int, *seed: object) -> int:
+    """Return element `number` of random orders of range(count), one after the other."""
+    epoch, place = divmod(number, count)
+    return permuted(place, count, *seed, epoch)
 
 
 def seed_everything(*parts: object) -> None:

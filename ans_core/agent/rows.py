@@ -18,7 +18,7 @@ from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
-from ans_core.dist import rng_of
+from ans_core.dist import in_epochs
 from ans_core.model.network import Network
 from ans_core.rl.rollout import Rollout, Segment
 
@@ -163,15 +163,10 @@ class TraceOrder:
         self.share = bank.picture_share(picture_share or 0.0, pictures=bool(of_pictures), others=bool(others))
         self.seed = seed
         self._traces = {True: of_pictures, False: others}
-        self._orders: dict[bool, tuple[int, list[int]]] = {}
 
     def number(self, number: int) -> Trace:
         """Return trace `number` of the run."""
         about_picture, number = bank.divided(number, self.share)
         traces = self._traces[about_picture]
-        epoch, place = divmod(number, len(traces))
-        if about_picture not in self._orders or self._orders[about_picture][0] != epoch:
-            indices = list(range(len(traces)))
-            rng_of(self.seed, "picture traces" if about_picture else "traces", epoch).shuffle(indices)
-            self._orders[about_picture] = (epoch, indices)
-        return traces[self._orders[about_picture][1][place]]
+        order = self.seed, "picture traces" if about_picture else "traces"
+        return traces[in_epochs(number, len(traces), *order)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Int
 from ans_core.data.collate import Row
 from ans_core.data.conversation import Turn
 from ans_core.data.index import by_picture, picture_keys, tasks
-from ans_core.dist import own_share, rng_of, seed_of
+from ans_core.dist import in_epochs, own_share, rng_of, seed_of
 from ans_core.types import Sample
 
 MakeTurn = Callable[[Sample, Random], Turn]
@@ -147,7 +146,6 @@ class Mixture:
         self.epoch = sum(repeats.get(name, 1) * pool.images for name, pool in self.pools.items())
         """Rows of one pass over all data, a set with `repeats` that often; where every set is of kind
         `extra`, it is upstream's epoch."""
-        self._orders: dict[str, tuple[int, array[int]]] = {}
         self._block: tuple[int, list[int], list[int]] = (-1, [], [])
 
     def rows(self, step: int, micro: int, *, batch: int, micros: int) -> list[Row]:
@@ -159,12 +157,10 @@ class Mixture:
     def row(self, number: int) -> Row:
         """Return row `number` of the run."""
         rng = rng_of(self.seed, "row", number)
-        # unused draw: keeps the rows of a single pool the same as those that cached bases were trained on
-        rng.random()
         name, of_pool = self._place(number)
         pool = self.pools[name]
-        epoch, place = divmod(of_pool, pool.images)
-        chosen = self._choose(pool.of_image(self._order(name, epoch)[place]), rng)
+        image = in_epochs(of_pool, pool.images, self.seed, "epoch", name)
+        chosen = self._choose(pool.of_image(image), rng)
         frames: tuple[int, ...] = (0,)
         length = len(chosen[0].frames)
         if length > 1:
@@ -212,14 +208,6 @@ class Mixture:
         _, before, order = self._block
         pool = order[place]
         return list(self.pools)[pool], before[pool] + order[:place].count(pool)
-
-    def _order(self, pool: str, epoch: int) -> array[int]:
-        """Return the permutation of an epoch, cached during the epoch."""
-        if self._orders.get(pool, (-1, []))[0] != epoch:
-            indices = array("q", range(self.pools[pool].images))
-            rng_of(self.seed, "epoch", pool, epoch).shuffle(indices)
-            self._orders[pool] = (epoch, indices)
-        return self._orders[pool][1]
 
     def _choose(self, numbers: Sequence[int], rng: Random) -> list[Sample]:
         """Choose up to `questions` different samples of one image: first a kind by its share, then a sample

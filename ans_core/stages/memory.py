@@ -44,7 +44,6 @@ from ans_core.tracking.training import (
     PATIENCE,
     GradientCheck,
     Tracking,
-    epoch_order,
     open_modules,
     places,
     set_dropout,
@@ -235,8 +234,8 @@ def _batches(
                 cfg.seed, "memory clip", epoch, place, *([f"stand-in {attempt}"] if attempt else [])
             )
             choices = pool.stills if rng.random() < settings.image_share else pool.videos
-            order = epoch_order(len(choices), seed=cfg.seed, epoch=epoch)
-            yield choices[rng.randrange(len(choices)) if attempt else order[place % len(choices)]], rng
+            in_order = dist.permuted(place % len(choices), len(choices), cfg.seed, "memory epoch", epoch)
+            yield choices[rng.randrange(len(choices)) if attempt else in_order], rng
 
     def read(candidate: tuple[Clip, Random]) -> ClipTensors:
         clip, rng = candidate

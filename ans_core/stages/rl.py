@@ -8,13 +8,11 @@ head, encoders.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
 import shutil
 import warnings
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -230,10 +228,10 @@ def held_out(
 ) -> list[Sample]:
     """Return so many samples that can be read, in an order that the seed decides."""
     chosen: list[Sample] = []
-    for number in _epoch_order(len(samples), 0, dist.seed_of(seed, "rl validation")):
+    for place in range(len(samples)):
         if len(chosen) == rows:
             break
-        sample = samples[number]
+        sample = samples[dist.permuted(place, len(samples), seed, "rl validation")]
         try:
             rl_batch([sample], [sample.text], model, mask_size=mask_size)
         except ValueError as error:
@@ -490,17 +488,5 @@ def repeats_of(samples: Sequence[Sample]) -> list[int]:
 
 def rows_of(count: int, step: int, *, batch: int, seed: int) -> list[int]:
     """Return the indices of a step's samples: shuffled epochs, decided by (seed, step) alone."""
-    chosen = []
-    for number in range(step * batch, (step + 1) * batch):
-        epoch, place = divmod(number, count)
-        chosen.append(_epoch_order(count, epoch, seed)[place])
-    return chosen
-
-
-@functools.lru_cache(maxsize=8)
-def _epoch_order(count: int, epoch: int, seed: int) -> array[int]:
-    """Return the permutation of an epoch (a second for a million), kept for the loops' numbers of samples and
-    the epoch after."""
-    order = array("q", range(count))
-    dist.rng_of(seed, "rl epoch", epoch).shuffle(order)
-    return order
+    numbers = range(step * batch, (step + 1) * batch)
+    return [dist.in_epochs(number, count, seed, "rl epoch") for number in numbers]

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -232,14 +232,6 @@ def _steps(number: int) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8])
-
-
-@lru_cache(maxsize=2)
-def epoch_order(clips: int, *, seed: int, epoch: int) -> list[int]:
-    """Return the order of clips in an epoch, the same for every number of processes."""
-    order = list(range(clips))
-    dist.rng_of(seed, "memory epoch", epoch).shuffle(order)
-    return order
 
 
 def places(step: int, micro: int, *, batch: int, micros: int, per_epoch: int) -> Iterator[tuple[int, int]]:
