@@ -8,7 +8,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -72,7 +72,11 @@ def stored(ref: ImageRef) -> tuple[tuple[int, int], int]:
     if isinstance(ref, bytes):
         return _header(ref)
     file = ref.file if isinstance(ref, FilePart) else Path(ref)
-    return _header_of_file(ref, file.stat().st_mtime_ns if isinstance(file, Path) and file.is_file() else 0)
+    changed = 0
+    if isinstance(file, Path):
+        with suppress(OSError, ValueError):  # the message is that of opening it
+            changed = file.stat().st_mtime_ns
+    return _header_of_file(ref, changed)
 
 
 def stored_pixels(ref: ImageRef) -> ImageRef:

@@ -230,13 +230,14 @@ def upright(sample: Sample) -> Sample:
     if isinstance(sample.frames, VideoFrames):
         return sample
     turns = [transforms.stored(frame)[1] for frame in sample.frames]
+    if set(turns) == {orientation.UPRIGHT}:
+        return sample
     width, height = transforms.image_size(sample.frames[0])
-    is_upright = (
+    if (
         orientation.swaps_sides(turns[0])
         and (sample.height, sample.width) == (height, width)
         and height != width
-    )
-    if is_upright or set(turns) == {orientation.UPRIGHT}:
+    ):
         return sample
     masks = (zip(masklet, turns, strict=True) for masklet in sample.masks)
     shown = tuple(tuple(mask and rle.upright(mask, turn) for mask, turn in masklet) for masklet in masks)

@@ -25,7 +25,7 @@ from ans_core.data.formats import checks, finetune
 from ans_core.data.formats.files import picture
 from ans_core.pictures import rle
 from ans_core.storage import is_url
-from ans_core.types import Masklet, Sample, Task
+from ans_core.types import ImageFile, Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")
 MEANT = {"validation": "val", "valid": "val", "dev": "val", "training": "train", "testing": "test"}
@@ -87,7 +87,9 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
     seen: dict[int, str] = {}
-    sizes: dict[str, tuple[int, int]] = {}
+    latest: tuple[str, ImageFile, tuple[int, int]] | None = (
+        None  # a picture's records mostly follow each other
+    )
     for where, sample_id, record in _records(file, faults):
         with faults:
             parts.add(record.part)
@@ -96,10 +98,10 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 _once((record.image, *map(checks.text_key, texts)), seen, where=where)
             if record.part != split:
                 continue
-            image = picture(file.parent, record.image, where=where)
-            if record.image not in sizes:
-                sizes[record.image] = checks.image_size(image, where=where)
-            height, width = sizes[record.image]
+            if latest is None or latest[0] != record.image:
+                image = picture(file.parent, record.image, where=where)
+                latest = record.image, image, checks.image_size(image, where=where)
+            _, image, (height, width) = latest
             masks = _masks(record, height=height, width=width, where=where, faults=faults)
             if record.task != "referring":
                 outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
