@@ -211,6 +211,17 @@ def wait_for_all() -> None:
         torch.distributed.barrier()
 
 
+def after_the_first(work: Callable[[], object]) -> None:
+    """Let the first process do something for all, however long it takes; return once it is done. All of them
+    must call it."""
+    if rank() == 0:
+        work()
+    if world_size() > 1:
+        group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)  # NCCL's wait ten minutes
+        torch.distributed.barrier(group)
+        torch.distributed.destroy_process_group(group)
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device; auto = this process's GPU if there is one. Raises RuntimeError if a GPU is required
     and there is none."""

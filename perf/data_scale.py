@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader
 from ans_core import data
 from ans_core.data import DatasetEntry, shard, write_entries
 from ans_core.data.conversation import turn
-from ans_core.data.index import open_index, stamp_of
+from ans_core.data.index import SampleIndex, stamp_of, write_index
 from ans_core.data.mixture import Mixture
 from ans_core.pictures import rle
 from ans_core.pictures.transforms import open_image
@@ -156,7 +156,8 @@ def first_reading(folder: Path, index: Path, *, form: str, whole: bool) -> dict[
     read = partial(data.FORMATS[form], folder, name="set", split="train")
     before, start_s = time.process_time(), time.perf_counter()
     with watched() as peak:
-        samples = len(open_index(index, stamp, (lambda: list(read())) if whole else read))
+        write_index(index, stamp, (lambda: list(read())) if whole else read)
+        samples = len(SampleIndex(index))
     spent = time.process_time() - before
     return {
         "samples": samples,

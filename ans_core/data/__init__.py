@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from ans_core import dist
 from ans_core.data import splits
 from ans_core.data.formats import FORMATS
-from ans_core.data.index import open_index, stamp_of
+from ans_core.data.index import SampleIndex, stamp_of, write_index
 from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
@@ -69,15 +70,21 @@ def read_entries(
 
 
 def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
-    """Read a data set once, into an index beside the prepared folder, and again when its files change. Its
-    pictures' paths are absolute, so that it is read from every working folder."""
+    """Read a data set once, into an index beside the prepared folder, and again when its files change. The
+    first process looks at the files for all, which must call it together. Its pictures' paths are absolute, so
+    that it is read from every working folder."""
     place = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
     path = existing(entry.format, place, name=entry.name).absolute()
     split = ", ".join(entry.parts) or entry.split
     split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
-    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
     folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
-    return open_index(folder, stamp, lambda: _read(entry, path))
+
+    def write() -> None:
+        stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
+        write_index(folder, stamp, lambda: _read(entry, path))
+
+    dist.after_the_first(write)
+    return SampleIndex(folder)
 
 
 def samples_of(entry: DatasetEntry) -> Iterator[Sample]:

@@ -99,16 +99,15 @@ class SampleIndex(Lazy[Sample]):
         )
 
 
-def open_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]) -> SampleIndex:
-    """Open the index in `folder`; where there is none of this stamp, write it with what `read` returns. One
-    process writes, others wait."""
+def write_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]) -> None:
+    """Write what `read` returns to the index in `folder`, unless one of this stamp is there. One process writes,
+    others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock")):
         if _stamp_in(folder) != asdict(stamp):
             with atomic_folder(folder) as partial:  # whoever has the old one open keeps reading it
                 _write_records(partial, read())
                 (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
-        return SampleIndex(folder)
 
 
 def nameless_index(samples: Iterable[Sample], *, dataset: str, parent: Path) -> SampleIndex:

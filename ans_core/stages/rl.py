@@ -107,6 +107,7 @@ def _run(
         raise ValueError(
             "rl: launch.deepspeed_stage 3 divides weights that its three policies read whole; use 2, or 0"
         )
+    loop.let_processes_talk(machine)  # the first looks at the data for all
     sources = data.sources(inputs["data"], "train")
     joined = Joined([source.samples for source in sources])
     practice = samples_by_loop(

@@ -78,6 +78,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         processes=local_processes(),
     )
     before = hashes(model)
+    loop.let_processes_talk(machine)  # the first looks at the data for all
     mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=cfg.seed)
     optim = lasting(settings.optim, "sft", samples=mixture.epoch)
     show_mixture(mixture.table(optim.steps * optim.batch), log)

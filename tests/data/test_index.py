@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from ans_core import data
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import SampleIndex, Stamp, open_index, picture_keys, tasks
+from ans_core.data.index import SampleIndex, Stamp, picture_keys, tasks, write_index
 from ans_core.data.mixture import Mixture, Source
 from ans_core.types import FilePart, Sample, VideoFrames
 from tests import tiny
 from tests.data.test_formats import block, png
+from tests.workspace import launch
 
 STAMP = Stamp(format="f", path="/p", name="drawn", split="train", files="1", code="1")
 
@@ -54,9 +55,14 @@ def every_kind(folder: Path) -> list[Sample]:
     return [*stills, unknown, replace(unknown, sample_id="again", text="x"), film]
 
 
+def written(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]) -> SampleIndex:
+    write_index(folder, stamp, read)
+    return SampleIndex(folder)
+
+
 def test_an_index_holds_the_samples_that_it_was_made_of(tmp_path: Path):
     samples = every_kind(tmp_path)
-    index = open_index(tmp_path / "index", STAMP, lambda: iter(samples))
+    index = written(tmp_path / "index", STAMP, lambda: iter(samples))
     assert list(index) == index[:] == samples
     assert index[-1] == samples[-1]
     assert index[2:4] == samples[2:4]
@@ -109,7 +115,7 @@ class Steps:
 
 def test_loader_workers_make_the_rows_of_one_process_from_indexes_as_from_lists(tmp_path: Path):
     def indexed(samples: list[Sample], name: str) -> SampleIndex:
-        return open_index(tmp_path / name, replace(STAMP, name="drawn"), lambda: samples)
+        return written(tmp_path / name, replace(STAMP, name="drawn"), lambda: samples)
 
     listed = Steps(mixture(sources(lambda samples, name: samples)))
     expected = [listed[n] for n in range(len(listed))]
@@ -172,13 +178,50 @@ def test_a_data_set_is_read_again_only_when_its_files_have_changed(
     assert len(reads) == 5
 
 
+OF_MANY = """
+import sys
+from pathlib import Path
+import torch
+from ans_core import data, dist
+
+looked = []
+prepared = Path(sys.argv[1])
+sys.addaudithook(lambda event, words: event in ("os.scandir", "open") and looked.append(str(words[0])))
+torch.distributed.init_process_group("gloo")
+(source,) = data.sources(prepared, "train")
+texts = [sample.text for sample in source.samples]
+of_set = [name for name in looked if name.startswith(str(prepared.parent / "set"))]
+(prepared.parent / f"looked-{dist.rank()}").write_text(f"{len(texts)} {len(of_set)}")
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_of_sixteen_processes_one_looks_at_the_files_of_a_data_set(tmp_path: Path):
+    (tmp_path / "set").mkdir()
+    records = [
+        {"image": "a.png", "text": f"thing {n}", "masks": [block()], "split": "train"} for n in range(3)
+    ]
+    png(tmp_path / "set/a.png")
+    (tmp_path / "set/annotations.json").write_text(json.dumps(records))
+    (tmp_path / "prepared").mkdir()
+    entry = DatasetEntry(
+        name="mine", format="annotations", path=str(tmp_path / "set"), split="train", kind="extra"
+    )
+    write_entries(tmp_path / "prepared", [entry])
+    (tmp_path / "script.py").write_text(OF_MANY)
+    launch(tmp_path / "script.py", str(tmp_path / "prepared"), processes=16)
+    first, *others = [(tmp_path / f"looked-{rank}").read_text().split() for rank in range(16)]
+    assert int(first[1]) > 0
+    assert others == [["3", "0"]] * 15
+
+
 def test_an_index_that_was_cut_off_while_it_was_written_is_made_anew(tmp_path: Path):
     def cut() -> Iterator[Sample]:
         yield tiny.sample(0)
         raise OSError("No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        open_index(tmp_path / "index", STAMP, cut)
+        written(tmp_path / "index", STAMP, cut)
     assert [path.name for path in tmp_path.iterdir()] == ["index.lock"]
-    assert list(open_index(tmp_path / "index", STAMP, lambda: [tiny.sample(1)])) == [tiny.sample(1)]
+    assert list(written(tmp_path / "index", STAMP, lambda: [tiny.sample(1)])) == [tiny.sample(1)]
     assert not list(tmp_path.glob("index.*l*d*/"))  # neither .partial nor .old
