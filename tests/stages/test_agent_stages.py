@@ -140,9 +140,9 @@ def test_questions_about_a_users_photographs_are_learned_and_asked_beside_the_dr
     assert pictures["val"]
     assert not pictures["train"] & pictures["val"]
     assert sum(map(len, pictures.values())) == 5
-    shown: list[Question] = []
+    asked: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rft, "sample_of", lambda q: shown.append(q) or sample_of(q))
+        patch.setattr(rft, "sample_of", lambda q: asked.update([q.family]) or sample_of(q))
         run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools")
         run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
     of_pictures = sum(number for family, number in asked.items() if family in FAMILIES_OF_PHOTOGRAPHS)
@@ -199,7 +199,7 @@ def test_a_set_of_questions_and_answers_is_practised_and_asked_without_traces(
         run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
     asked = Counter(question.family for question in shown)
     assert (asked["qa_mine"], asked.total()) == (6, 12)
-    assert {len(q.frames) for q in shown if q.family == "qa_mine"} == {1, 2}
+    assert {len(question.frames) for question in shown if question.family == "qa_mine"} == {1, 2}
     for row, made in (("oracle", "agent/cota"), ("rft", "agent/rft")):
         run(
             agent_evaluate,
