@@ -27,7 +27,7 @@ from ans_core.agent.policy import (
     load_base,
     load_policy,
     reader_of,
-    set_tiles,
+    set_resolution,
     token_rows,
     warn_of_other_reader,
 )
@@ -282,7 +282,7 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     twice."""
     policy = AgentPolicy(own_model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=[3], seed=0)
     assert policy.about()["tiles"] == []
-    set_tiles(policy.model, (2, 4))
+    set_resolution(policy.model, tiles=(2, 4))
     policy.operations_told = True
     policy.operations = ["zoom_in"]
     token = own_model.tokenizer.convert_ids_to_tokens(3)
