@@ -6,6 +6,7 @@ upstream's words.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -195,10 +196,41 @@ def plain_question(text: str) -> str:
     return text.replace("<image>", "").strip()
 
 
-def image_text(tokens: Sequence[int], marks: ImageMarks = INTERNVL_IMAGE, *, between: str = "\n") -> str:
+def picture_marks(count: int) -> str:
+    """Return what stands before a question about so many pictures; of several, as InternVL's training and
+    VLMEvalKit number them."""
+    return "<image>\n" if count == 1 else "".join(f"Image-{i}: <image>\n" for i in range(1, count + 1))
+
+
+def name_pictures(texts: Sequence[str], count: int) -> list[str]:
+    """Write `<Image-1>`, `<Image-2>`, ... in place of each `<image>` of a conversation about so many pictures,
+    as VLMEvalKit does. Where all stand before the first words they are taken out, as for one picture: pictures
+    come first. Raises ValueError where others are not one for each picture."""
+    if not texts:
+        return []
+    first, *rest = texts
+    words = re.sub(r"\A(\s*(Image-\d+:\s*)?<image>)+", "", first)
+    if count == 1 or not any("<image>" in text for text in (words, *rest)):
+        return [plain_question(text) for text in (words, *rest)]
+    if (marks := sum(text.count("<image>") for text in texts)) != count:
+        raise ValueError(f"{marks} <image> for {count} pictures")
+    numbers = itertools.count(1)
+    return [re.sub("<image>", lambda _: f"<Image-{next(numbers)}>", text).strip() for text in texts]
+
+
+def image_text(
+    tokens: Sequence[int],
+    marks: ImageMarks = INTERNVL_IMAGE,
+    *,
+    between: str = "\n",
+    numbered: bool = False,
+) -> str:
     """Return the places of pictures (or of a clip's frames) with so many image tokens each, joined by
-    newlines as upstream does."""
-    return between.join(marks.start + marks.slot * count + marks.end for count in tokens)
+    newlines as upstream does. `numbered`: as `picture_marks` writes several pictures."""
+    return between.join(
+        (f"Image-{i}: " if numbered else "") + marks.start + marks.slot * count + marks.end
+        for i, count in enumerate(tokens, start=1)
+    )
 
 
 def region_text(cells: Sequence[int], marks: ImageMarks = INTERNVL_IMAGE) -> str:

@@ -93,7 +93,11 @@ class Sample:
     image_id: str
     """Samples of one dataset with the same image_id show the same frames, which are then encoded once."""
     frames: Frames
+    stills: bool = False
+    """Whether several frames are pictures by themselves, of any sizes, and no clip; nothing of them is masked.
+    A conversation names them `<Image-1>`, `<Image-2>`, ..."""
     height: int
+    """Of the first frame."""
     width: int
     task: Task
     text: str
@@ -124,21 +128,23 @@ class Sample:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What a model is asked: upstream's `predict_forward` arguments. `text` holds `<image>` at the frames'
-    place."""
+    place; of `stills`, one at the place of each."""
 
     frames: Frames
     text: str
+    stills: bool = False
+    """Whether several frames are pictures by themselves, of any sizes, and no clip: questions in words."""
     mask_prompts: tuple[RLE, ...] = ()
     """Regions of the first frame, named region1, region2, ... in the text."""
     past: tuple[tuple[str, str], ...] = ()
     """Turns before this one: (question, answer). The first question then holds `<image>`."""
     clip: bool = False
     """Whether a single frame is a clip of one frame, which is not tiled as a picture is. Several frames are
-    always a clip."""
+    a clip but for `stills`."""
 
     @property
     def is_clip(self) -> bool:
-        return self.clip or len(self.frames) > 1
+        return self.clip or (len(self.frames) > 1 and not self.stills)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +154,7 @@ class Prediction:
     text: str
     """Special tokens kept; the end-of-turn token cut."""
     masks: tuple[Masklet, ...] = ()
-    """One masklet (F entries, none of them None) per `[SEG]` in the text, in order."""
+    """One masklet (F entries, none of them None) per `[SEG]` in the text, in order. None in `stills`."""
 
 
 Predict = Callable[[Sequence[Request]], list[Prediction]]

@@ -23,7 +23,7 @@ import argparse
 from pathlib import Path
 
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, set_tiles
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, set_resolution
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import PROFILES, Config, resolve
 from ans_core.model.footprint import MicroBatch, activation_bytes, cache_bytes
@@ -43,7 +43,7 @@ def built(profile: str, config: Config) -> AgentPolicy:
     """Build the agent on the meta device: shapes without memory."""
     model = build_meta(SIZES[profile])
     pieces = add_call_tokens(model, OPERATIONS)
-    set_tiles(model, config.agent.tiles)
+    set_resolution(model, tiles=config.agent.tiles)
     return AgentPolicy(model, lora=config.agent.sft.lora.model_dump(), rows=sorted(set(pieces)), seed=0)
 
 

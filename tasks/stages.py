@@ -104,6 +104,8 @@ def _evaluate(row: str) -> Stage:
 
 OPERATING = ("agent.reader", "agent.segmenter", "agent.segmenter_files")
 """The settings that decide what the agent's operations give."""
+SHOWN = ("agent.tiles", "agent.min_pixels", "agent.max_pixels")
+"""Those that decide how large the agent sees pictures."""
 AGENT_ROWS = {
     "direct": "agent/sft/direct",
     "oracle": "agent/cota/val",
@@ -119,7 +121,7 @@ def _agent_sft(row: str) -> Stage:
         name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"),
         out=f"agent/sft/{row}", group=AGENT,
         sections=(
-            "agent.tiles", *OPERATING, "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
+            *SHOWN, *OPERATING, "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
             "sft.mask_weight", "sft.dice_weight", "sft.questions_per_image", "seed",
         ),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
@@ -132,7 +134,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
         name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", "agent/cota", *made),
         out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
-            "agent.tiles", *OPERATING, "agent.families", "agent.episode", "agent.evaluate",
+            *SHOWN, *OPERATING, "agent.families", "agent.episode", "agent.evaluate",
             "evaluate.max_tokens", "evaluate.batch", "seed",
         ),
         timeout_s=2 * DAY_S, item=folder, one_node=True,
@@ -183,7 +185,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            "agent.tiles", *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
+            *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
             "judge.on_failure", "seed",
         ),
         one_node=True,

@@ -109,6 +109,18 @@ def test_every_deployment_points_at_a_function_that_is_a_flow() -> None:
         assert "concurrency_limit" not in deployment
 
 
+def test_every_pipeline_of_ans_run_has_a_deployment() -> None:
+    """`prefect deployment run online-pipeline/tiny` starts what `ans run --online` does."""
+    from flows import pipeline
+
+    deployed = {
+        one["entrypoint"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    }
+    names = [name for name in vars(pipeline) if name.endswith("_pipeline")]
+    assert {"full_pipeline", "agent_pipeline", "online_pipeline", "memory_pipeline"} <= set(names)
+    assert {f"flows/pipeline.py:{name}" for name in names} <= deployed
+
+
 def test_every_path_of_the_readmes_file_tree_exists() -> None:
     tree = (ROOT / "README.md").read_text().split("<!-- tree -->")[1]
     paths = re.findall(r"^ {0,4}([\w./-]+)  ", tree, flags=re.MULTILINE)

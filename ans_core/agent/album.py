@@ -64,7 +64,8 @@ def chosen(outcomes: Sequence[Outcome], *, each: int) -> list[int]:
 def album_entry(number: int, outcome: Outcome, played: PlayedEpisode) -> AlbumEntry:
     """Return the entry of an episode; its pictures are named by `number`, its place in the album."""
     workspace = played.episode.workspace
-    pictures = {f"{number:03d}.webp": opened(workspace.frames[0])}
+    overviews = [f"{number:03d}.webp", *(f"{number:03d}_{name}.webp" for name in workspace.overviews[1:])]
+    pictures = {file: opened(frame) for file, frame in zip(overviews, workspace.frames, strict=False)}
     turns = []
     for place, turn in enumerate(played.turns):
         record, shown = _turn(turn, workspace, f"{number:03d}-{place}")
@@ -79,7 +80,7 @@ def album_entry(number: int, outcome: Outcome, played: PlayedEpisode) -> AlbumEn
         "right": outcome.right,
         "evidence": outcome.evidence,
         "ended": played.ended,
-        "picture": f"{number:03d}.webp",
+        "pictures": overviews,
         "turns": turns,
         **rewards(outcome, played),
     }

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ans_core.agent import protocol, tokens
+from ans_core import prompts
+from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import Operation
@@ -55,8 +56,9 @@ def check(item: Item) -> None:
 
 def _request(item: Item, operations: Mapping[str, Operation] | None) -> Request:
     check(item)
-    text = item.request.text.removeprefix(protocol.IMAGE).strip()
-    return replace(item.request, text=tokens.first_question(text, operations))
+    pictures = len(item.request.frames) if item.request.stills else 1
+    text = item.request.text.removeprefix(prompts.picture_marks(pictures).strip()).strip()
+    return replace(item.request, text=tokens.first_question(text, operations, pictures=pictures))
 
 
 def _prediction(played: PlayedEpisode) -> AgentPrediction:

@@ -1,4 +1,4 @@
-"""A question to a trained agent about a picture or a clip -> its episode, printed turn by turn, and a folder.
+"""A question to a trained agent about pictures or a clip -> its episode, printed turn by turn, and a folder.
 
 The folder holds episode.json, which grows with every turn, and turn_<n> with what that turn's call made.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     model is loaded."""
     question = asking.checked(arguments.text)
     config = load(root / "params.yaml")
-    source, run = Path(arguments.source), root / "runs" / config.profile
+    sources, run = [Path(source) for source in arguments.source], root / "runs" / config.profile
     # before the base: it says what makes both
     trained = Path(arguments.agent) if arguments.agent else last_trained(run / "agent")
     reader = reader_of(trained, arguments.reader)
@@ -54,11 +56,12 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
     base = folder.local_folder(arguments.model or root / config.agent.base)
     device, out = (
         present_device(arguments.device),
-        Path(arguments.out or root / ".ans/episodes" / source.stem),
+        Path(arguments.out or root / ".ans/episodes" / sources[0].stem),
     )
     old = former(out)
-    with media.frames(source, scratch=out) as frames:
-        answer.check([source, *frames], frames, old, earlier="an earlier question")
+    with shown(sources, scratch=out) as frames:
+        stills = len(sources) > 1
+        answer.check([*sources, *frames], frames, old, earlier="an earlier question", alike=not stills)
         policy = load_policy(
             base, trained, operations=OPERATIONS, device=device, dtype=inference_dtype(device), reader=reader
         )
@@ -75,17 +78,31 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
                 out=out,
                 frames=frames,
                 tile=toolbox.tile,
-                about={"source": str(source), "asked": question, "agent": str(trained)},
+                about={"source": " ".join(map(str, sources)), "asked": question, "agent": str(trained)},
+                handle_count=len(sources),
             )
             operations = operations_told(
                 toolbox, policy.lists_operations(config.agent.episode.operations_told)
             )
-            request = Request(frames=frames, text=asking.first_turn(question, operations))
+            text = asking.first_turn(question, operations, pictures=len(sources))
+            request = Request(frames=frames, text=text, stills=stills)
             (played,) = play(
                 policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add
             )
         diary.end(played.answer, played.ended)
     return 0 if played.answer is not None else 1
+
+
+@contextmanager
+def shown(sources: Sequence[Path], *, scratch: Path) -> Iterator[tuple[Path, ...]]:
+    """Yield the frames of one source (see `media.frames`), or several pictures. Raises ValueError for a clip
+    among several."""
+    with ExitStack() as opened:
+        frames = [opened.enter_context(media.frames(source, scratch=scratch)) for source in sources]
+        for source, some in zip(sources, frames, strict=True):
+            if len(sources) > 1 and some != (source,):
+                raise ValueError(f"{source} is a clip; a question is about one clip, or about pictures")
+        yield tuple(chain.from_iterable(frames))
 
 
 def last_trained(runs: Path) -> Path:
@@ -118,8 +135,8 @@ class Diary:
     tile: int
     about: dict[str, Any]
     turns: list[dict[str, Any]] = field(default_factory=list)
-    handle_count: int = 1
-    """Handles of the workspace before the turn: the picture alone."""
+    handle_count: int
+    """Handles of the workspace before the turn: at first the pictures of the question."""
 
     def add(self, turn: PlayedTurn, workspace: Workspace) -> None:
         """Tell one turn: what was said, what came back, and the files of what it made."""

@@ -33,7 +33,7 @@ def checked(text: str) -> str:
     return question
 
 
-def first_turn(question: str, operations: Mapping[str, Operation] | None = None) -> str:
+def first_turn(question: str, operations: Mapping[str, Operation] | None = None, *, pictures: int = 1) -> str:
     """Return the first turn with a user's question, in which nothing passes for a token of the template. A
     question of the drawn world holds none and stays as it is."""
-    return tokens.first_question(protocol.without_tokens(question), operations)
+    return tokens.first_question(protocol.without_tokens(question), operations, pictures=pictures)

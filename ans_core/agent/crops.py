@@ -114,13 +114,3 @@ def grey(model: Network) -> Crop:
     alike."""
     side = model.backbone.crop_side
     return Crop.full_frame(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
-
-
-def joined(images: Sequence[ImageFeatures]) -> ImageFeatures | None:
-    """Return the features of a row's pictures in the order of its text; None without pictures."""
-    if not images:
-        return None
-    return ImageFeatures(
-        values=torch.cat([image.values for image in images]),
-        grids=tuple(grid for image in images for grid in image.grids),
-    )

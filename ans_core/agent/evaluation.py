@@ -91,8 +91,10 @@ def request_of(question: Question, operations: Mapping[str, Operation] | None = 
     """Return the question as `play` takes it; `operations`: those that are told."""
     return Request(
         frames=question.frames,
-        text=tokens.first_question(question.text, operations),
-        clip=len(question.frames) > 1,
+        text=tokens.first_question(
+            question.text, operations, pictures=len(question.frames) if question.stills else 1
+        ),
+        stills=question.stills,
     )
 
 

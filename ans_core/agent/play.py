@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from ans_core.agent import tokens
-from ans_core.agent.crops import Crop, CropFeatures, joined
+from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Episode, Observation, Toolbox
-from ans_core.agent.workspace import FIRST, Workspace
+from ans_core.agent.workspace import Workspace
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.dist import seed_of
 from ans_core.inference.generation import cut_at_stop, generate, spoken_ids, text_of
@@ -42,7 +43,7 @@ class Limits:
     calls: int = 4
     """A call after these is refused with a word; a second one ends the episode."""
     pictures: int = 16
-    """Also counts the first one."""
+    """Also counts those of the question."""
     turn_tokens: int = 48
     tokens: int = 12_000
     """Of the whole episode."""
@@ -100,7 +101,8 @@ class PlayedEpisode:
 
     opening: tuple[int, ...]
     """The first user's turn, picture included."""
-    overview: Crop
+    overviews: tuple[Crop, ...]
+    """The pictures asked about, or a clip's first frame."""
     turns: tuple[PlayedTurn, ...]
     episode: Episode
     """Calls, observations, counts, workspace and answer."""
@@ -148,9 +150,9 @@ class PlayedEpisode:
 
     @property
     def crops(self) -> tuple[Crop, ...]:
-        """What was shown, in the order of the text: the overview, then what came back."""
+        """What was shown, in the order of the text: the overviews, then what came back."""
         return (
-            self.overview,
+            *self.overviews,
             *(crop for turn in self.turns if turn.shown is not None for crop in turn.shown.crops),
         )
 
@@ -165,7 +167,7 @@ class _Running:
     """An episode that has no end yet."""
 
     opening: tuple[int, ...]
-    overview: Crop
+    overviews: tuple[Crop, ...]
     episode: Episode
     watch: Watch | None
     seed: int
@@ -184,7 +186,7 @@ class _Running:
 
     def played(self) -> PlayedEpisode:
         return PlayedEpisode(
-            opening=self.opening, overview=self.overview, turns=tuple(self.turns), episode=self.episode,
+            opening=self.opening, overviews=self.overviews, turns=tuple(self.turns), episode=self.episode,
             ended=self.ended
         )  # fmt: skip
 
@@ -206,7 +208,7 @@ def play(
     precision: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> list[PlayedEpisode]:
     """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations
-    see all.
+    see all; several pictures (`stills`) are seen and numbered.
 
     reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest
     token. features: known crops, kept by the caller; new ones are added. forbidden: tokens that are never
@@ -244,23 +246,30 @@ def _begun(
     watch: Watch | None,
     precision: Callable[[], AbstractContextManager[object]],
 ) -> tuple[list[_Running], PrefilledBatch]:
-    workspaces = [Workspace.of(request.frames, clip=request.clip) for request in requests]
-    overviews = [Crop.of(workspace, FIRST) for workspace in workspaces]
-    seen = features.of(overviews)
-    begun = [
-        _Running(
-            opening=tuple(tokens.opening_ids(model, request.text, image.grids)),
-            overview=overview,
-            episode=Episode(toolbox, workspace, max_calls=limits.calls),
-            watch=watch,
-            seed=0,
-            plan=(),
+    workspaces = [Workspace.of(r.frames, clip=r.clip, stills=r.stills) for r in requests]
+    overviews = [tuple(Crop.of(one, name) for name in one.overviews) for one in workspaces]
+    seen = iter(features.of([*chain.from_iterable(overviews)]))
+    begun: list[_Running] = []
+    images: list[ImageFeatures] = []
+    for request, workspace, shown in zip(requests, workspaces, overviews, strict=True):
+        pictures = [*islice(seen, len(shown))]
+        begun.append(
+            _Running(
+                opening=tuple(tokens.opening_ids(model, request.text, [one.grids for one in pictures])),
+                overviews=shown,
+                episode=Episode(toolbox, workspace, max_calls=limits.calls),
+                watch=watch,
+                seed=0,
+                plan=(),
+            )
         )
-        for request, workspace, overview, image in zip(requests, workspaces, overviews, seen, strict=True)
-    ]
+        images.append(ImageFeatures.joined(pictures))
     with precision():
-        first = [replace(request, frames=tuple(request.frames[:1]), clip=False) for request in requests]
-        return begun, prompt(model, first, seen)
+        first = [
+            replace(request, frames=tuple(request.frames[: len(shown)]), clip=False)
+            for request, shown in zip(requests, overviews, strict=True)
+        ]
+        return begun, prompt(model, first, images)
 
 
 @torch.no_grad()
@@ -303,7 +312,7 @@ def _to_the_end(
                 continue
             running.add(turn)
             ongoing.append(place)
-            rows.append((turn.ids + ids, joined(pictures)))
+            rows.append((turn.ids + ids, ImageFeatures.joined(pictures) if pictures else None))
         for place in shown.keys() - set(going):
             active[place].add(turns[place])
         if ongoing:
@@ -360,7 +369,9 @@ def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | N
         running.ended = "calls"
         return None
     crops = tuple(Crop.of(episode.workspace, name) for name in observation.pictures)
-    before = 1 + sum(len(earlier.shown.crops) for earlier in running.turns if earlier.shown is not None)
+    before = len(running.overviews) + sum(
+        len(earlier.shown.crops) for earlier in running.turns if earlier.shown is not None
+    )
     if before + len(crops) > limits.pictures:
         running.ended = "pictures"
         return None

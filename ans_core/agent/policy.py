@@ -23,6 +23,7 @@ from ans_core import dist, prompts
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import call_tokens
 from ans_core.checkpoints import checkpoint
+from ans_core.data.views import Patches, Tiling
 from ans_core.model.adapters import Adapters, copies_config, lora_config
 from ans_core.model.network import Network
 from ans_core.model.quantization import Quantization, quantizer
@@ -38,11 +39,12 @@ def load_base(
     operations: Mapping[str, Operation],
     device: torch.device | str = "cpu",
     tiles: Sequence[int] = (),
+    pixels: Sequence[int] = (),
     dtype: torch.dtype | None = None,
     quantize: Quantization | None = None,
 ) -> Network:
     """Load the model that the agent starts from, with tokens for calls. Raises ValueError for one that has no
-    `[SEG]`. `tiles`: see `set_tiles`. `dtype`: None keeps the stored one. `quantize`: as in
+    `[SEG]`. `tiles`, `pixels`: see `set_resolution`. `dtype`: None keeps the stored one. `quantize`: as in
     `Sa2VA.from_pretrained`, for inference."""
     model = checkpoint.load(path, device=device, dtype=dtype, quantize=quantize)
     if prompts.SEG not in model.tokenizer.get_vocab():
@@ -51,19 +53,33 @@ def load_base(
             "tokenizer as agent.base"
         )
     add_call_tokens(model, operations)
-    set_tiles(model, tiles)
+    set_resolution(model, tiles=tiles, pixels=pixels)
     return model.requires_grad_(False).eval()
 
 
-def set_tiles(model: Network, tiles: Sequence[int]) -> None:
+def set_resolution(model: Network, *, tiles: Sequence[int] = (), pixels: Sequence[int] = ()) -> None:
     """Cut pictures into `tiles` = (fewest, most) tiles from now on; Qwen-VL, which has none: show so many
-    times 448 x 448 pixels. Empty = as before."""
-    if not tiles:
+    times 448 x 448 pixels. Or show `pixels` = (fewest, most); InternVL: in as many tiles as hold the fewest,
+    and as go into the most. Empty, or zeros = as before. Raises ValueError for pixels that can't hold."""
+    if not tiles and not any(pixels):
         return
-    fewest, most = tiles
-    model.config = replace(model.config, min_tiles=fewest, max_tiles=most)
-    if model.config.kind != "internvl":
-        model.config = replace(model.config, min_pixels=fewest * TILE_PIXELS, max_pixels=most * TILE_PIXELS)
+    cutter = model.backbone.cutter
+    if any(pixels) and isinstance(cutter, Tiling):
+        tiles = (-(-pixels[0] // cutter.size**2), pixels[1] // cutter.size**2)
+        if tiles[0] > tiles[1]:
+            raise ValueError(
+                f"agent.min_pixels {pixels[0]}, agent.max_pixels {pixels[1]}: no whole number of tiles of "
+                f"{cutter.size} x {cutter.size} = {cutter.size**2} pixels lies between; change one of them"
+            )
+    elif any(pixels) and isinstance(cutter, Patches) and pixels[1] < cutter.unit**2:
+        raise ValueError(
+            f"agent.max_pixels {pixels[1]} is less than one image token's {cutter.unit} x {cutter.unit}; raise it"
+        )
+    if tiles:
+        model.config = replace(model.config, min_tiles=tiles[0], max_tiles=tiles[1])
+        pixels = tuple(count * TILE_PIXELS for count in tiles)
+    if isinstance(cutter, Patches):
+        model.config = replace(model.config, min_pixels=pixels[0], max_pixels=pixels[1])
     model.backbone.cutter = model.backbone.cutter_of(model.backbone.native.config, model.config)
 
 
@@ -146,15 +162,16 @@ class AgentPolicy:
 
     def about(self) -> dict[str, Any]:
         """Return what `load_policy` needs beside the tensors, and how it is to be asked."""
-        tiles = [
-            count for count in (self.model.config.min_tiles, self.model.config.max_tiles) if count is not None
-        ]
+        config = self.model.config
+        tiles = [count for count in (config.min_tiles, config.max_tiles) if count is not None]
+        pixels = [count for count in (config.min_pixels, config.max_pixels) if count is not None]
         optional = {"operations_told": self.operations_told, "operations": self.operations, "ocr": self.ocr}
         return {
             "lora": self.lora,
             "rows": self.rows,
             "tokens": self.model.tokenizer.convert_ids_to_tokens(self.rows),
             "tiles": tiles if len(tiles) == 2 else [],
+            "pixels": pixels if len(pixels) == 2 and len(tiles) < 2 else [],
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -208,6 +225,7 @@ def load_policy(
         operations=with_tokens,
         device=device,
         tiles=config.get("tiles", ()),
+        pixels=config.get("pixels", ()),
         dtype=dtype,
         quantize=None if copies else quantize,
     )

@@ -218,14 +218,15 @@ class AgentPractice:
 
 def sample_of(question: Question) -> Sample:
     """Return the question as RL's batches hold it."""
-    workspace = question.workspace()
+    width, height = question.workspace().size(0)
     return Sample(
         sample_id=question.question_id,
         dataset="drawn world" if question.family in FAMILIES else "annotated pictures",
         image_id=question.question_id,
         frames=question.frames,
-        height=workspace.height,
-        width=workspace.width,
+        stills=question.stills,
+        height=height,
+        width=width,
         task="conversation",
         text=question.answer,
         question=question.text,

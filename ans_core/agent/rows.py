@@ -139,7 +139,7 @@ def segments_of(
     """Return the first user's turn, and what was said and what came back after it: the format of played
     episodes."""
     overview, *later = grids
-    opening = tokens.opening_ids(model, question, overview)
+    opening = tokens.opening_ids(model, question, [overview])
     segments = []
     for turn in trace.turns[1:]:
         if turn.role == "assistant":

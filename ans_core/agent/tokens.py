@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ans_core import prompts
 from ans_core.agent import protocol
 from ans_core.agent.operations import Operation
 from ans_core.agent.protocol import IMAGE
-from ans_core.data.collate import prefix_ids, question_ids
 from ans_core.data.views import Grid
 from ans_core.model.network import Network
 
 
-def first_question(text: str, operations: Mapping[str, Operation] | None = None) -> str:
-    """Return the first user's turn, with what operations there are if they are given."""
-    return f"{IMAGE}\n{protocol.tools_text(operations)}\n{text}" if operations else f"{IMAGE}\n{text}"
+def first_question(text: str, operations: Mapping[str, Operation] | None = None, *, pictures: int = 1) -> str:
+    """Return the first user's turn, with what operations there are if they are given. Several pictures are
+    called as calls name them: image_1, image_2, ..."""
+    tools = f"{protocol.tools_text(operations)}\n" if operations else ""
+    first = prompts.picture_marks(pictures)
+    if pictures > 1:
+        first, text = first.replace("Image-", "image_"), re.sub(r"<Image-(\d+)>", r"image_\1", text)
+    return first + tools + text
 
 
-def opening_ids(model: Network, text: str, grids: Sequence[Grid]) -> list[int]:
-    """Return the first user's turn, which begins with the picture, up to the start of what is said."""
-    question, marks = text.removeprefix(IMAGE).strip(), model.backbone.marks
-    begin = prefix_ids(
-        model.tokenizer, template=model.config.template, frame_tokens=[_cells(grids)], marks=marks
-    )
-    return begin + question_ids(
-        model.tokenizer, question, template=model.config.template, cells=[], marks=marks
-    )
+def opening_ids(model: Network, text: str, grids: Sequence[Sequence[Grid]]) -> list[int]:
+    """Return the first user's turn up to the start of what is said; `grids` of the picture of every
+    `<image>`."""
+    template = prompts.TEMPLATES[model.config.template]
+    ids: list[int] = model.tokenizer.encode(template.user.format(input=_with_pictures(model, text, grids)))
+    return ids
 
 
 def turn_ids(model: Network, text: str) -> list[int]:
@@ -40,9 +42,7 @@ def observed_ids(
     """Return a user's turn after the first one, up to the start of what is said; `grids` of the picture of
     every `<image>`. `complete`: whether the turn before it has its end."""
     template = prompts.TEMPLATES[model.config.template]
-    first, *rest = text.split(IMAGE)
-    shown = [prompts.image_text([_cells(picture_grids)], model.backbone.marks) for picture_grids in grids]
-    user_text = first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
+    user_text = _with_pictures(model, text, grids)
     return _ids(
         model,
         ("" if complete else template.suffix) + template.separator + template.user.format(input=user_text),
@@ -62,8 +62,11 @@ def all_but(model: Network, texts: Iterable[str]) -> list[int]:
     return [number for number in range(model.vocabulary) if number not in used]
 
 
-def _cells(grids: Sequence[Grid]) -> int:
-    return sum(rows * columns for rows, columns in grids)
+def _with_pictures(model: Network, text: str, grids: Sequence[Sequence[Grid]]) -> str:
+    first, *rest = text.split(IMAGE)
+    counts = [sum(rows * columns for rows, columns in picture_grids) for picture_grids in grids]
+    shown = [prompts.image_text([count], model.backbone.marks) for count in counts]
+    return first + "".join(picture + after for picture, after in zip(shown, rest, strict=True))
 
 
 def _ids(model: Network, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What an episode works on: a picture or a clip, and immutable handles (image_n, mask_n, track_n) on its
+"""What an episode works on: a picture, several, or a clip, and immutable handles (image_n, mask_n, track_n) on its
 native pixels.
 
 A box is x1, y1, x2, y2 (x to the right, y down, x2 and y2 exclusive): of native pixels in a handle, of
@@ -27,7 +27,7 @@ Box = tuple[int, int, int, int]
 Kind = Literal["image", "mask", "track"]
 THOUSAND = 1000
 FIRST = "image_1"
-"""The picture asked about, or the first frame of the clip."""
+"""The picture asked about, the first of several, or the first frame of the clip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +64,12 @@ HandleT = TypeVar("HandleT", ImageHandle, MaskHandle, TrackHandle)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
-    """F frames of one size and the handles made on them so far. It holds no decoded pixels, so it is cheap to
-    copy and to send."""
+    """F frames of a clip, or pictures, and the handles made on them so far. It holds no decoded pixels, so it
+    is cheap to copy and to send."""
 
     frames: tuple[ImageRef, ...]
-    width: int
-    height: int
+    sizes: tuple[tuple[int, int], ...]
+    """Width and height of every picture, or the one of all frames of a clip."""
     clip: bool
     handles: tuple[tuple[str, Handle], ...]
 
@@ -79,31 +79,27 @@ class Workspace:
         frames: Sequence[media.Picture | ImageRef],
         *,
         clip: bool = False,
+        stills: bool = False,
         masks: Sequence[Bool[np.ndarray, "H W"]] = (),
     ) -> Workspace:
-        """Several frames are a clip in any case. `masks`: of the first frame, known beforehand; they become
-        mask_1, mask_2, ...
+        """Several frames are a clip, or, with `stills`, pictures of any sizes: image_1, image_2, ... `masks`: of
+        the first frame, known beforehand; they become mask_1, mask_2, ...
 
-        Raises ValueError without a frame, for frames that differ in size, and for masks of another size than
-        theirs.
+        Raises ValueError without a frame, for a clip's frames that differ in size, and for masks of another
+        size than the first.
         """
         refs = tuple(
             frame if isinstance(frame, (FilePart, VideoFrame)) else media.reference(frame) for frame in frames
         )
-        sizes = {transforms.image_size(ref) for ref in refs}
-        if len(sizes) != 1:
+        sizes = tuple(transforms.image_size(ref) for ref in refs)
+        if not stills and len(set(sizes)) != 1:
             raise ValueError(
-                f"{len(refs)} frames of sizes {sorted(sizes)}; give at least one, and all of one size"
+                f"{len(refs)} frames of sizes {sorted(set(sizes))}; give at least one, and all of one size"
             )
-        ((width, height),) = sizes
-        full_image = ImageHandle(frame=0, box=(0, 0, width, height))
-        made = cls(
-            frames=refs,
-            width=width,
-            height=height,
-            clip=clip or len(refs) > 1,
-            handles=((FIRST, full_image),),
-        )
+        width, height = sizes[0]
+        shown = sizes if stills else sizes[:1]
+        full_images = [ImageHandle(frame=frame, box=(0, 0, *size)) for frame, size in enumerate(shown)]
+        made = cls(frames=refs, sizes=shown, clip=clip or len(refs) > len(shown), handles=()).add(full_images)
         for mask in masks:
             if mask.shape != (height, width):
                 raise ValueError(
@@ -114,6 +110,15 @@ class Workspace:
                 raise ValueError("a mask without a pixel; leave it out")
             made = made.add((mask_handle(mask, frame=0),))
         return made
+
+    @property
+    def overviews(self) -> tuple[str, ...]:
+        """Names of the images that are shown with the question."""
+        return tuple(f"image_{number}" for number in range(1, len(self.sizes) + 1))
+
+    def size(self, frame: int) -> tuple[int, int]:
+        """Width and height of a frame."""
+        return self.sizes[0 if self.clip else frame]
 
     def add(self, handles: Sequence[Handle]) -> Workspace:
         """With these under the names that `next_names` tells."""
@@ -157,7 +162,8 @@ class Workspace:
         return cut(self.frames[handle.frame], handle.box, least=least)
 
     def rle(self, name: str) -> RLE:
-        return {"size": [self.height, self.width], "counts": self.mask(name).counts}
+        mask = self.mask(name)
+        return {"size": [*self.size(mask.frame)[::-1]], "counts": mask.counts}
 
     def pixels(self, name: str) -> Bool[np.ndarray, "H W"]:
         """Of a mask, on its whole frame."""
@@ -165,13 +171,12 @@ class Workspace:
 
     def masklet(self, name: str) -> list[RLE]:
         """A track's mask in every frame."""
-        return [{"size": [self.height, self.width], "counts": counts} for counts in self.track(name).counts]
+        size = [*self.size(0)[::-1]]
+        return [{"size": size, "counts": counts} for counts in self.track(name).counts]
 
-    def thousandths(self, box: Box) -> list[int]:
+    def thousandths(self, box: Box, *, frame: int = 0) -> list[int]:
         """Of the whole frame."""
-        return [
-            round(THOUSAND * v / side) for v, side in zip(box, (self.width, self.height) * 2, strict=True)
-        ]
+        return [round(THOUSAND * v / side) for v, side in zip(box, self.size(frame) * 2, strict=True)]
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that an operation can depend on: what the frames are, and the handles with

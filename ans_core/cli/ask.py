@@ -1,4 +1,4 @@
-"""`ans ask`: the agent on one picture or clip."""
+"""`ans ask`: the agent on pictures or a clip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from ans_core.places import root
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
-        "source", metavar="IMAGE|VIDEO", help="a picture, a video file, or a folder with the frames of one"
+        "source",
+        metavar="IMAGE|VIDEO",
+        nargs="+",
+        help="a picture, or several (image_1, image_2, ... in the question), a video file, or a folder with the "
+        "frames of one",
     )
     it.add_argument("text", metavar="QUESTION")
     it.add_argument("--model", help="folder of the base (default: agent.base of params.yaml)")
@@ -32,7 +36,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The agent on a picture or a clip: prints its episode turn by turn (call, what came back, answer), and
+    """The agent on pictures or a clip: prints its episode turn by turn (call, what came back, answer), and
     writes what each turn made."""
     from ans_core.agent.ask import ask as run_it
 

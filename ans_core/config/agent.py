@@ -152,6 +152,11 @@ class Agent(Section):
     tiles: Annotated[tuple[Positive, ...], Listed] = ()
     """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers
     of 448 x 448 pixels. Empty = the base's. The trained agent keeps them."""
+    min_pixels: Count = 0
+    """Fewest pixels that a picture is shown with, in place of `tiles` (the seeds' MIN_PIXELS). InternVL: as many
+    tiles as hold them. 0, with max_pixels 0 = the base's."""
+    max_pixels: Count = 0
+    """Most pixels, likewise (MAX_PIXELS). InternVL: as many tiles as go into them."""
     reader: Reader = "rapidocr"
     """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`).
     template: the digits of drawn scenes, without another package."""
@@ -186,6 +191,15 @@ class Agent(Section):
         if len(self.tiles) not in (0, 2) or list(self.tiles) != sorted(self.tiles):
             raise Impossible(
                 "tiles", f"{list(self.tiles)} is neither empty nor [fewest, most]; write [2, 20], for example"
+            )
+        if bool(self.min_pixels) != bool(self.max_pixels) or self.min_pixels > self.max_pixels:
+            raise Impossible(
+                "max_pixels",
+                f"min_pixels {self.min_pixels}, max_pixels {self.max_pixels}; give both, the fewest first",
+            )
+        if self.tiles and self.max_pixels:
+            raise Impossible(
+                "tiles", f"{list(self.tiles)} and min_pixels, max_pixels say the same thing; give one of them"
             )
         if not self.families and not self.sources:
             raise Impossible("families", "there is none, and no source: name some families, or agent.sources")

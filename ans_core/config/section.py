@@ -47,7 +47,7 @@ SYNONYMS = {
     "clip_logits": "rl.logit_guard",
     "ema_decay": "rl.ema", "loop_weights": "rl.loops", "loop1_weight": "rl.loops", "loop2_weight": "rl.loops",
     "reward_funcs": "rl.rewards_caption", "max_prompt_length": "sft.max_length",
-    "max_pixels": "sft.max_length",
+    "min_pixels": "agent.min_pixels", "max_pixels": "agent.max_pixels",
     "llm_judge_model": "judge.model", "judge_model": "judge.model", "judge_api_base": "judge.base_url",
     "api_base": "judge.base_url",
     "llm_judge_weight": "judge.judge_weight",

@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One image (or the chosen frames of one clip) and the questions about it."""
+    """One image, several (`stills`), or the chosen frames of one clip, and the questions about it."""
 
     name: str
     """Data set and image, for errors."""
@@ -58,6 +58,11 @@ class Row:
     """Seed of everything random that a loss does with this row."""
     size: tuple[int, int] | None = None
     """Height and width of the first frame, as its masks have them."""
+    stills: bool = False
+
+    @property
+    def is_clip(self) -> bool:
+        return len(self.frames) > 1 and not self.stills
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +177,14 @@ def prefix_ids(
     template: str,
     frame_tokens: Sequence[int],
     marks: prompts.ImageMarks = prompts.INTERNVL_IMAGE,
+    numbered: bool = False,
 ) -> list[int]:
-    """Return the start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i."""
+    """Return the start of the user's turn and its pictures: `frame_tokens[i]` image tokens for picture i.
+    `numbered`: they are several pictures."""
     before = prompts.TEMPLATES[template].user.split("{input}")[0]
     start = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     return start + tokenizer.encode(
-        before + prompts.image_text(frame_tokens, marks), add_special_tokens=False
+        before + prompts.image_text(frame_tokens, marks, numbered=numbered), add_special_tokens=False
     )
 
 
@@ -198,15 +205,20 @@ def question_ids(
 
 
 def encode_row(
-    row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grids: Sequence[Grid]
+    row: Row,
+    tokenizer: PreTrainedTokenizerBase,
+    layout: Layout,
+    *,
+    grids: Sequence[Grid],
+    pictures: Sequence[int] = (),
 ) -> PackedRow:
-    """Tokenize a row whose views give image tokens in these grids. Raises TooLong if a conversation is longer
-    than the context: image tokens and `[SEG]` are never cut silently."""
-    clip = len(row.frames) > 1
+    """Tokenize a row whose views (`Views.pictures`) give image tokens in these grids. Raises TooLong if a
+    conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
+    counts, grid = token_counts(grids, pictures), grids[shown_view(pictures)]
     prefix = prefix_ids(
-        tokenizer, template=layout.template, frame_tokens=token_counts(grids, clip=clip), marks=layout.marks
+        tokenizer, template=layout.template, frame_tokens=counts, marks=layout.marks, numbered=row.stills
     )
-    branches = [branch_ids(turn, tokenizer, layout, grid=grids[shown_view(clip=clip)]) for turn in row.turns]
+    branches = [branch_ids(turn, tokenizer, layout, grid=grid) for turn in row.turns]
     lengths = [len(prefix) + sum(map(len, branch)) for branch in branches]
     longest = max(lengths, default=len(prefix))
     if longest > layout.max_length:
@@ -306,10 +318,9 @@ def read_row(
             f"{row.name}: the picture of {images[0].size} pixels was of {row.size[::-1]} when it was "
             "annotated; `ans run` reads it anew"
         )
-    views = layout.cutter.views(images, clip=len(images) > 1)
-    return ReadRow(
-        row=row, images=images, views=views, packed=encode_row(row, tokenizer, layout, grids=views.grids)
-    )
+    views = layout.cutter.views(images, clip=row.is_clip)
+    packed = encode_row(row, tokenizer, layout, grids=views.grids, pictures=views.pictures)
+    return ReadRow(row=row, images=images, views=views, packed=packed)
 
 
 def collate(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:

@@ -36,7 +36,7 @@ class Facts:
     joined: int = 0
     """Masklets of clips that stand for all of a category, whose annotation has no identities."""
     frames: dict[bytes, int] = field(default_factory=dict)
-    """Frames of every picture (1) and clip, by digest."""
+    """Frames of every picture (1; also several in one question) and clip, by digest."""
     without: int = 0
     """Expressions that nothing fits."""
 
@@ -50,7 +50,7 @@ def facts(samples: Iterable[Sample]) -> Facts:
         totals.images.add(sample.image_id)
         totals.sizes.add((sample.width, sample.height))
         totals.words.append(len(sample.text.split()))
-        totals.frames[picture_digest(sample)] = len(sample.frames)
+        totals.frames[picture_digest(sample)] = 1 if sample.stills else len(sample.frames)
         totals.joined += len(sample.meta.get("joined", ())) if len(sample.frames) > 1 else 0
         totals.without += sample.task == "referring" and not sample.masks
         for mask in (mask for masklet in sample.masks for mask in masklet):
@@ -64,5 +64,7 @@ def facts(samples: Iterable[Sample]) -> Facts:
 
 
 def shown_frames(sample: Sample) -> list[int]:
-    """Return a clip's first, middle and last frame; 0 for a picture."""
+    """Return a clip's first, middle and last frame; 0 for a picture; all of several pictures."""
+    if sample.stills:
+        return list(range(len(sample.frames)))
     return sorted({0, len(sample.frames) // 2, len(sample.frames) - 1})

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ans_core.data.collate import Layout, Row, TooLong, encode_row
 from ans_core.data.mixture import Mixture
+from ans_core.data.views import Grid
 from ans_core.dist import rank, rng_of, world_size
+from ans_core.pictures import transforms
 
 Measured = tuple[int, int]
 """(length of a row, its number)."""
@@ -63,16 +67,18 @@ def balanced(rows: Sequence[Measured], parts: int) -> list[list[int]]:
 
 
 def row_length(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> int:
-    """Return the tokens of a row as `collate_readable` packs it, without opening a picture: turns that are
-    too long count nothing."""
+    """Return the tokens of a row as `collate_readable` packs it, without reading a picture's pixels: turns
+    that are too long count nothing."""
     assert row.size is not None, f"{row.name}: a mixture's rows have a size"
-    height, width = row.size
-    grids = layout.cutter.grids(width, height, frames=len(row.frames))
+    grids: list[tuple[Grid, ...]]
+    if row.is_clip:
+        grids = [(grid,) for grid in layout.cutter.grids(*row.size[::-1], frames=len(row.frames))]
+    else:
+        sizes = map(transforms.image_size, row.frames) if row.stills else [row.size[::-1]]
+        grids = [layout.cutter.grids(*size) for size in sizes]
+    shown: dict[str, Any] = {"grids": [*chain.from_iterable(grids)], "pictures": [*map(len, grids)]}
     try:
-        return len(encode_row(row, tokenizer, layout, grids=grids).ids)
+        return len(encode_row(row, tokenizer, layout, **shown).ids)
     except TooLong as error:
-        return (
-            len(encode_row(replace(row, turns=error.fitting), tokenizer, layout, grids=grids).ids)
-            if error.fitting
-            else 0
-        )
+        fitting = replace(row, turns=error.fitting)
+        return len(encode_row(fitting, tokenizer, layout, **shown).ids) if error.fitting else 0

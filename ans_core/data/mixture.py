@@ -163,7 +163,9 @@ class Mixture:
         chosen = self._choose(pool.of_image(image), rng)
         frames: tuple[int, ...] = (0,)
         length = len(chosen[0].frames)
-        if length > 1:
+        if chosen[0].stills:
+            frames = tuple(range(length))
+        elif length > 1:
             frames = tuple(sorted(rng.sample(range(length), min(self.frames, length))))
         where = f"{chosen[0].dataset}/{chosen[0].image_id}"
         turns = tuple(self.turn(s, rng) for s in chosen)
@@ -178,6 +180,7 @@ class Mixture:
             mask_frames=frames,
             seed=seed_of(self.seed, "points", number),
             size=size,
+            stills=chosen[0].stills,
         )
 
     def table(self, rows: int) -> list[PoolRows]:

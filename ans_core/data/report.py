@@ -124,14 +124,13 @@ def _spread(samples: Sequence[Sample]) -> list[Sample]:
 
 def panel(sample: Sample, side: int) -> UInt8[np.ndarray, "h w 3"]:
     """Draw the picture, `side` pixels long, with its masks tinted; for a clip the first, middle and last
-    frame side by side."""
-    return np.concatenate(
-        [
-            _overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side)
-            for f in shown_frames(sample)
-        ],
-        1,
-    )
+    frame side by side, or all of several pictures."""
+    parts = [
+        _overlay(sample.frames[f], [masklet[f] for masklet in sample.masks], side)
+        for f in shown_frames(sample)
+    ]
+    height = max(map(len, parts))
+    return np.concatenate([np.pad(part, ((0, height - len(part)), (0, 0), (0, 0))) for part in parts], 1)
 
 
 def _tile(sample: Sample) -> str:

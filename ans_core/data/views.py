@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -36,34 +37,35 @@ def check_preparation(preparation: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Views(TensorBatch):
-    """One image, or the frames of one clip, as V views. A view becomes a grid of image tokens; tokens run row
-    by row, view after view."""
+    """One image, several of one question, or the frames of one clip, as V views. A view becomes a grid of
+    image tokens; tokens run row by row, view after view."""
 
     pixels: Tensor
     """InternVL: (V, 3, S, S). Qwen-VL: (patches of all views, values of a patch)."""
     grids: tuple[Grid, ...]
-    clip: bool = False
+    pictures: tuple[int, ...] = ()
+    """Views of each picture, as it stands in the text: an image's stand together, frames one by one. Empty:
+    all are of one image."""
 
     @property
     def tokens(self) -> list[int]:
-        return token_counts(self.grids, clip=self.clip)
+        return token_counts(self.grids, self.pictures)
 
     @property
     def shown(self) -> Grid:
-        return self.grids[shown_view(clip=self.clip)]
+        return self.grids[shown_view(self.pictures)]
 
 
-def token_counts(grids: Sequence[Grid], *, clip: bool) -> list[int]:
-    """Return the number of image tokens of every picture in the text: an image's views stand together, frames
-    one by one."""
-    counts = [rows * columns for rows, columns in grids]
-    return counts if clip else [sum(counts)]
+def token_counts(grids: Sequence[Grid], pictures: Sequence[int]) -> list[int]:
+    """Return the number of image tokens of every picture in the text; `pictures`: as in `Views`."""
+    counts = iter([rows * columns for rows, columns in grids])
+    return [sum(islice(counts, views)) for views in pictures or (len(grids),)]
 
 
-def shown_view(*, clip: bool) -> int:
-    """Return the index of the view that shows a whole image (the last), or the first frame of a clip. Visual
-    prompts mark its cells."""
-    return 0 if clip else -1
+def shown_view(pictures: Sequence[int]) -> int:
+    """Return the index of the view that shows the whole of an image (its last), the first one's of several,
+    or the first frame of a clip. Visual prompts mark its cells."""
+    return pictures[0] - 1 if pictures else -1
 
 
 @runtime_checkable
@@ -72,7 +74,9 @@ class Cutter(Protocol):
 
     def views(
         self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training"
-    ) -> Views: ...
+    ) -> Views:
+        """Cut an image, several of any sizes, or the frames of a clip."""
+        ...
 
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
         """Return the grids of the `views` in training of an image, or a clip of so many frames, of this
@@ -99,9 +103,10 @@ class Tiling:
     def views(
         self, pictures: Sequence[Image.Image], *, clip: bool, preparation: Preparation = "training"
     ) -> Views:
-        tiles = list(pictures) if clip else transforms.tiles(pictures[0], **self._counts)
-        pixels = transforms.normalise(tiles, size=self.size)
-        return Views(pixels=pixels, grids=((self.grid, self.grid),) * len(tiles), clip=clip)
+        tiles = [[picture] if clip else transforms.tiles(picture, **self._counts) for picture in pictures]
+        pixels = transforms.normalise([*chain.from_iterable(tiles)], size=self.size)
+        counts = tuple(map(len, tiles))
+        return Views(pixels=pixels, grids=((self.grid, self.grid),) * sum(counts), pictures=counts)
 
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
         tiles = transforms.tile_count(width, height, **self._counts) if frames == 1 else frames
@@ -155,7 +160,7 @@ class Patches:
             width, height = self.size(*picture.size, share=share)
             patches.append(self._patches(resized(picture, width, height)))
             grids.append((height // self.unit, width // self.unit))
-        return Views(pixels=torch.cat(patches), grids=tuple(grids), clip=clip)
+        return Views(pixels=torch.cat(patches), grids=tuple(grids), pictures=(1,) * len(grids))
 
     def grids(self, width: int, height: int, *, frames: int = 1) -> tuple[Grid, ...]:
         width, height = self.size(width, height, share=FRAME_SHARE if frames > 1 else 1)

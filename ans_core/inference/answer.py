@@ -192,17 +192,19 @@ def _answered(out: Path) -> bool:
     return isinstance(record, dict) and {"asked", "text", "masks"} <= record.keys()
 
 
-def check(read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str) -> None:
+def check(
+    read: Iterable[Path], frames: Sequence[Path], old: Sequence[Path], *, earlier: str, alike: bool = True
+) -> None:
     """Check, before anything is computed or removed, that no file that is read is one of the `old` outputs,
-    which are removed, and that frames have one size. `earlier`: what left the old outputs, for the
-    message."""
+    which are removed, and, if they are to be `alike`, that frames have one size. `earlier`: what left the old
+    outputs, for the message."""
     removed = {path.resolve() for path in old}
     for path in read:
         if path.resolve() in removed:
             raise ValueError(f"{path} is what {earlier} left there, and would be removed; give another --out")
     sizes = {path: transforms.image_size(path) for path in frames}
     for path, size in sizes.items():
-        if size != (first := sizes[frames[0]]):
+        if alike and size != (first := sizes[frames[0]]):
             raise ValueError(
                 f"{path} is {size[0]} x {size[1]}, {frames[0]} {first[0]} x {first[1]}; bring the frames to "
                 "one size"

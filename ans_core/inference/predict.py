@@ -185,11 +185,12 @@ def decode_masks(
     options: PredictOptions,
 ) -> list[Float[Tensor, "N F h4 w4"]]:
     """Decode the low-resolution mask logits of every row. Pictures are decoded in one batch, clips one after
-    the other with the objects of all their rows. A picture that several rows ask about is encoded once."""
+    the other with the objects of all their rows. A picture that several rows ask about is encoded once. In
+    several pictures of one row nothing is drawn: which one `[SEG]` means, the text does not say."""
     side = model.sam2.image_size // 4
     masks = [torch.zeros(0, len(pictures), side, side, device=model.device) for pictures in images]
     frames = [request.frames for request in requests]
-    with_segs = [i for i, e in enumerate(embeddings) if len(e) and images[i]]
+    with_segs = [i for i, e in enumerate(embeddings) if len(e) and images[i] and not requests[i].stills]
     if stills := [i for i in with_segs if not requests[i].is_clip]:
         still_masks = decode_stills(
             model,

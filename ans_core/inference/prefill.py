@@ -80,9 +80,9 @@ def prompt(
     """Encode the pictures of all requests, embed their prompts and read the prefixes.
 
     `features`: each request's `vision_features` where they are known already; no picture is then encoded.
-    Raises ValueError when a request has pictures but no `<image>` in its first question, or the other way
-    round, when the frames of a clip differ in size, a mask prompt is empty, of another size than the picture
-    or of none, and when the text is longer than the context.
+    Raises ValueError when a request has pictures but no `<image>` in its first question (of several pictures,
+    one each), or the other way round, when the frames of a clip differ in size, a mask prompt is empty, of
+    another size than the picture, of none or of several, and when the text is longer than the context.
     """
     options = options or PredictOptions()
     if model.backbone.prompt_form(options.preparation).pictures_first:
@@ -125,7 +125,9 @@ def prompt(
 
 def _pictures_first(request: Request) -> Request:
     """Move `<image>` to the start of its turn; without any it is put into the first turn. A text alone loses
-    it."""
+    it. Several pictures stay where they are."""
+    if request.stills:
+        return request
     questions = [*(question for question, _ in request.past), request.text]
     at = next((place for place, question in enumerate(questions) if "<image>" in question), 0)
     questions = [question.replace("<image>", "") for question in questions]
@@ -140,12 +142,16 @@ def _pictures_first(request: Request) -> Request:
 def _check(request: Request, pictures: Sequence[Image.Image]) -> None:
     """Raise ValueError for a request that makes no sense."""
     full_text = "".join(question + answer for question, answer in request.past) + request.text
-    if (marks := full_text.count("<image>")) != bool(pictures):
+    wanted = len(pictures) if request.stills else int(bool(pictures))
+    if (marks := full_text.count("<image>")) != wanted:
         raise ValueError(
-            f"the text has {marks} <image> for {len(pictures)} frames: {request.text[:60]!r}; write it "
-            "once, or give no frames"
+            f"the text has {marks} <image> for {len(pictures)} "
+            f"{'pictures' if request.stills else 'frames'}: {request.text[:60]!r}; write it "
+            f"{'once for each' if request.stills else 'once'}, or give no frames"
         )
-    if len({picture.size for picture in pictures}) > 1:
+    if request.stills and request.mask_prompts:
+        raise ValueError("mask prompts are of one picture, and the question has several; ask about one")
+    if request.is_clip and len({picture.size for picture in pictures}) > 1:
         sizes = sorted({f"{p.width} x {p.height}" for p in pictures})
         raise ValueError(f"the frames of a clip differ in size ({', '.join(sizes)}); bring them to one size")
     if request.mask_prompts and not pictures:
@@ -192,16 +198,17 @@ def _embedded(model: Network, request: Request, image: ImageFeatures | None, opt
     text = form.before + text + template.user.format(input=request.text.strip())
     regions = []
     if image is not None:
-        grid = image.grids[shown_view(clip=request.is_clip)]
+        grid = image.grids[shown_view(image.pictures)]
         largest = options.tiny_regions == "largest"
         regions = [
             transforms.grid_cells(rle.decode(m), grid=grid, largest=largest).to(model.device)
             for m in request.mask_prompts
         ]
-        pictures = prompts.image_text(
-            token_counts(image.grids, clip=request.is_clip), marks, between=form.between_frames
-        )
-        text = text.replace("<image>", pictures + prompts.region_text([int(r.sum()) for r in regions], marks))
+        counts = token_counts(image.grids, image.pictures)
+        for shown in [[count] for count in counts] if request.stills else [counts]:
+            pictures = prompts.image_text(shown, marks, between=form.between_frames)
+            cells = [int(r.sum()) for r in regions]
+            text = text.replace("<image>", pictures + prompts.region_text(cells, marks), 1)
     ids = model.tokenizer.encode(text)
     if len(ids) >= (limit := model.vlm.config.text_config.max_position_embeddings):
         raise ValueError(
@@ -306,9 +313,9 @@ def visible(
     *,
     clip: bool = False,
 ) -> Views:
-    """Return what the language model sees of an image, or of the chosen frames of a clip."""
+    """Return what the language model sees of an image, of several, or of the chosen frames of a clip."""
     options = options or PredictOptions()
-    seen = [pictures[i] for i in options.seen_frames(model, len(pictures))] if clip else pictures[:1]
+    seen = [pictures[i] for i in options.seen_frames(model, len(pictures))] if clip else pictures
     return model.backbone.cutter.views(seen, clip=clip, preparation=options.preparation)
 
 

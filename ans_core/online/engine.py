@@ -108,7 +108,7 @@ class Engine:
         return [self._reply(one, episode) for one, episode in zip(queries, played, strict=True)]
 
     def _reply(self, query: Query, played: PlayedEpisode) -> Reply:
-        vector = self.encoder.vector(query.question, played.overview)
+        vector = self.encoder.vector(query.question, played.overviews[0])
         shares: list[float] = []
         experience, why = None, "read-only"
         try:

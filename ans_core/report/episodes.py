@@ -106,7 +106,7 @@ def album(folder: Path) -> list[dict[str, Any]]:
         return []
     records: list[dict[str, Any]] = read_json(folder / "episodes.json")
     for record in records:
-        record["picture"] = data_uri(folder / record["picture"])
+        record["pictures"] = [data_uri(folder / name) for name in record["pictures"]]
         for turn in record["turns"]:
             turn["pictures"] = [data_uri(folder / name) for name in turn.get("pictures", ())]
             turn["masks"] = [

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -398,13 +399,14 @@ class DualLoop(nn.Module):
         )
 
     def _looked_at(self, batch: RlBatch) -> list[ImageFeatures]:
-        """Return the vision tower's features of every sample's picture. What a practice shows of it, the
-        practice says: it enlarges small ones."""
+        """Return the vision tower's features of every sample's picture, or pictures. What a practice shows of
+        it, the practice says: it enlarges small ones."""
         if self.practice is None:
             return self.model.vision_features(batch.views).split(batch.views)
-        return self.practice.encode(
-            [(s.frames[0], (0, 0, *transforms.image_size(s.frames[0]))) for s in batch.samples]
-        )
+        shown = [tuple(s.frames) if s.stills else (s.frames[0],) for s in batch.samples]
+        parts = [(frame, (0, 0, *transforms.image_size(frame))) for frames in shown for frame in frames]
+        seen = iter(self.practice.encode(parts))
+        return [ImageFeatures.joined([*islice(seen, len(frames))]) for frames in shown]
 
     def _goes_on(self, batch: Batches) -> dict[str, RolloutStep]:
         """Return the steps of a micro-batch whose rollouts are learned from once more."""

@@ -122,7 +122,12 @@ def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dic
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
     model = load_base(
-        path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device)
+        path,
+        operations=OPERATIONS,
+        device=device,
+        tiles=cfg.agent.tiles,
+        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
+        dtype=inference_dtype(device),
     )
     with toolbox_of(cfg, model) as toolbox:
         held_out = HeldOut(cfg, toolbox, cota)

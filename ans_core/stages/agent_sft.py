@@ -77,6 +77,7 @@ def run(
         operations=OPERATIONS,
         device=machine.device,
         tiles=cfg.agent.tiles,
+        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
         dtype=weights_dtype(machine.dtype),
     )
     trained_rows = set(add_call_tokens(model, OPERATIONS))

@@ -64,7 +64,12 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
     model = load_base(
-        path, operations=OPERATIONS, device=device, tiles=cfg.agent.tiles, dtype=inference_dtype(device)
+        path,
+        operations=OPERATIONS,
+        device=device,
+        tiles=cfg.agent.tiles,
+        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
+        dtype=inference_dtype(device),
     )
     about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | (
         {"judge": cfg.judge.model} if judge is not None else {}

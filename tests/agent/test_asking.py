@@ -18,8 +18,8 @@ def test_nothing_of_a_question_passes_for_a_token_of_the_template(tiny_model: Ne
     )
     said = asked.removeprefix(protocol.IMAGE)
     assert not any(token in said for token in [*marks, "<", ">", "[SEG]"])
-    plain = tokens.opening_ids(tiny_model, asking.first_turn("x"), [(2, 2)])
-    found = tokens.opening_ids(tiny_model, asked, [(2, 2)])
+    plain = tokens.opening_ids(tiny_model, asking.first_turn("x"), [[(2, 2)]])
+    found = tokens.opening_ids(tiny_model, asked, [[(2, 2)]])
     special = [number for number in found if number in tiny_model.tokenizer.all_special_ids]
     assert special == [number for number in plain if number in tiny_model.tokenizer.all_special_ids]
 

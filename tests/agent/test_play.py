@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ans_core.agent import tokens
-from ans_core.agent.crops import CropFeatures, joined
+from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.play import Limits, PlayedEpisode, play
 from ans_core.agent.protocol import Call, call_text
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.rl.rollout import Group, Reader, pack, token_logps
@@ -53,9 +54,9 @@ def test_a_packed_group_gives_the_log_probabilities_that_were_sampled(
 ) -> None:
     group = Group(prefix=played[0].prefix, rollouts=tuple(episode.rollout for episode in played))
     fields: dict[str, Any] = pack([group], pad_id=0)[0]
-    crops = [played[0].overview, *(crop for episode in played for crop in episode.crops[1:])]
+    crops = [played[0].overviews[0], *(crop for episode in played for crop in episode.crops[1:])]
     features = CropFeatures(tiny_model)
-    image = joined([tiny_model.project(f) for f in features.of(crops)])
+    image = ImageFeatures.joined([tiny_model.project(f) for f in features.of(crops)])
     packed = Packed(**fields)
     logps, _ = token_logps(tiny_model, packed, tiny_model.hidden_states(packed, [image]), reader(tiny_model))
     sampled = [p for episode in played for p in episode.logps]
@@ -83,8 +84,8 @@ def test_pictures_of_later_turns_have_the_positions_with_which_they_are_read_aga
     )  # fmt: skip
     assert [len(episode.crops) for episode in episodes] == [1, 2, 3]
     group = Group(prefix=episodes[0].prefix, rollouts=tuple(episode.rollout for episode in episodes))
-    crops = [episodes[0].overview, *(crop for episode in episodes for crop in episode.crops[1:])]
-    image = joined([model.project(f) for f in CropFeatures(model).of(crops)])
+    crops = [episodes[0].overviews[0], *(crop for episode in episodes for crop in episode.crops[1:])]
+    image = ImageFeatures.joined([model.project(f) for f in CropFeatures(model).of(crops)])
     packed = Packed(**dict[str, Any](pack([group], pad_id=0)[0]))
     logps, _ = token_logps(model, packed, model.hidden_states(packed, [image]), reader(model))
     sampled = [p for episode in episodes for p in episode.logps]
@@ -143,7 +144,10 @@ def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one
     alone = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, batch=1, **own)
     assert len({episode.rollout[-1].ids for episode in together}) > 4
     groups = [Group(prefix=episode.prefix, rollouts=(episode.rollout,)) for episode in together]
-    images = [joined([tiny_model.project(f) for f in features.of(episode.crops)]) for episode in together]
+    images = [
+        ImageFeatures.joined([tiny_model.project(f) for f in features.of(episode.crops)])
+        for episode in together
+    ]
     learned = _learned(tiny_model, groups, images)
     for number, (one, other) in enumerate(zip(together, alone, strict=True)):
         assert [turn.ids for turn in one.turns] == [turn.ids for turn in other.turns]

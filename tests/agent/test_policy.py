@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ans_core.agent import rows, tokens
-from ans_core.agent.crops import CropFeatures, joined
+from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
@@ -27,7 +27,7 @@ from ans_core.agent.policy import (
     load_base,
     load_policy,
     reader_of,
-    set_tiles,
+    set_resolution,
     token_rows,
     warn_of_other_reader,
 )
@@ -41,6 +41,7 @@ from ans_core.data.views import Patches
 from ans_core.inference.predict import predict
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model import quantization
+from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.rl.rollout import Group, exact_head, pack
@@ -70,6 +71,10 @@ def traces(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> tuple[
     return folder, read_traces(folder)
 
 
+def asked(trace: Trace) -> str:
+    return tokens.first_question(trace.question)
+
+
 def test_what_is_learned_is_what_should_be_said(own_model: Network, traces: tuple[Path, list[Trace]]) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces
@@ -90,19 +95,17 @@ def test_what_is_learned_is_what_should_be_said(own_model: Network, traces: tupl
             slots = packed.ids.count(own_model.image_token_id)
             assert slots == sum(read.views.tokens) == 16 * sum(len(turn.pictures) for turn in taught.turns)
     with pytest.raises(ValueError, match=r"trace .* tokens > max_length 20"):
-        rows.read_trace(own_model, known[0], folder, question=known[0].question, max_length=20)
+        rows.read_trace(own_model, known[0], folder, question=asked(known[0]), max_length=20)
     longest = max(
-        len(rows.read_trace(own_model, t, folder, question=t.question, max_length=1000).packed.ids)
+        len(rows.read_trace(own_model, t, folder, question=asked(t), max_length=1000).packed.ids)
         for t in known
     )
-    rows.check_lengths(own_model, known, folder, question=lambda trace: trace.question, max_length=longest)
+    rows.check_lengths(own_model, known, folder, question=asked, max_length=longest)
     with pytest.raises(
         ValueError,
         match=rf"traces are longer than agent.episode.tokens, {longest - 1}: .*\({longest} tokens\)",
     ):
-        rows.check_lengths(
-            own_model, known, folder, question=lambda trace: trace.question, max_length=longest - 1
-        )
+        rows.check_lengths(own_model, known, folder, question=asked, max_length=longest - 1)
 
 
 def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
@@ -214,7 +217,9 @@ def _read(policy: AgentPolicy, episodes: Sequence[PlayedEpisode]) -> Float[Tenso
     for episode in episodes:
         packed = Packed(**pack([Group(prefix=episode.prefix, rollouts=(episode.rollout,))], pad_id=0)[0])
         with torch.no_grad(), model.inference_autocast():
-            image = joined([model.project(of) for of in features.of([episode.overview, *episode.crops[1:]])])
+            image = ImageFeatures.joined(
+                [model.project(of) for of in features.of([episode.overviews[0], *episode.crops[1:]])]
+            )
             at, place = packed.loss_mask.nonzero(as_tuple=True)
             logits.append(model.logits(model.hidden_states(packed, [image])[at, place - 1]).float())
     return torch.cat(logits)
@@ -277,7 +282,7 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     twice."""
     policy = AgentPolicy(own_model, lora={"rank": 2, "alpha": 4, "dropout": 0.0}, rows=[3], seed=0)
     assert policy.about()["tiles"] == []
-    set_tiles(policy.model, (2, 4))
+    set_resolution(policy.model, tiles=(2, 4))
     policy.operations_told = True
     policy.operations = ["zoom_in"]
     token = own_model.tokenizer.convert_ids_to_tokens(3)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from ans_core.agent.controls import RandomCalls
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, set_tiles
+from ans_core.agent.policy import AGENT, AgentPolicy, add_call_tokens, load_base, load_policy, set_resolution
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.published import build_meta
 from ans_core.config import Config, ConfigError, load, resolve
@@ -22,7 +23,9 @@ from ans_core.model import parts
 from ans_core.model.network import Network
 from ans_core.stages.operations import toolbox_of
 from tests import tiny
+from tests.golden import GOLDEN
 
+LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 SIZES = {
     "1b": ("OpenGVLab/InternVL2_5-1B", 896),
@@ -71,7 +74,7 @@ def test_the_agent_is_built_on_the_meta_device(size: str) -> None:
     config = Config.model_validate(resolve(PROFILES / f"pixelis-{size}.yaml", ()))
     model = build_meta(f"sa2va-{size}")
     rows = sorted(set(add_call_tokens(model, OPERATIONS)))
-    set_tiles(model, config.agent.tiles)
+    set_resolution(model, tiles=config.agent.tiles)
     if "qwen" in size:
         (sides,) = model.backbone.cutter.grids(4000, 3000)
         assert math.prod(sides) * 28**2 < 20 * 448**2 < 4000 * 3000
@@ -102,6 +105,47 @@ def test_pictures_have_between_the_fewest_and_the_most_tiles() -> None:
         (8000, 400): 21,
     }
     assert len(Tiling(size=448, max_tiles=12, grid=16).grids(448, 448)) == 1
+
+
+def test_pixels_become_as_many_tiles_as_hold_them_and_are_kept() -> None:
+    """tiny's tile has 64 pixels."""
+    for pixels, tiles in (((2 * 4096, 20 * 4096), (2, 20)), ((4097, 5 * 4096 - 1), (2, 4))):
+        model = tiny.build()
+        set_resolution(model, pixels=pixels)
+        assert model.backbone.cutter == Tiling(size=64, min_tiles=tiles[0], max_tiles=tiles[1], grid=4)
+        assert AgentPolicy(model, lora=LORA, rows=[1], seed=1).about()["tiles"] == list(tiles)
+    with pytest.raises(
+        ValueError, match=r"agent.max_pixels 8000: no whole number of tiles of 64 x 64 = 4096"
+    ):
+        set_resolution(tiny.build(), pixels=(5000, 8000))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
+def test_qwen_shows_the_pixels_themselves_and_a_trained_agent_keeps_them(tmp_path: Path) -> None:
+    base, pixels = GOLDEN / "qwen3_vl", (20_000, 60_000)
+    model = load_base(base, operations=OPERATIONS, pixels=pixels)
+    policy = AgentPolicy(model, lora=LORA, rows=[1], seed=1)
+    policy.save(tmp_path / "agent", base_hash=checkpoint.weights_hash(base), about={})
+    for shown in (model, load_policy(base, tmp_path / "agent", operations=OPERATIONS).model):
+        for size in ((4000, 3000), (20, 30)):
+            ((rows, columns),) = shown.backbone.cutter.grids(*size)
+            assert pixels[0] <= rows * columns * 32**2 <= pixels[1]
+    with pytest.raises(ValueError, match=r"agent.max_pixels 900 is less than one image token's 32 x 32"):
+        set_resolution(model, pixels=(100, 900))
+
+
+@pytest.mark.parametrize(
+    ("agent", "refusal"),
+    [
+        ({"tiles": [2, 20], "min_pixels": 10, "max_pixels": 20}, "say the same thing; give one of them"),
+        ({"max_pixels": 20}, "min_pixels 0, max_pixels 20; give both, the fewest first"),
+        ({"min_pixels": 30, "max_pixels": 20}, "min_pixels 30, max_pixels 20; give both"),
+    ],
+)
+def test_resolutions_that_make_no_sense_are_refused(agent: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ValueError, match=refusal):
+        Config.model_validate({"agent": agent})
 
 
 def test_a_trained_agent_keeps_its_tiles(tmp_path: Path) -> None:

@@ -187,9 +187,12 @@ def test_virl39k_is_divided_by_pictures_and_its_answers_leave_their_boxes(tmp_pa
     assert (infer(tmp_path), SPLITS["virl39k"](tmp_path)) == ("virl39k", ["train", "val"])
     splits = {split: read("virl39k", tmp_path, split) for split in ("train", "val")}
     ids = {split: [sample.sample_id for sample in samples] for split, samples in splits.items()}
-    assert ids == {"train": ["0"], "val": ["1"]}
+    assert ids == {"train": ["0"], "val": ["1", "2"]}
     (sample,) = splits["train"]
     assert (sample.question, sample.text, sample.meta) == ("How many?", "3", {"category": "Math"})
+    single, several = splits["val"]
+    assert (len(several.frames), several.stills, single.stills) == (2, True, False)
+    assert several.frames == (sample.frames[0], single.frames[0])
     (tmp_path / "images/0.png").unlink()
     with pytest.raises(
         DataError, match=r"39Krelease\.parquet: question 0: the image 'images/0\.png' is in none of"

@@ -24,6 +24,7 @@ from ans_core.agent.practice import sample_of
 from ans_core.agent.world import traces
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.bank import QuestionBank
+from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
@@ -171,7 +172,12 @@ def test_a_set_of_questions_and_answers_is_practised_and_asked_without_traces(
     five_photographs(tmp_path / "mine")
     files = sorted(path.name for path in (tmp_path / "mine").glob("*.png"))
     records = [
-        {"image": file, "task": "conversation", "question": f"What is it, {n}?", "answer": "7"}
+        {
+            "image": [file, files[0]] if n % 2 else file,
+            "task": "conversation",
+            "question": f"What is it, {n}?",
+        }
+        | {"answer": "7"}
         | {"split": "train" if n < 3 else "val"}
         for n, file in enumerate(files)
     ]
@@ -187,11 +193,13 @@ def test_a_set_of_questions_and_answers_is_practised_and_asked_without_traces(
     cfg = Config.model_validate(values)
     run(cota, tmp_path, "agent/cota", ("model",), cfg=cfg)
     assert {trace.family for trace in read_traces(tmp_path / "agent/cota/train")} == {"easy", "text"}
-    asked: Counter[str] = Counter()
+    shown: list[Question] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rft, "sample_of", lambda q: asked.update([q.family]) or sample_of(q))
+        patch.setattr(rft, "sample_of", lambda q: shown.append(q) or sample_of(q))
         run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
+    asked = Counter(question.family for question in shown)
     assert (asked["qa_mine"], asked.total()) == (6, 12)
+    assert {len(question.frames) for question in shown if question.family == "qa_mine"} == {1, 2}
     for row, made in (("oracle", "agent/cota"), ("rft", "agent/rft")):
         run(
             agent_evaluate,

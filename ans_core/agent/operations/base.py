@@ -152,11 +152,8 @@ def around(workspace: Workspace, mask: str, *, smallest: int, margin: float) -> 
     x1, y1, x2, y2 = box_of(workspace.pixels(mask))
     more = round(margin * max(x2 - x1, y2 - y1))
     across, down = max(more, -(-(smallest - x2 + x1) // 2)), max(more, -(-(smallest - y2 + y1) // 2))
-    box = (
-        max(0, x1 - across),
-        max(0, y1 - down),
-        min(workspace.width, x2 + across),
-        min(workspace.height, y2 + down),
-    )
+    frame = workspace.mask(mask).frame
+    width, height = workspace.size(frame)
+    box = max(0, x1 - across), max(0, y1 - down), min(width, x2 + across), min(height, y2 + down)
     check_size(box, smallest=smallest)
-    return ImageHandle(frame=workspace.mask(mask).frame, box=box)
+    return ImageHandle(frame=frame, box=box)

@@ -30,7 +30,7 @@ def run(workspace: Workspace, arguments: Locate, tools: Tools) -> Result:
     (mask,) = segmented.handles
     crop = around(workspace.add([mask]), segmented.values["mask"], smallest=tools.smallest, margin=MARGIN)
     (name,) = workspace.next_names([crop])
-    box = workspace.thousandths(crop.box)
+    box = workspace.thousandths(crop.box, frame=crop.frame)
     return Result(
         text=f"{segmented.text}; {name}: {box}",
         values=segmented.values | {"image": name},

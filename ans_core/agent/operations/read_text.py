@@ -34,7 +34,7 @@ def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
     records = []
     for line in lines:
         x1, y1, x2, y2 = line.box
-        box = workspace.thousandths((left + x1, top + y1, left + x2, top + y2))
+        box = workspace.thousandths((left + x1, top + y1, left + x2, top + y2), frame=part.frame)
         records.append({"text": line.text, "bbox_2d": box, "confidence": round(line.confidence, 2)})
     text = "; ".join(
         f"{line['bbox_2d']}, confidence {line['confidence']}: {line['text']!r}" for line in records

@@ -55,12 +55,13 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
         )
     if not crop_mask.any():
         raise Refused("nothing_found", "no object was found there; try another point, box or text")
-    mask = np.zeros((workspace.height, workspace.width), bool)
+    mask = np.zeros(workspace.size(shown.frame)[::-1], bool)
     x1, y1, x2, y2 = shown.box
     mask[y1:y2, x1:x2] = crop_mask
     made = mask_handle(mask, frame=shown.frame, predicted_iou=round(iou, 3))
     (called,) = workspace.next_names([made])
-    box, area, iou = workspace.thousandths(box_of(mask)), round(100 * float(mask.mean()), 2), round(iou, 2)
+    box = workspace.thousandths(box_of(mask), frame=shown.frame)
+    area, iou = round(100 * float(mask.mean()), 2), round(iou, 2)
     text = f"{called}: {box}, area {area} %, predicted IoU {iou}"
     return Result(
         text=text, values={"mask": called, "bbox_2d": box, "area": area, "iou": iou}, handles=(made,)

@@ -20,13 +20,11 @@ class SelectFrames(Arguments):
 
 def run(workspace: Workspace, arguments: SelectFrames, tools: Tools) -> Result:
     if not workspace.clip:
-        raise Refused("not_a_clip", "select_frames needs a clip; this is a single picture")
+        raise Refused("not_a_clip", "select_frames needs a clip, and there is none here")
     last = len(workspace.frames) - 1
     if any(not 0 <= frame <= last for frame in arguments.frames):
         raise Refused("bad_box", f"frames {arguments.frames}: the clip has frames 0 to {last}")
-    made = tuple(
-        ImageHandle(frame=frame, box=(0, 0, workspace.width, workspace.height)) for frame in arguments.frames
-    )
+    made = tuple(ImageHandle(frame=frame, box=(0, 0, *workspace.size(frame))) for frame in arguments.frames)
     names = workspace.next_names(made)
     shown = dict(zip(names, arguments.frames, strict=True))
     text = ", ".join(f"{name}: frame {frame}" for name, frame in shown.items())

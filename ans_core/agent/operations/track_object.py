@@ -37,14 +37,14 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     assert tools.model is not None
     handle = workspace.mask(arguments.mask)
     if not workspace.clip:
-        raise Refused("not_a_clip", "track_object needs a clip; this is a single picture")
+        raise Refused("not_a_clip", "track_object needs a clip, and there is none here")
     if len(workspace.frames) > MOST_FRAMES:
         raise Refused(
             "not_a_clip",
             f"the clip has {len(workspace.frames)} frames; at most {MOST_FRAMES} can be followed",
         )
     start, mask = handle.frame, workspace.pixels(arguments.mask)
-    masks = np.zeros((len(workspace.frames), workspace.height, workspace.width), bool)
+    masks = np.zeros((len(workspace.frames), *workspace.size(start)[::-1]), bool)
     clip = Clip(tools.model, [opened(ref) for ref in workspace.frames])
     masks[: start + 1] = follow(clip, range(start, -1, -1), mask)[::-1]
     masks[start:] = follow(clip, range(start, len(masks)), mask)

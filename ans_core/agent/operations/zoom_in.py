@@ -39,7 +39,7 @@ def run(workspace: Workspace, arguments: ZoomIn, tools: Tools) -> Result:
         assert arguments.bbox_2d is not None
         made = pixel_box(workspace, arguments.image or FIRST, arguments.bbox_2d, smallest=tools.smallest)
     (name,) = workspace.next_names([made])
-    box = workspace.thousandths(made.box)
+    box = workspace.thousandths(made.box, frame=made.frame)
     return Result(
         text=f"{name}: {box}", values={"image": name, "bbox_2d": box}, handles=(made,), pictures=(name,)
     )

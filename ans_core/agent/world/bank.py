@@ -55,8 +55,8 @@ def write_questions(
 
 
 def _copied(frames: Frames, picture_id: str, folder: Path) -> str:
-    """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; a clip into
-    a folder, a PNG a frame. Return the file or folder, from the folder above."""
+    """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; a clip, or
+    several pictures, into a folder, a PNG a frame. Return the file or folder, from the folder above."""
     name = annotated.name_of_file(quote(picture_id, safe=""))
     if len(frames) > 1:
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import FIRST, MaskHandle, TrackHandle, Workspace, box_of
+from ans_core.agent.workspace import MaskHandle, TrackHandle, Workspace, box_of
 from ans_core.metrics.answers import final, plain, same
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
@@ -39,8 +39,8 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A picture (or a clip, of which only the first frame is seen) and a question about it. `prior` is what
-    the question alone suggests."""
+    """A picture (or several, or a clip, of which only the first frame is seen) and a question about it. `prior`
+    is what the question alone suggests."""
 
     question_id: str
     """family/split/index."""
@@ -48,6 +48,7 @@ class Question:
     frames: tuple[bytes, ...]
     """PNG."""
     text: str
+    """Several pictures are `<Image-1>`, `<Image-2>`, ... in it."""
     answer: str
     choices: tuple[str, ...]
     """Answers of the family; empty where there are too many to list."""
@@ -68,8 +69,11 @@ class Question:
     """The file of its one picture in a folder of questions or traces, where several questions share it; empty
     = frames of its own."""
 
+    stills: bool = False
+    """Whether several frames are pictures by themselves, and no clip."""
+
     def workspace(self) -> Workspace:
-        return Workspace.of(self.frames)
+        return Workspace.of(self.frames, stills=self.stills)
 
     @property
     def wanted_calls(self) -> int:
@@ -170,7 +174,7 @@ def _shows(target: Target, workspace: Workspace, name: str) -> bool:
     if isinstance(handle, MaskHandle):
         return counts(workspace.rle(name), target.masks[handle.frame]).iou >= HIT
     mask = rle.decode(target.masks[handle.frame])
-    if name == FIRST or not mask.any():
+    if name in workspace.overviews or not mask.any():
         return False
     x1, y1, x2, y2 = box_of(mask)
     left, top, right, bottom = handle.box

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ans_core.agent.world.question import Question
-from ans_core.types import Frames, ImageRef, Sample
+from ans_core.types import Frames, Sample
 
 PREFIX = "qa_"
 """Of the family that a set's questions are; its name follows."""
@@ -25,7 +25,7 @@ MOST_FRAMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionedPicture:
-    """A picture, or a clip, with the questions about it."""
+    """A picture, several, or a clip, with the questions about them."""
 
     picture_id: str
     frames: Frames
@@ -49,17 +49,17 @@ def askable(sample: Sample) -> bool:
 
 def pictures(samples: Iterable[Sample], *, name: str) -> list[QuestionedPicture]:
     """Return the pictures of the data set `name` with their questions, in the order of the samples."""
-    of_picture: dict[tuple[str, ImageRef], list[Sample]] = {}
+    of_picture: dict[tuple[str, Frames], list[Sample]] = {}
     for sample in samples:
         if askable(sample):
-            of_picture.setdefault((sample.image_id, sample.frames[0]), []).append(sample)
+            of_picture.setdefault((sample.image_id, sample.frames), []).append(sample)
     ids = Counter(picture_id for picture_id, _ in of_picture)
     family = PREFIX + quote(name, safe="")
     return [
         QuestionedPicture(
             # parts of a set may number their pictures alike
             picture_id=f"{picture_id}/{number}" if ids[picture_id] > 1 else picture_id,
-            frames=spread(group[0].frames),
+            frames=group[0].frames if group[0].stills else spread(group[0].frames),
             questions=tuple(_question(sample, family) for sample in group),
         )
         for number, ((picture_id, _), group) in enumerate(of_picture.items())
@@ -90,4 +90,5 @@ def _question(sample: Sample, family: str) -> Question:
         targets=(),
         plan=(),
         plan_known=False,
+        stills=sample.stills,
     )

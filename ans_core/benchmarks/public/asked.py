@@ -50,7 +50,14 @@ class Item:
 
 def picture_item(name: str, picture: ImageRef, text: str, *, answer: str, facts: dict[str, Any]) -> Item:
     """Return a question about one picture, with its right answer in words."""
-    request = Request(frames=(picture,), text=text)
+    return pictures_item(name, (picture,), text, answer=answer, facts=facts)
+
+
+def pictures_item(
+    name: str, pictures: tuple[ImageRef, ...], text: str, *, answer: str, facts: dict[str, Any]
+) -> Item:
+    """Return a question about one or several pictures; `text` begins with `prompts.picture_marks`."""
+    request = Request(frames=pictures, text=text, stills=len(pictures) > 1)
     return Item(name=name, request=request, facts=facts, truth=Prediction(text=answer))
 
 

@@ -1,8 +1,8 @@
 """A benchmark's questions -> one plain file and the pictures, for a model that ANS does not run.
 
-FOLDER/questions.jsonl: {"id", "pictures": [files], "text", "regions": [RLE], and the facts that the scorer
-needs}. With the model's reply added to each record ("prediction", or what the scorer calls it) the file is
-what `ans eval score` reads.
+FOLDER/questions.jsonl: {"id", "pictures": [files], "text" (which holds `<image>` for each of several pictures),
+"regions": [RLE], and the facts that the scorer needs}. With the model's reply added to each record ("prediction",
+or what the scorer calls it) the file is what `ans eval score` reads.
 """
 
 from __future__ import annotations

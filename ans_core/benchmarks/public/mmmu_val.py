@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
-from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, pictures_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
@@ -48,6 +48,8 @@ _NUMBERS = (
     r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])",
 )
 """With thousands commas, scientific, plain."""
+PICTURES = tuple(f"image_{number}" for number in range(1, 8))
+"""Columns; a question without a picture in the first is at fault."""
 
 
 def score(inputs: Inputs) -> Scored:
@@ -279,8 +281,8 @@ def _normalised(text: str) -> list[str | float]:
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    """Questions of several pictures are asked about the first: a model of this family takes several pictures
-    for a clip."""
+    """Questions of several pictures show all, in the order of their numbers, as VLMEvalKit asks InternVL; each
+    once, also where the text names it twice."""
     import pyarrow.parquet as parquet
 
     subjects = [path for path in sorted(folder.iterdir()) if any(path.glob(f"{split}-*.parquet"))]
@@ -300,15 +302,35 @@ def _item(row: dict[str, Any], subject: str, where: str) -> Item:
     if kind == "multiple-choice" and not options:
         raise ValueError(f"{where}: a multiple-choice question without options")
     truth = files.literal(row, "answer", where=where) if answer.startswith("[") else answer
-    picture = files.value(files.value(row, "image_1", where=where), "bytes", where=f"{where}, image_1")
-    if not isinstance(picture, bytes):
-        raise ValueError(f"{where}: image_1 holds {rle.short(picture)}, not the bytes of a picture")
-    asked = re.sub(r"\s*<image \d>\s*", " ", files.text(row, "question", where=where)).strip()
+    asked = files.text(row, "question", where=where)
+    columns = [name for name in PICTURES if name == PICTURES[0] or row.get(name) is not None]
+    pictures = tuple(_picture(row, column, where) for column in columns)
+    shown = dict(options) if kind == "multiple-choice" else {}
+    if len(columns) == 1:
+        asked = re.sub(r"\s*<image \d>\s*", " ", asked)
+    else:
+        places = {column: place for place, column in enumerate(columns, start=1)}
+        asked = _named(asked, places, where)
+        shown = {letter: _named(text, places, where) for letter, text in shown.items()}
     facts: dict[str, Any] = {"id": name, "subject": subject, "question_type": kind, "answer": truth}
     if kind == "multiple-choice":
         facts |= {"all_choices": list(options), "index2ans": options}
-    text = questions.ask(asked, options if kind == "multiple-choice" else {})
-    return picture_item(name, picture, text, answer=str(truth), facts=facts)
+    text = questions.ask(asked.strip(), shown, pictures=len(pictures))
+    return pictures_item(name, pictures, text, answer=str(truth), facts=facts)
+
+
+def _picture(row: dict[str, Any], column: str, where: str) -> bytes:
+    picture = files.value(files.value(row, column, where=where), "bytes", where=f"{where}, {column}")
+    if not isinstance(picture, bytes):
+        raise ValueError(f"{where}: {column} holds {rle.short(picture)}, not the bytes of a picture")
+    return picture
+
+
+def _named(text: str, places: Mapping[str, int], where: str) -> str:
+    """Write `<Image-k>` in place of the release's `<image n>`, by the pictures' places."""
+    if lost := [n for n in re.findall(r"<image (\d)>", text) if f"image_{n}" not in places]:
+        raise ValueError(f"{where}: the text names <image {lost[0]}>, and column image_{lost[0]} is empty")
+    return re.sub(r"<image (\d)>", lambda mark: f"<Image-{places[f'image_{mark[1]}']}>", text)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -328,6 +350,5 @@ SCORER = Scorer(
         splits=("validation",),
         truth=in_records,
         running=("accuracy", right),
-        notes=("a question of several pictures is asked about the first alone",),
     ),
 )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ans_core import prompts
 from ans_core.benchmarks.public import files
 
 LETTER = "Answer with the option's letter from the given choices directly."
@@ -18,7 +19,7 @@ REFERENCE = 64
 """An `image` up to this length is the index of the row that holds the picture."""
 
 
-def ask(question: str, options: Mapping[str, str], *, hint: str = "") -> str:
+def ask(question: str, options: Mapping[str, str], *, hint: str = "", pictures: int = 1) -> str:
     """Without options a word or phrase is asked for."""
     lines = [hint] if hint else []
     lines += [
@@ -26,7 +27,7 @@ def ask(question: str, options: Mapping[str, str], *, hint: str = "") -> str:
         *(f"{letter}. {text}" for letter, text in options.items()),
         LETTER if options else SHORT,
     ]
-    return "<image>\n" + "\n".join(lines)
+    return prompts.picture_marks(pictures) + "\n".join(lines)
 
 
 def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:

@@ -1,7 +1,7 @@
 """ViRL39K's hold-out: replies -> final answers -> accuracy over all and per category.
 
-ViRL39K is a training set. One picture in 50 is held out, chosen by a hash of its name. Questions about that
-picture alone are asked; no question that shows it, alone or among others, may be trained on (`held_out`).
+ViRL39K is a training set. One picture in 50 is held out, chosen by a hash of its name. Questions that show it,
+alone or among others, are asked, and may not be trained on (`held_out`).
 
 --predictions: records {"qid", "prediction", "answer", "category"}. A model is run on the release: a *.parquet
 with `qid`, `question`, `answer`, `category`, `image`, and the folder `images`.
@@ -15,11 +15,13 @@ which drops units and knows more equal forms: here such an answer counts as wron
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ans_core import prompts
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
+from ans_core.benchmarks.public.asked import Item, Runner, in_records, pictures_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
 from ans_core.data.formats.virl39k import HELD_OUT, held_out
 from ans_core.metrics.answers import BOXED, final, same
@@ -60,11 +62,12 @@ def score(inputs: Inputs) -> Scored:
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    """Questions of one picture; the few that have none or several are left out."""
+    """Questions without a picture are left out."""
     rows = list(_rows(folder))  # some 800 texts
-    pictures = files.pictures_named((row["image"][0] for row, _ in rows), folder, where=folder)
+    names = chain.from_iterable(row["image"] for row, _ in rows)
+    pictures = files.pictures_named(names, folder, where=folder)
     for row, where in rows:
-        yield _item(row, pictures[row["image"][0]], where)
+        yield _item(row, tuple(pictures[name] for name in row["image"]), where)
 
 
 def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
@@ -82,17 +85,21 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
             for row in batch.to_pylist():
                 where = f"{path}, {row['qid']}"
                 images = [] if row["image"] is None else files.listed(row, "image", where=where, of=str)
-                if len(images) == 1 and held_out(images):
+                if held_out(images):
                     yield row, where
 
 
-def _item(row: dict[str, Any], picture: Path, where: str) -> Item:
+def _item(row: dict[str, Any], pictures: tuple[Path, ...], where: str) -> Item:
     asked, answer, category = (
         files.text(row, key, where=where) for key in ("question", "answer", "category")
     )
-    bare = asked.replace("<image>", "").strip()
     facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
-    return picture_item(facts["qid"], picture, f"<image>\n{bare}\n{ASKED}", answer=answer, facts=facts)
+    try:
+        (question,) = prompts.name_pictures([asked], len(pictures))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    text = f"{prompts.picture_marks(len(pictures))}{question}\n{ASKED}"
+    return pictures_item(facts["qid"], pictures, text, answer=answer, facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:

@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -310,6 +310,14 @@ def text(value: object, *, where: str) -> str:
         )
     without_reserved(value, where=where)
     return value.strip()
+
+
+def named_pictures(texts: Sequence[str], pictures: int) -> list[str]:
+    """Return texts as `prompts.name_pictures` writes them. Raises Unusable."""
+    try:
+        return prompts.name_pictures(texts, pictures)
+    except ValueError as error:
+        raise Unusable(f"a conversation with {error}") from None
 
 
 def text_key(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -85,6 +85,18 @@ def _line(file: Path, _changed: int) -> str:
     return checks.load_text(file).strip().rstrip("/")
 
 
+def shown(names: Sequence[str], pictures: Sequence[tuple[ImageFile, int, int]]) -> dict[str, Any]:
+    """Return the fields of a sample about these pictures (file, height, width), at least one."""
+    (_, height, width), *_ = pictures
+    return {
+        "frames": tuple(file for file, _, _ in pictures),
+        "stills": len(pictures) > 1,
+        "image_id": "+".join(names),
+        "height": height,
+        "width": width,
+    }
+
+
 class ImageFolders:
     """The folders in which a data set's pictures may be; only those that exist are looked into, in their
     order."""
@@ -98,11 +110,16 @@ class ImageFolders:
             if folder.is_dir() or url_of(folder, "")
         ]
         self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
+
         if not self.folders:
             raise checks.DataError(
                 f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
                 "images at one of them"
             )
+
+    def shown(self, names: Sequence[str], *, where: str) -> dict[str, Any]:
+        """Return the fields of a sample about one picture or several: frames, stills, image_id, height, width."""
+        return shown(names, [self.find(name, where=where) for name in names])
 
     def find(
         self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)

@@ -1,5 +1,5 @@
-"""LLaVA's conversations about pictures (LLaVA-Instruct-150K, mix665k: image, conversations) -> conversation
-samples."""
+"""LLaVA's conversations about a picture, or a list of them (LLaVA-Instruct-150K, mix665k: image, conversations)
+-> conversation samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGE_FOLDERS = ("images", "../images", "../llava_images", "../llava_images/coco
 
 class Record(checks.Record):
     conversations: list[Turn]
-    image: str | None = None
+    image: str | list[str] | None = None
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -35,16 +35,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         with faults:
             where = f"{file}: record {number}"
             record = checks.record(Record, value, where=where)
-            if record.image is None:
+            names = [record.image] if isinstance(record.image, str) else record.image
+            if not names:
                 raise checks.Unusable("text alone, without a picture")
-            *past, (question, answer) = exchanges(record.conversations)
-            image, height, width = images.find(record.image, where=where)
+            *past, (question, answer) = exchanges(record.conversations, pictures=len(names))
             yield Sample(
                 sample_id=str(number),
-                image_id=record.image,
-                frames=(image,),
-                height=height,
-                width=width,
+                **images.shown(names, where=where),
                 task="conversation",
                 text=answer,
                 question=question,

@@ -5,6 +5,7 @@ region_caption, phrase and conversation samples.
 RLE. `masks: []` says that nothing in the image fits the text. `task` is "referring" (the default) or
 "region_caption". {image, text, task: "phrase"}: words for one thing of the picture whose mask is not known.
 {image, question, answer, regions}: regions (optional) are masks that the question calls region1, region2, ...
+`image` may be a list: the question is about several pictures, and may hold `<image>` where it means each.
 Optional in all: `split`; without it, one image in five is "val", by a hash of its path, and a phrase is
 "train". Records of upstream's file of the same name (finetune.py) are read beside these.
 """
@@ -20,12 +21,13 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from ans_core import prompts
 from ans_core.config.section import nearest
 from ans_core.data.formats import checks, finetune
-from ans_core.data.formats.files import picture
+from ans_core.data.formats.files import picture, shown
 from ans_core.pictures import rle
 from ans_core.storage import is_url
-from ans_core.types import ImageFile, Masklet, Sample, Task
+from ans_core.types import Masklet, Sample, Task
 
 FILES = ("annotations.json", "annotations.jsonl")
 MEANT = {"validation": "val", "valid": "val", "dev": "val", "training": "train", "testing": "test"}
@@ -42,6 +44,8 @@ def _split_name(value: object) -> object:
 def _one_spelling(value: object) -> object:
     """Write `./photos//a.jpg` as `photos/a.jpg`: its hash decides the split. (Through a link `..` may lead
     elsewhere, so it stays.)"""
+    if isinstance(value, list):
+        return [_one_spelling(one) for one in value]
     plain = isinstance(value, str) and value and ".." not in value and not is_url(value)
     return posixpath.normpath(str(value)) if plain else value
 
@@ -49,12 +53,16 @@ def _one_spelling(value: object) -> object:
 class Annotation(checks.Record):
     model_config = ConfigDict(extra="forbid")
 
-    image: Annotated[str, BeforeValidator(_one_spelling)]
+    image: Annotated[str | Annotated[list[str], Field(min_length=1)], BeforeValidator(_one_spelling)]
     split: Annotated[Literal["train", "val", "test"] | None, BeforeValidator(_split_name)] = None
 
     @property
+    def names(self) -> list[str]:
+        return [self.image] if isinstance(self.image, str) else self.image
+
+    @property
     def part(self) -> str:
-        return self.split or split_by_image(self.image)
+        return self.split or split_by_image(self.names[0])
 
 
 class Expression(Annotation):
@@ -87,31 +95,27 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
     seen: dict[int, str] = {}
-    latest: tuple[str, ImageFile, tuple[int, int]] | None = (
-        None  # a picture's records mostly follow each other
-    )
+    latest, about = list[str](), dict[str, Any]()  # a picture's records mostly follow each other
     for where, sample_id, record in _records(file, faults):
         with faults:
             parts.add(record.part)
+            _check_pictures(record, where=where)
             texts = _texts(record, where=where)
             if isinstance(record, Expression) and record.task == "referring":
                 _once((record.image, *map(checks.text_key, texts)), seen, where=where)
             if record.part != split:
                 continue
-            if latest is None or latest[0] != record.image:
-                image = picture(file.parent, record.image, where=where)
-                latest = record.image, image, checks.image_size(image, where=where)
-            _, image, (height, width) = latest
-            masks = _masks(record, height=height, width=width, where=where, faults=faults)
+            if record.names != latest:
+                files = [picture(file.parent, name, where=where) for name in record.names]
+                about = shown(record.names, [(one, *checks.image_size(one, where=where)) for one in files])
+                latest = record.names
+            masks = _masks(record, height=about["height"], width=about["width"], where=where, faults=faults)
             if record.task != "referring":
                 outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
                 _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
             yield Sample(
                 sample_id=sample_id,
-                image_id=record.image,
-                frames=(image,),
-                height=height,
-                width=width,
+                **about,
                 task=cast(Task, record.task),
                 text=texts[-1],
                 masks=masks,
@@ -188,11 +192,25 @@ def _list(file: Path) -> list[Any]:
     return content
 
 
+def _check_pictures(record: Record, *, where: str) -> None:
+    """Raise DataError for several pictures where there may be one."""
+    if len(record.names) > 1 and (not isinstance(record, Conversation) or record.regions):
+        raise checks.DataError(
+            f"{where}: {len(record.names)} pictures; only a question without regions may be about several"
+        )
+
+
 def _texts(record: Record, *, where: str) -> tuple[str, ...]:
     """Return the text, or question and answer."""
     if not isinstance(record, Conversation):
         return (checks.text(record.text, where=where),)
-    question = checks.text(record.question, where=f"{where}, question")
+    question = record.question
+    if len(record.names) > 1:
+        try:
+            (question,) = prompts.name_pictures([question], len(record.names))
+        except ValueError as error:
+            raise checks.DataError(f"{where}: {error}; write one for each, or none") from None
+    question = checks.text(question, where=f"{where}, question")
     for number in REGION.findall(question):
         if not 1 <= int(number) <= len(record.regions):
             raise checks.DataError(

@@ -23,6 +23,9 @@ from ans_core.data.formats.files import url_of
 from ans_core.data.index import FIELDS, tuples
 from ans_core.types import FilePart, Sample
 
+NEW_FIELDS = {"stills"}
+"""Which older shards lack: the defaults are right for them."""
+
 
 class Samples(checks.Record):
     """What a member .json holds."""
@@ -49,11 +52,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             for frames, content in _members(shard):
                 total = content.total
                 for values in content.samples:
-                    if values.keys() != {"number", *FIELDS}:
+                    if (values.keys() ^ {"number", *FIELDS}) - NEW_FIELDS:
                         raise checks.DataError(
                             f"{shard}: a sample has the keys {sorted(values)}; write the shards again"
                         )
-                    sample = Sample(frames=frames, **{key: tuples(values[key]) for key in FIELDS})
+                    sample = Sample(
+                        frames=frames, **{key: tuples(values[key]) for key in FIELDS if key in values}
+                    )
                     heappush(early, (values["number"], len(early), sample))
                 while early and early[0][0] == due:
                     yield heappop(early)[2]

@@ -8,7 +8,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from ans_core import prompts
 from ans_core.data.formats import checks
 
 
@@ -17,18 +16,19 @@ class Turn(checks.Record):
     value: str
 
 
-def exchanges(turns: Sequence[Turn]) -> tuple[tuple[str, str], ...]:
+def exchanges(turns: Sequence[Turn], *, pictures: int = 1) -> tuple[tuple[str, str], ...]:
     """Return (question, answer) pairs. As upstream reads them: an answer before the first question is
-    skipped, questions in a row are one, a last question without answer is dropped; `<image>` and control
-    characters are taken out.
+    skipped, questions in a row are one, a last question without answer is dropped; `<image>` (of several
+    pictures: see `prompts.name_pictures`) and control characters are taken out.
 
     Raises Unusable if no pair is left, or where a question or an answer is empty or holds a token that stands
     for pixels.
     """
     pairs: list[tuple[str, str]] = []
     questions: list[str] = []
-    for turn in turns:
-        words = checks.CONTROL.sub("", prompts.plain_question(turn.value))
+    texts = checks.named_pictures([turn.value for turn in turns], pictures)
+    for turn, text in zip(turns, texts, strict=True):
+        words = checks.CONTROL.sub("", text)
         if turn.speaker == "human":
             questions.append(words)
         elif questions:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache
@@ -30,23 +31,33 @@ class ImageFeatures:
 
     values: Float[Tensor, "M C"]
     grids: tuple[Grid, ...]
-    clip: bool = False
+    pictures: tuple[int, ...] = ()
+    """As in `Views`."""
+
+    @staticmethod
+    def joined(images: Sequence[ImageFeatures]) -> ImageFeatures:
+        """Join the features of a row's pictures, at least one, in the order of its text."""
+        return ImageFeatures(
+            values=torch.cat([image.values for image in images]),
+            grids=tuple(grid for image in images for grid in image.grids),
+            pictures=tuple(views for image in images for views in image.pictures or (len(image.grids),)),
+        )
 
     def split(self, rows: Sequence[Views]) -> list[ImageFeatures]:
         """Split features of the views of several rows into one per row."""
         cells = [sum(height * width for height, width in row.grids) for row in rows]
         parts = self.values.split(cells)
         return [
-            ImageFeatures(values=part, grids=row.grids, clip=row.clip)
+            ImageFeatures(values=part, grids=row.grids, pictures=row.pictures)
             for part, row in zip(parts, rows, strict=True)
         ]
 
     def region(self, mask: Bool[Tensor, "h w"]) -> Float[Tensor, "_ C"]:
-        """Return the marked cells of the view that shows the whole image, or a clip's first frame. A mask on
-        the CPU stays there."""
+        """Return the marked cells of the view that shows the whole image (the first of several), or a clip's
+        first frame. A mask on the CPU stays there."""
         cells = [height * width for height, width in self.grids]
         marked = mask.flatten().nonzero()[:, 0].to(self.values.device, non_blocking=True)
-        return self.values.split(cells)[shown_view(clip=self.clip)][marked]
+        return self.values.split(cells)[shown_view(self.pictures)][marked]
 
 
 @dataclass(frozen=True, kw_only=True)

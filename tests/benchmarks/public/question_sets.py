@@ -141,8 +141,8 @@ def mathvista(folder: Path) -> Path:
 
 
 def virl(folder: Path) -> Path:
-    """Two questions of the hold-out (qid 0 and 2), one of the training set, and one about several
-    pictures."""
+    """Two questions of the hold-out (qid 0 and 2), one of the training set, and one about several pictures of
+    both (qid 3)."""
     chosen = [f"images/{n}.png" for n in range(500) if virl39k.held_out([f"images/{n}.png"])]
     names = [chosen[0], "images/0.png", chosen[1]]
     pictures(folder, *names)

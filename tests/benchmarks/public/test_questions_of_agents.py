@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
 from ans_core.benchmarks.public import infographicsvqa, mathvista, mm_vet, tallyqa_complex, virl39k, vstar
@@ -16,6 +18,7 @@ from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.types import Prediction
+from tests import tiny
 from tests.benchmarks.public import question_sets
 from tests.benchmarks.public.drawn import predicted, score, write
 from tests.benchmarks.public.question_sets import CHOICE, infographics, pictures, problem, tally, vet, virl
@@ -438,9 +441,14 @@ def test_the_hold_out_is_chosen_by_picture_and_is_a_fiftieth(tmp_path: Path) -> 
     assert 0 not in chosen
     virl(tmp_path)
     found = evaluate("virl39k", tmp_path, tmp_path / "out", knowing)
-    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["count/Charts"]) == (1.0, 2, 1)
+    assert (found.metrics["accuracy"], found.metrics["count"], found.metrics["count/Charts"]) == (1.0, 3, 2)
     lines = [json.loads(line) for line in (tmp_path / "out/predictions.jsonl").read_text().splitlines()]
-    assert [line["qid"] for line in lines] == ["0", "2"]
+    assert [line["qid"] for line in lines] == ["0", "2", "3"]
+    *_, several = SCORERS["virl39k"].runner.items(tmp_path, "")  # type: ignore[union-attr]
+    assert several.request.text.startswith(
+        "Image-1: <image>\nImage-2: <image>\nImage-3: <image>\nHow many 3?\n"
+    )
+    assert (len(several.request.frames), several.request.stills) == (3, True)
     assert evaluate("virl39k", tmp_path, tmp_path / "silent", silent).metrics["accuracy"] == 0.0
 
 
@@ -467,6 +475,35 @@ def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Pat
     )
 
 
+# MMMU
+
+
+def test_mmmu_shows_all_pictures_of_a_question_in_order_and_names_them(tmp_path: Path) -> None:
+    data = question_sets.mmmu(tmp_path)
+    single, _, several = SCORERS["mmmu_val"].runner.items(data, "validation")  # type: ignore[union-attr]
+    assert (single.request.text.splitlines()[0], single.request.stills) == ("<image>", False)
+    assert several.request.text.splitlines()[:5] == [
+        "Image-1: <image>",
+        "Image-2: <image>",
+        "Which is it?",
+        "A. <Image-1>",
+        "B. <Image-2>",
+    ]
+    assert several.request.frames == (tiny.picture(0), tiny.picture(1))
+    assert several.facts["index2ans"] == {"A": "<image 1>", "B": "<image 2>"}  # the official record's
+    table = parquet.read_table(data / "Art/validation-00000-of-00001.parquet").to_pylist()
+    row = table[2] | {"image_2": None, "image_3": table[2]["image_1"], "image_4": table[2]["image_2"]}
+    row |= {"question": "Is <image 4> like <image 3>?", "options": "['yes', 'no']"}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), data / "Art/validation-00000-of-00001.parquet")
+    (three,) = SCORERS["mmmu_val"].runner.items(data, "validation")  # type: ignore[union-attr]
+    assert len(three.request.frames) == 3
+    assert three.request.text.splitlines()[3] == "Is <Image-3> like <Image-2>?"
+    row["question"] = "Which, <image 2>?"
+    parquet.write_table(pyarrow.Table.from_pylist([row]), data / "Art/validation-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match=r"the text names <image 2>, and column image_2 is empty"):
+        list(SCORERS["mmmu_val"].runner.items(data, "validation"))  # type: ignore[union-attr]
+
+
 # Pictures that are not there
 
 
@@ -481,7 +518,7 @@ def test_virl39k_counts_by_category_and_how_many_replies_are_boxed(tmp_path: Pat
         ("infographicsvqa", "images", r"withQT\.json: 2 of 2 pictures are not in .*images: 1\.jpeg, 2\.jpeg"),
         ("mm_vet", "images", r"mm-vet\.json: 2 of 2 pictures are not in .*images: a\.jpg, b\.jpg"),
         ("mathvista", "images", r"annot_testmini\.json: 1 of 1 pictures are not in .*images: 1\.jpg"),
-        ("virl39k", "images", r"2 of 2 pictures are not in .*: images/"),
+        ("virl39k", "images", r"3 of 3 pictures are not in .*: images/"),
     ],
 )
 def test_pictures_that_are_not_there_are_named_before_the_first_question(
