@@ -14,9 +14,9 @@ import sys
 
 from ans_core import stop
 
-ASKED, FAILED = 75, 101
-"""Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes, so one node
-that failed counts."""
+ASKED, FAILED = 200, 201
+"""Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes: one that failed
+counts, and one that Slurm had to kill (137), while it waited for a node that was asked to end, does not."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
