@@ -140,7 +140,7 @@ def test_a_deleted_job_a_wrong_setting_and_a_refused_one_are_a_sentence_each_and
     assert "Kubernetes refuses to create TrainJobs in lab (403 Forbidden): exceeded quota: gpus" in refused
     assert len(cluster[0].submitted) == 2
     ans(workspace, "profile", "smoke", *TWO_NODES)
-    nobody = variables_of(workspace, {"KUBECONFIG": "/nowhere"})
+    nobody = variables_of(workspace, cluster[1] | {"KUBECONFIG": "/nowhere"})
     assert "no cluster is named" in ans(workspace, "stage", "sft", "--force", status=None, **nobody)
 
 
