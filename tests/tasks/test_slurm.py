@@ -293,7 +293,7 @@ def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_aga
     # Slurm's TERM to the lost node may reach the job's next start there, which then starts once more
     assert sorted(starts) == sorted(len(starts) // 2 * ON_BOTH)
     lost_start, *others = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
-    assert lost_start[-1] - 2 <= saved == others[0][0]
+    assert saved >= max(1, lost_start[-1] - 2)
     assert [step for other in others for step in other] == [*range(saved, 20)]
     assert (workspace / RESULT).read_text() == uninterrupted
     assert jobs(cluster, "--states=all").count(number) == 1
