@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from ans_core import stop
-from ans_core.config import Config
+from ans_core.config import Config, ConfigError
 from flows.preflight import Finding
-from tasks import slurm
+from tasks import kubernetes_jobs, slurm
 from tasks.launcher import CLUSTERS
 
 SHARED = {"nfs4", "lustre", "gpfs", "wekafs", "beegfs", "ceph"}
@@ -40,6 +40,12 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
                 remedy="export RAY_ADDRESS=http://HEAD:8265",
             )
         ]
+    if name == "kubernetes":
+        try:
+            kubernetes_jobs.ask("list", waits=False)
+        except ConfigError as error:
+            return [Finding(ok=False, what=str(error), remedy="docs/cluster.md, Kubernetes")]
+        return [Finding(ok=True, what="launcher kubernetes: the API server lists TrainJobs")]
     if name != "slurm":
         nodes = environment.get("PET_NNODES", "1")
         return [Finding(ok=True, what=f"launcher {name}: stages start on this machine (PET_NNODES={nodes})")]

@@ -19,7 +19,7 @@ from ans_core.config import Launch
 from tasks.process import held, leave_note, read_note
 
 IN_JOB = "ANS_JOB"
-"""Set in a job of Slurm or Ray: the stage in there starts its processes itself."""
+"""Set in a job of a cluster: the stage in there starts its processes itself."""
 POLL_S = 5.0
 SEEN_S = 60.0
 """Most that a shared folder takes to show what another node has written."""
@@ -64,7 +64,7 @@ class State:
 
 
 class Cluster(Protocol):
-    """What tasks/slurm.py and tasks/ray_jobs.py have. A job's number is a word that names it in its
+    """What tasks/slurm.py, tasks/ray_jobs.py and tasks/kubernetes_jobs.py have. A job's number is a word that names it in its
     workspace."""
 
     def find(self, job: Job) -> str | None:
@@ -98,6 +98,20 @@ def run(job: Job, cluster: Cluster) -> int:
         if number := number or cluster.find(job):
             cluster.cancel(job, number)
         raise
+
+
+def unless_ending(job: Job, live: Callable[[], list[T]], ending: Callable[[T], bool]) -> T | None:
+    """Return the job that is live. One that was cancelled, and writes its state, is waited for: whoever starts
+    again wants a job that goes on from there."""
+    waits = False
+    while True:
+        there = live()
+        if not any(ending(one) for one in there):
+            return there[0] if there else None
+        if not waits:
+            print(f"{job.name}: waits for the job before, which is ending", file=sys.stderr, flush=True)
+        waits = True
+        time.sleep(POLL_S)
 
 
 def answer(ask: Callable[[], T], away: type[Exception], what: str) -> T:

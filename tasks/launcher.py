@@ -1,5 +1,5 @@
-"""How a stage's processes start: a stage and `launch` in, the exact command out; and jobs of Slurm or Ray run
-to their end."""
+"""How a stage's processes start: a stage and `launch` in, the exact command out; and jobs of a cluster
+run to their end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from ans_core import stop
 from ans_core.config import Config, ConfigError, Launch, load
 from ans_core.processes import shared_words
-from tasks import jobs, ray_jobs, slurm
+from tasks import jobs, kubernetes_jobs, ray_jobs, slurm
 from tasks.jobs import IN_JOB, Cluster, Job
 from tasks.process import die_with_parent, leave_note
 from tasks.stages import Stage
 
-CLUSTERS: dict[str, Cluster] = {"slurm": slurm, "ray": ray_jobs}
+CLUSTERS: dict[str, Cluster] = {"slurm": slurm, "ray": ray_jobs, "kubernetes": kubernetes_jobs}
 
 
 def check_sharding(stage: Stage, config: Config) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import sys
-import time
 import urllib.request
 import uuid
 from pathlib import Path
@@ -17,7 +16,7 @@ from urllib.error import HTTPError, URLError
 from ans_core import stop
 from ans_core.config import ConfigError
 from ans_core.config.launch import Resources
-from tasks.jobs import IN_JOB, POLL_S, Job, State, answer
+from tasks.jobs import IN_JOB, Job, State, answer, unless_ending
 
 LIVE = {"PENDING", "RUNNING"}
 TIMEOUT_S = 60.0
@@ -31,21 +30,16 @@ VARIABLES = {
 
 
 def find(job: Job) -> str | None:
-    """Return the number of the live job. One that was cancelled, and writes its state, is waited for: whoever
-    starts again wants a job that goes on from there."""
-    waits = False
-    while True:
-        numbers = [
+    """Return the number of the live job."""
+
+    def live() -> list[str]:
+        return [
             other["submission_id"].removeprefix(f"{job.name}-")
             for other in ask("", waits=False)
             if other["status"] in LIVE and other["metadata"] == _metadata(job)
         ]
-        if not (numbers and Path(f"{job.notes}-{numbers[0]}.stop").exists()):
-            return numbers[0] if numbers else None
-        if not waits:
-            print(f"{job.name}: waits for job {numbers[0]}, which is ending", file=sys.stderr, flush=True)
-        waits = True
-        time.sleep(POLL_S)
+
+    return unless_ending(job, live, lambda number: Path(f"{job.notes}-{number}.stop").exists())
 
 
 def submit(job: Job, environment: dict[str, str]) -> str:

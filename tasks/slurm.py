@@ -9,7 +9,7 @@ import sys
 from ans_core import stop
 from ans_core.config import ConfigError
 from tasks.jobs import Job, State, answer
-from tasks.slurm_task import ASKED
+from tasks.slurm_task import ASKED, FAILED
 
 ENDS = {
     "COMPLETED",
@@ -41,12 +41,13 @@ AWAY = (
 """What Slurm's commands say while the controller does not answer."""
 SCRIPT = """
 note={notes}-$SLURM_JOB_ID
-rm -f "$note.json" "$note.exit"
+rm -f "$note.json" "$note.exit" "$note.{asked}" "$note.{failed}"
 export ANS_JOB=1 ANS_NOTE="$note.json" PET_NNODES=$SLURM_NNODES PET_MASTER_PORT=$({python} -c {port})
 export PET_MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 trap : TERM
 srun --kill-on-bad-exit=1 --nodes=$SLURM_NNODES --ntasks-per-node=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} {task}
 status=$?
+[ $status = 137 ] && [ -e "$note.{asked}" ] && [ ! -e "$note.{failed}" ] && status={asked}
 if [ $status = {asked} ] && scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
   scontrol requeue "$SLURM_JOB_ID" && exit 0
 fi
@@ -56,7 +57,8 @@ exit $status
 """The job. It runs on the first node, so that a port which is free here is free for the meeting of the
 processes. TERM and USR1 go to all processes of the job, which write a state and end. A job that still runs
 then, since nobody has cancelled it and its time is not over, but Slurm wants its place (preemption) or said
-that its time is nearly over (--signal), is queued again and goes on."""
+that its time is nearly over (--signal), is queued again and goes on; also where one node waited for another that
+was asked to end, until Slurm killed it."""
 PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
@@ -79,7 +81,7 @@ def sbatch_words(job: Job) -> list[str]:
     """Return the command that submits the job and prints its number."""
     script = SCRIPT.format(
         notes=shlex.quote(str(job.notes)), python=shlex.quote(sys.executable), port=shlex.quote(PORT),
-        asked=ASKED, task=shlex.join([sys.executable, "-m", "tasks.slurm_task", *job.words]),
+        asked=ASKED, failed=FAILED, task=shlex.join([sys.executable, "-m", "tasks.slurm_task", *job.words]),
     )  # fmt: skip
     about = [f"--job-name={job.name}", f"--chdir={job.root}", f"--output={job.log('%j')}"]
     return [

@@ -11,12 +11,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from ans_core import stop
 
 ASKED, FAILED = 75, 101
 """Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes, so one node
-that failed counts."""
+that failed counts; or 137, if Slurm had to kill one, so a node leaves its status as a file, too."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -35,7 +36,11 @@ def main(words: list[str]) -> int:
         try:
             os.wait()
         except ChildProcessError:
-            return 0 if status == 0 else ASKED if signals else FAILED
+            break
+    ended = 0 if status == 0 else ASKED if signals else FAILED
+    if "ANS_NOTE" in os.environ:
+        Path(os.environ["ANS_NOTE"]).with_suffix(f".{ended}").touch()
+    return ended
 
 
 if __name__ == "__main__":

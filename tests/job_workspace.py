@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -146,8 +147,23 @@ def trainings(folder: Path) -> list[psutil.Process]:
 
 def newest_log(folder: Path) -> str:
     """The log of the first process of the stage's last start."""
+    return ([""] + [path.read_text() for path in logs_of_starts(folder)])[-1]
+
+
+def logs_of_starts(folder: Path) -> list[Path]:
+    """The logs of the first process, by the stage's starts."""
     paths = [path for path in (folder / ".ans/logs").glob("smoke-sft-*.log") if "process" not in path.name]
-    return max(paths, key=lambda path: path.stat().st_mtime).read_text() if paths else ""
+    return sorted(paths, key=lambda path: path.stat().st_mtime)
+
+
+def steps(log: str) -> list[int]:
+    """The steps of which a training's log tells."""
+    return [int(step) for step in re.findall(r" step (\d+) ", log)]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the states that are written, and not lost."""
+    return sorted(int(path.name[5:]) for path in (folder / ".ans/scratch").glob("*/sft/**/step-*[0-9]"))
 
 
 def logs(folder: Path) -> str:

@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from tasks.launcher import free_port
+from tests.workspace import words_of
 
 ROOT = Path(os.environ.get("ANS_SLURM", "~/.cache/ans-slurm")).expanduser()
 PACKAGES = (
@@ -54,6 +57,7 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 JobAcctGatherType=jobacct_gather/none
 KillWait=30
+SlurmdTimeout=20
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=2000
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=2000
 PreemptType=preempt/partition_prio
@@ -110,28 +114,51 @@ def cluster(home: Path) -> Iterator[dict[str, str]]:
         "LD_LIBRARY_PATH": f"{libraries}:{libraries / 'slurm-wlm'}",
         "PATH": f"{home / 'bin'}:{ROOT / 'usr/bin'}:{ROOT / 'usr/sbin'}:{os.environ['PATH']}",
     }
-    daemons = [
-        ["slurmctld", "-D", "-c"],
-        *(["slurmd", "-D", "-N", node, "-d", str(ROOT / "usr/sbin/slurmstepd")] for node in NODES),
-    ]
-    processes = []
     try:
-        for number, words in enumerate(daemons):
-            log = (home / f"daemon{number}.log").open("wb")
-            path = ROOT / "usr/sbin" / words[0]
-            processes.append(
-                subprocess.Popen([path, *words[1:]], env={**os.environ, **variables}, stdout=log, stderr=log)
-            )
+        start(variables, "slurmctld", "-c")
+        for node in NODES:
+            start_node(variables, node)
         wait_for_nodes(home, variables)
         yield variables
     finally:
         slurm(variables, "scancel", "--user=root", "--full", "--signal=KILL", status=None)
         slurm(variables, "scancel", "--user=root", status=None)
         time.sleep(1)
-        for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            process.wait(30)
+        for program in ("slurmd", "slurmctld"):
+            daemons = processes(variables, program)
+            for daemon in daemons:
+                daemon.terminate()
+            psutil.wait_procs(daemons, 30)
+
+
+def start(variables: dict[str, str], program: str, *options: str) -> None:
+    path = Path(variables["SLURM_CONF"]).with_name(f"daemon-{program}{options[1:2]}.log")
+    words = [ROOT / "usr/sbin" / program, "-D", *options]
+    with path.open("ab") as log:
+        subprocess.Popen(words, env={**os.environ, **variables}, stdout=log, stderr=log)
+
+
+def start_node(variables: dict[str, str], node: str) -> None:
+    start(variables, "slurmd", "-N", node, "-d", str(ROOT / "usr/sbin/slurmstepd"))
+
+
+def processes(variables: dict[str, str], name: str = "", node: str | None = None) -> list[psutil.Process]:
+    """Return the processes of this name that belong to this cluster, and to a node's jobs."""
+    place = {"SLURM_CONF": variables["SLURM_CONF"]} | ({"SLURMD_NODENAME": node} if node else {})
+    return [
+        process
+        for process in psutil.process_iter(["name", "environ"])
+        if name in ("", process.info["name"]) and place.items() <= (process.info["environ"] or {}).items()
+    ]
+
+
+def processes_on(variables: dict[str, str], node: str) -> list[psutil.Process]:
+    """Return a node's daemon and, after it, all that it runs."""
+    parts = [process for process in processes(variables, "slurmd") if node in words_of(process)]
+    for process in processes(variables, node=node):
+        parent = process.parent()
+        parts += [parent, process] if parent and parent.name() == "slurmstepd" else [process]
+    return parts
 
 
 def wait_for_nodes(home: Path, variables: dict[str, str]) -> None:

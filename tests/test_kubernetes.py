@@ -1,36 +1,30 @@
-"""The manifests of docker/kubernetes: against the schemas of Kubeflow's and Kubernetes' APIs, and a TrainJob's command as two
-nodes on this machine."""
+"""The manifests of docker/kubernetes, against the schemas of Kubeflow's and Kubernetes' APIs."""
 
 import importlib
 import json
-import os
-import string
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from prefect.utilities.templating import apply_values
 
-from tests.ports import free_port
-from tests.workspace import ROOT, ans, dvc, end_all, environment, executed, make
+from ans_core.config import Launch
+from tasks import kubernetes_jobs
+from tasks.jobs import Job
+from tests.kubernetes_cluster import without_nones
+from tests.workspace import ROOT
 
 FOLDER = ROOT / "docker/kubernetes"
 
 
-def train_job(**values: object) -> dict[str, Any]:
-    """Fill in the template as `envsubst '$STAGE $NODES $GPUS'` does, which leaves other `$` alone."""
-    text = (FOLDER / "trainjob.yaml").read_text()
-    job: dict[str, Any] = yaml.safe_load(string.Template(text).safe_substitute(values))
-    return job
-
-
-def without_nones(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_nones(item) for key, item in value.items() if item is not None}
-    return [without_nones(item) for item in value] if isinstance(value, list) else value
+def train_job(**resources: object) -> dict[str, Any]:
+    launch = Launch.model_validate({"launcher": "kubernetes", "resources": {"sft": resources}}).of("sft")
+    job = Job(
+        name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=launch.processes,
+        distributed=True, root=ROOT,
+    )  # fmt: skip
+    environment = {"NCCL_DEBUG": "WARN", "TORCH_X": "${a: b}", "MLFLOW_TRACKING_PASSWORD": "secret"}
+    return kubernetes_jobs.manifest(job, "0123abcd", environment)
 
 
 def model(module: str, name: str) -> Any:
@@ -55,7 +49,7 @@ def pool_manifest() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("manifest", "module", "name"),
     [
-        (train_job(STAGE="sft", NODES=2, GPUS=8), "trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
+        (train_job(nodes=2, gpus=8), "trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
         (
             yaml.safe_load((FOLDER / "runtime.yaml").read_text()),
             "trainer_v1alpha1_training_runtime",
@@ -84,12 +78,8 @@ def test_a_manifest_holds_nothing_that_its_schema_does_not_have(
 
 
 def test_job_and_flow_share_claim_secret_image_and_user() -> None:
-    pods = [
-        yaml.safe_load((FOLDER / "runtime.yaml").read_text())["spec"]["template"]["spec"]["replicatedJobs"][
-            0
-        ],
-        pool_manifest(),
-    ]
+    runtime = yaml.safe_load((FOLDER / "runtime.yaml").read_text())
+    pods = [runtime["spec"]["template"]["spec"]["replicatedJobs"][0], pool_manifest()]
     specs = [(pod.get("template") or pod)["spec"]["template"]["spec"] for pod in pods]
     node, flow = (spec["containers"][0] for spec in specs)
     assert node["image"] == flow["image"]
@@ -99,34 +89,20 @@ def test_job_and_flow_share_claim_secret_image_and_user() -> None:
         claim, shm = spec["volumes"]
         assert claim["persistentVolumeClaim"] == {"claimName": "ans"}
         assert shm["emptyDir"]["medium"] == "Memory"
-    assert train_job(STAGE="sft", NODES=1, GPUS=1)["spec"]["runtimeRef"]["name"] == "ans"
+    assert train_job()["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    account, role, binding = yaml.safe_load_all((FOLDER / "submitter.yaml").read_text())
+    assert specs[1]["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
+    assert role["rules"][0]["resources"] == [kubernetes_jobs.KIND]
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Iterator[Path]:
-    workspace = make(tmp_path)
-    yield workspace
-    end_all(workspace)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_a_job_of_two_nodes_trains_once_and_the_flow_finds_it_done(workspace: Path) -> None:
-    """Both nodes run the manifest's own command, with the variables of Kubeflow's torch runtime."""
-    ans(workspace, "profile", "smoke", "launch.processes=2")
-    dvc(workspace, "repro", "memory")
-    executed(workspace)
-    job = train_job(STAGE="sft", NODES=2, GPUS=1)["spec"]["trainer"]
-    command = [*job["command"], *(word.replace("/workspace", str(workspace)) for word in job["args"])]
-    port = str(free_port())
-    nodes = []
-    for rank in ("0", "1"):
-        torch_runtime = {
-            "PET_NNODES": str(job["numNodes"]), "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": rank,
-            "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port,
-        }  # fmt: skip
-        nodes.append(subprocess.Popen(command, env=environment(workspace, **torch_runtime), cwd=os.sep))
-    assert [node.wait() for node in nodes] == [0, 0]
-    assert sorted(executed(workspace)) == ["sft from 0"] * 2
-    ans(workspace, "stage", "sft")
-    assert executed(workspace) == []
+def test_a_stage_is_a_train_job_with_its_resources_words_and_no_keys() -> None:
+    job = train_job(nodes=2, gpus=8)
+    assert job["metadata"] == {"name": "ans-sft-k-0123abcd", "annotations": {"ans/job": "ans-sft-k"}}
+    trainer = job["spec"]["trainer"]
+    assert trainer["numNodes"] == 2
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+    notes, log = ".ans/jobs/ans-sft-k-0123abcd", ".ans/logs/ans-sft-k-0123abcd.log"
+    assert trainer["args"] == [notes, log, "-m", "tasks.sft"]
+    values = {one["name"]: one["value"] for one in trainer["env"]}
+    assert values == {"NCCL_DEBUG": "WARN", "TORCH_X": "${a: b}", "ANS_JOB": "1"}
+    assert train_job()["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 1

@@ -11,7 +11,7 @@ from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, S
 
 
 class Resources(Section):
-    """What the job of one stage asks Slurm or Ray for."""
+    """What the job of one stage asks the cluster for."""
 
     nodes: Positive = 1
     gpus: Count = 0
@@ -30,14 +30,14 @@ class Launch(Section):
     """Processes on one node of stages that divide their samples and train nothing (evaluate, cota,
     agent_evaluate), or whose arms each train by themselves (online); 0 = as many as `processes` has there. A
     CPU answers fastest with one for each core, and trains a small model fastest with one alone."""
-    launcher: Literal["torchrun", "deepspeed", "slurm", "ray"] = "torchrun"
+    launcher: Literal["torchrun", "deepspeed", "slurm", "ray", "kubernetes"] = "torchrun"
     """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed:
-    this machine. slurm, ray: each stage that wants a GPU is a job (docs/cluster.md)."""
+    this machine. slurm, ray, kubernetes: each stage that wants a GPU is a job (docs/cluster.md)."""
     slurm: Annotated[tuple[str, ...], Listed] = ()
     """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
     one process gets one node."""
     resources: dict[JobStage, Resources] = {}
-    """slurm, ray: nodes, GPUs and (slurm) further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
+    """Of jobs: nodes, GPUs and (slurm) further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
     ray_python: str = "python"
     """ray: the Python of Ray on its head node, as /shared/ray-env/bin/python. RAY_ADDRESS names the cluster."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
@@ -112,6 +113,15 @@ def test_a_network_that_is_not_there_is_named() -> None:
     assert cluster_checks.network({"NCCL_SOCKET_IFNAME": "^docker"}).ok
     wrong = cluster_checks.network({"NCCL_SOCKET_IFNAME": "ib7"})
     assert (wrong.ok, "NCCL_SOCKET_IFNAME=ib7" in wrong.what) == (False, True)
+
+
+def test_without_a_kubernetes_the_doctor_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    (finding,) = cluster_checks.launcher(settings(launcher="kubernetes"))
+    assert not finding.ok
+    assert re.search("launch.launcher is kubernetes, (whose client|and no cluster)", finding.what)
 
 
 def test_without_slurm_on_this_machine_the_login_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

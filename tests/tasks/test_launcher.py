@@ -125,6 +125,7 @@ def test_gpu_stages_alone_are_submitted_and_once(
 
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     for launcher, address, message in (
         ("slurm", "", r"launch\.launcher is slurm, and there is no `squeue` on this machine's PATH"),
         (
@@ -132,6 +133,7 @@ def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch
             "auto",
             r"launch\.launcher is ray, and RAY_ADDRESS is 'auto': set the address of Ray's jobs API",
         ),
+        ("kubernetes", "", r"launch\.launcher is kubernetes, (whose client is not|and no cluster is named)"),
         ("ray", f"http://127.0.0.1:{free_port()}", r"RAY_ADDRESS is .*, and nobody answers there: .*refused"),
     ):
         monkeypatch.setenv("RAY_ADDRESS", address)

@@ -20,6 +20,7 @@ from tests.job_workspace import (
     newest_log,
     result_of_torchrun,
     start,
+    steps,
     submitter,
     trained_by_jobs,
     trainings,
@@ -114,8 +115,7 @@ def test_a_killed_part_of_a_job_leads_to_a_start_from_the_last_state_and_to_the_
     lines, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, lines
     assert sorted(executed(workspace)) == sorted(2 * BOTH)
-    steps = [int(step) for step in re.findall(r" step (\d+) ", newest_log(workspace))]
-    assert steps[0] > 1
+    assert steps(newest_log(workspace))[0] > 1
     assert (workspace / RESULT).read_text() == uninterrupted
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,14 +28,17 @@ from tests.job_workspace import (
     check_an_evaluation_of_two_processes,
     forget,
     logs,
+    logs_of_starts,
     result_of_torchrun,
+    saved_steps,
     start,
+    steps,
     submitter,
     trained_by_jobs,
     until,
     variables_of,
 )
-from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed, run
+from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed, run, words_of
 
 TWO_NODES = (
     "launch.launcher=slurm",
@@ -194,6 +198,27 @@ def test_a_job_that_is_preempted_writes_a_state_and_goes_on_to_the_same_bytes(
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
+def test_a_job_goes_on_where_slurm_kills_a_node_that_waits_for_one_that_it_asked_to_end(
+    workspace: Path, cluster: dict[str, str], uninterrupted: str
+) -> None:
+    process = start(workspace, cluster, FAKE_PAUSE="1", FAKE_SAVE="2")
+    until(lambda: saved_steps(workspace), "no state is written")
+    first, second = (
+        next(p for p in slurm_cluster.processes(cluster, "python", node) if "tasks.slurm_task" in words_of(p))
+        for node in slurm_cluster.NODES
+    )
+    second.send_signal(signal.SIGTERM)
+    first.kill()  # as Slurm does where a process does not end within KillWait
+    lines, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, lines
+    assert "task 0: Killed" in logs(workspace)
+    assert sorted(executed(workspace)) == sorted(2 * ON_BOTH)
+    assert (workspace / RESULT).read_text() == uninterrupted
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LIMIT_S)
 def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -227,6 +252,55 @@ def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(
     assert sorted(executed(workspace)) == ON_BOTH
     assert "ended by SIGTERM after step" in logs(workspace)
     assert (workspace / RESULT).read_text() == uninterrupted
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.timeout(3 * LIMIT_S)
+@pytest.mark.parametrize("node", slurm_cluster.NODES)
+@pytest.mark.parametrize("silent", [False, True], ids=["", "silent"])
+def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_again(
+    workspace: Path, cluster: dict[str, str], uninterrupted: str, node: str, silent: bool
+) -> None:
+    """A process that is killed closes its connections, and the others fail. A machine without power does not,
+    and they wait."""
+    before = len(logs_of_starts(workspace))
+    process = start(workspace, cluster, FAKE_PAUSE="1", FAKE_SAVE="2")
+    (number,) = jobs(cluster)
+    until(lambda: saved_steps(workspace), "no state is written")
+    lost = slurm_cluster.processes_on(cluster, node)
+    assert any(words_of(part)[-2:] == ["-m", "tasks.sft"] for part in lost)
+    for part in lost[1:]:
+        part.suspend() if silent else part.kill()
+    lost[0].kill()
+    until(lambda: state_of(cluster, node).startswith("down"), "nobody misses the node")
+    shown = ("squeue", "--noheader", "--format=%T", f"--jobs={number}")
+    until(
+        lambda: process.poll() is not None or slurm_cluster.slurm(cluster, *shown).strip() == "PENDING",
+        "the job is not queued again",
+    )
+    for part in lost:
+        with suppress(psutil.NoSuchProcess):
+            part.kill()
+    assert slurm_cluster.processes(cluster, node="n1") == slurm_cluster.processes(cluster, node="n2") == []
+    saved = saved_steps(workspace)[-1]
+    slurm_cluster.start_node(cluster, node)
+    lines, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, lines
+    assert "waits (" in lines
+    assert "ended as" not in lines
+    starts = executed(workspace)
+    # Slurm's TERM to the lost node may reach the job's next start there, which then starts once more
+    assert sorted(starts) == sorted(len(starts) // 2 * ON_BOTH)
+    lost_start, *others = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
+    assert saved >= max(1, lost_start[-1] - 2)
+    assert [step for other in others for step in other] == [*range(saved, 20)]
+    assert (workspace / RESULT).read_text() == uninterrupted
+    assert jobs(cluster, "--states=all").count(number) == 1
+
+
+def state_of(variables: dict[str, str], node: str) -> str:
+    return slurm_cluster.slurm(variables, "sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip()
 
 
 @real

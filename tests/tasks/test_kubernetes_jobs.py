@@ -1,0 +1,150 @@
+"""Stages as TrainJobs, by Kubernetes' own client, on a double of the API server whose pods are processes
+(tests/kubernetes_cluster.py)."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import kubernetes_cluster
+from tests.job_workspace import (
+    RESULT,
+    check_an_evaluation_of_two_processes,
+    forget,
+    logs,
+    logs_of_starts,
+    result_of_torchrun,
+    saved_steps,
+    start,
+    steps,
+    submitter,
+    trained_by_jobs,
+    until,
+    variables_of,
+)
+from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed, run
+
+TWO_NODES = (
+    "launch.launcher=kubernetes",
+    "launch.processes=2",
+    "launch.device=cpu",
+    "launch.resources={sft: {nodes: 2}}",
+)
+BOTH = ["process 0 of 2 on 0", "process 1 of 2 on 0"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3 * LIMIT_S),
+    pytest.mark.skipif(
+        bool(kubernetes_cluster.missing()), reason=kubernetes_cluster.missing() or "there is one"
+    ),
+]
+Cluster = tuple[kubernetes_cluster.Api, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = trained_by_jobs(tmp_path_factory.mktemp("jobs"), *TWO_NODES)
+    shutil.copytree(ROOT / "docker/kubernetes", folder / "docker/kubernetes")
+    yield folder
+    end_all(folder)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(workspace: Path) -> str:
+    return result_of_torchrun(workspace, *TWO_NODES)
+
+
+@pytest.fixture
+def cluster(workspace: Path, uninterrupted: str, tmp_path: Path) -> Iterator[Cluster]:
+    forget(workspace)
+    pods = variables_of(workspace, {}, FAKE_PAUSE="1", FAKE_SAVE="2")
+    with kubernetes_cluster.cluster(workspace, tmp_path, pods) as cluster:
+        yield cluster
+        end_all(workspace)
+
+
+def again(folder: Path, cluster: Cluster) -> str:
+    words = ("-m", "dvc", "repro", "--single-item", "--force", "sft")
+    return run(folder, *words, **variables_of(folder, cluster[1]))
+
+
+def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_two_jobs(
+    workspace: Path, cluster: Cluster, uninterrupted: str
+) -> None:
+    process = start(workspace, cluster[1], NCCL_DEBUG="WARN", OPENAI_API_KEY="secret")
+    (name,) = cluster[0].submitted
+    environment = cluster[0].jobs[name].body["spec"]["trainer"]["env"]
+    assert {"name": "NCCL_DEBUG", "value": "WARN"} in environment
+    assert "secret" not in str(environment)
+    submitter(workspace).kill()
+    process.wait()
+    lines = again(workspace, cluster)
+    assert f"job {name[-8:]} goes on" in lines
+    assert "sft: 100%" in lines  # the job's own bar
+    assert cluster[0].submitted == [name]
+    assert sorted(executed(workspace)) == BOTH
+    assert (workspace / RESULT).read_text() == uninterrupted
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_lost_pod_leads_to_a_start_from_the_last_state_and_to_the_same_bytes(
+    workspace: Path, cluster: Cluster, uninterrupted: str, rank: int
+) -> None:
+    before = len(logs_of_starts(workspace))
+    process = start(workspace, cluster[1])
+    until(lambda: saved_steps(workspace), "no state is written")
+    (job,) = cluster[0].jobs.values()
+    job.lose(rank)
+    lines, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, lines
+    assert len(cluster[0].submitted) == 1
+    assert sorted(executed(workspace)) == sorted(2 * BOTH)
+    lost, resumed = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
+    assert 1 < resumed[0] <= lost[-1] + 1
+    assert lost[-1] - 2 <= resumed[0]
+    assert (workspace / RESULT).read_text() == uninterrupted
+
+
+def test_a_term_to_the_submitter_deletes_its_job_and_a_new_one_goes_on_from_its_state(
+    workspace: Path, cluster: Cluster, uninterrupted: str
+) -> None:
+    process = start(workspace, cluster[1])
+    submitter(workspace).send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) != 0
+    again(workspace, cluster)  # at once, while the pods may still be ending
+    assert "ended by SIGTERM after step" in logs(workspace)
+    assert len(cluster[0].submitted) == 2
+    assert (workspace / RESULT).read_text() == uninterrupted
+
+
+def test_a_deleted_job_a_wrong_setting_and_a_refused_one_are_a_sentence_each_and_not_tried_again(
+    workspace: Path, cluster: Cluster
+) -> None:
+    process = start(workspace, cluster[1])
+    (job,) = cluster[0].jobs.values()
+    job.body["metadata"]["deletionTimestamp"] = "now"
+    lines, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode != 0
+    assert "ended as deleted" in lines
+    cluster[0].environment["FAKE_SETTINGS"] = "1"
+    lines = ans(workspace, "run", status=None, **variables_of(workspace, cluster[1]))
+    assert "sft.lora.rank is 7, no multiple of 4; set 8" in lines
+    assert "ended as Complete (its log: " in lines
+    assert len(cluster[0].submitted) == 2
+    settings = ("launch.resources={sft: {nodes: 2, gpus: 8}}", "sft.optim.batch=16")
+    refused = ans(workspace, "run", *settings, status=None, **variables_of(workspace, cluster[1]))
+    assert "Kubernetes refuses to create TrainJobs in lab (403 Forbidden): exceeded quota: gpus" in refused
+    assert len(cluster[0].submitted) == 2
+    ans(workspace, "profile", "smoke", *TWO_NODES)
+    nobody = variables_of(workspace, cluster[1] | {"KUBECONFIG": "/nowhere"})
+    assert "no cluster is named" in ans(workspace, "stage", "sft", "--force", status=None, **nobody)
+
+
+def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_pod(workspace: Path, cluster: Cluster) -> None:
+    again(workspace, cluster)
+    executed(workspace)
+    check_an_evaluation_of_two_processes(workspace, variables_of(workspace, cluster[1]))
