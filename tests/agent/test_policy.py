@@ -287,8 +287,8 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     policy.operations = ["zoom_in"]
     token = own_model.tokenizer.convert_ids_to_tokens(3)
     assert policy.about() == {
-        "lora": policy.lora, "rows": [3], "tokens": [token], "tiles": [2, 4], "operations_told": True,
-        "operations": ["zoom_in"],
+        "lora": policy.lora, "rows": [3], "tokens": [token], "tiles": [2, 4], "pixels": [],
+        "operations_told": True, "operations": ["zoom_in"],
     }  # fmt: skip
     exact_head(policy.model)
     kind = type(policy.model.vlm.lm_head)

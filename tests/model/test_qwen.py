@@ -112,7 +112,7 @@ def test_a_padded_batch_of_two_frames_and_an_image_equals_upstreams(kind: str):
     ids, mask = inputs["batch_input_ids"], inputs["batch_attention_mask"].bool()
     tokens = model.project(model.vision_features([whole])).split(
         [
-            dataclasses.replace(whole, grids=whole.grids[:2], clip=True),
+            dataclasses.replace(whole, grids=whole.grids[:2], pictures=(1, 1)),
             dataclasses.replace(whole, grids=whole.grids[2:]),
         ]
     )
