@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ans_core.agent import answering, tokens
+from ans_core.agent import answering
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
@@ -143,11 +143,7 @@ def test_every_set_is_asked_in_both_ways_scored_and_compared(
     a look, and wrong without."""
     data, runner, main = SETS[name](workspace / "data"), runnable(name)[1], METRICS[name]
     _, *others = runner.items(data, runner.splits[0])
-    right = {
-        tokens.first_question(item.request.text.removeprefix("<image>\n")): item.truth.text
-        for item in others
-        if item.truth
-    }
+    right = {answering._request(item, None).text: item.truth.text for item in others if item.truth}
 
     def answering_right(*given: Any, **options: Any) -> list[PlayedEpisode]:
         told = [right.get(request.text) for request in given[2]]
