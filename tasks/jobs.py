@@ -64,8 +64,8 @@ class State:
 
 
 class Cluster(Protocol):
-    """What tasks/slurm.py, tasks/ray_jobs.py and tasks/kubernetes_jobs.py have. A job's number is a word that names it in its
-    workspace."""
+    """What tasks/slurm.py, tasks/ray_jobs.py and tasks/kubernetes_jobs.py have. A job's number is a word that
+    names it in its workspace."""
 
     def find(self, job: Job) -> str | None:
         """Return the number of the workspace's job of this name that has not ended."""

@@ -70,21 +70,35 @@ def read_entries(
 
 
 def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
-    """Read a data set once, into an index beside the prepared folder, and again when its files change. The
-    first process looks at the files for all, which must call it together. Its pictures' paths are absolute, so
-    that it is read from every working folder."""
+    """Read a data set as `read` does."""
+    (samples,) = read(prepared, [entry])
+    return samples
+
+
+def read(prepared: Path, entries: Sequence[DatasetEntry]) -> list[Sequence[Sample]]:
+    """Read each data set once, into an index beside the prepared folder, and again when its files change. The
+    first process looks at the files for all processes, which must call this together. Paths of pictures are
+    absolute, so that a set is read from every working folder."""
+
+    def write() -> None:
+        for entry in entries:
+            _write_index(prepared, entry)
+
+    dist.after_the_first(write)
+    return [SampleIndex(_index_folder(prepared, entry)) for entry in entries]
+
+
+def _write_index(prepared: Path, entry: DatasetEntry) -> None:
     place = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
     path = existing(entry.format, place, name=entry.name).absolute()
     split = ", ".join(entry.parts) or entry.split
     split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
-    folder = prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
+    write_index(_index_folder(prepared, entry), stamp, lambda: _read(entry, path))
 
-    def write() -> None:
-        stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
-        write_index(folder, stamp, lambda: _read(entry, path))
 
-    dist.after_the_first(write)
-    return SampleIndex(folder)
+def _index_folder(prepared: Path, entry: DatasetEntry) -> Path:
+    return prepared.with_name("index") / quote(f"{entry.name}-{entry.split}", safe="")
 
 
 def samples_of(entry: DatasetEntry) -> Iterator[Sample]:
@@ -127,14 +141,16 @@ def existing(format: str, path: Path, *, name: str) -> Path:
 
 def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, Sequence[Sample]]:
     """Return the samples of a split by data set name; `read_entries` has each data set's kind."""
-    return {entry.name: read_entry(prepared, entry) for entry in read_entries(prepared, split, kinds)}
+    entries = read_entries(prepared, split, kinds)
+    return {entry.name: samples for entry, samples in zip(entries, read(prepared, entries), strict=True)}
 
 
 def sources(prepared: Path, split: str, kinds: Collection[str] | None = None) -> list[Source]:
     """Return the data sets of a split as sources of a mixture."""
     entries = read_entries(prepared, split, kinds)
     return [
-        Source(name=e.name, kind=e.kind, samples=read_entry(prepared, e), repeats=e.repeats) for e in entries
+        Source(name=e.name, kind=e.kind, samples=samples, repeats=e.repeats)
+        for e, samples in zip(entries, read(prepared, entries), strict=True)
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -76,9 +76,14 @@ def row_length(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> 
     else:
         sizes = map(transforms.image_size, row.frames) if row.stills else [row.size[::-1]]
         grids = [layout.cutter.grids(*size) for size in sizes]
-    shown: dict[str, Any] = {"grids": [*chain.from_iterable(grids)], "pictures": [*map(len, grids)]}
+    encoded = partial(
+        encode_row,
+        tokenizer=tokenizer,
+        layout=layout,
+        grids=[*chain.from_iterable(grids)],
+        pictures=[*map(len, grids)],
+    )
     try:
-        return len(encode_row(row, tokenizer, layout, **shown).ids)
+        return len(encoded(row).ids)
     except TooLong as error:
-        fitting = replace(row, turns=error.fitting)
-        return len(encode_row(fitting, tokenizer, layout, **shown).ids) if error.fitting else 0
+        return len(encoded(replace(row, turns=error.fitting)).ids) if error.fitting else 0

@@ -204,11 +204,11 @@ def _embedded(model: Network, request: Request, image: ImageFeatures | None, opt
             transforms.grid_cells(rle.decode(m), grid=grid, largest=largest).to(model.device)
             for m in request.mask_prompts
         ]
+        region_text = prompts.region_text([int(r.sum()) for r in regions], marks)
         counts = token_counts(image.grids, image.pictures)
         for shown in [[count] for count in counts] if request.stills else [counts]:
             pictures = prompts.image_text(shown, marks, between=form.between_frames)
-            cells = [int(r.sum()) for r in regions]
-            text = text.replace("<image>", pictures + prompts.region_text(cells, marks), 1)
+            text = text.replace("<image>", pictures + region_text, 1)
     ids = model.tokenizer.encode(text)
     if len(ids) >= (limit := model.vlm.config.text_config.max_position_embeddings):
         raise ValueError(

@@ -33,7 +33,7 @@ from ans_core.agent.evaluation import (
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, Limits, PlayedEpisode, play
-from ans_core.agent.policy import AgentPolicy, load_base, load_policy
+from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, oracle
 from ans_core.agent.world.bank import QuestionBank
@@ -44,7 +44,7 @@ from ans_core.config import Config
 from ans_core.inference.predict import on_all_processes, predict
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
-from ans_core.stages.operations import toolbox_of
+from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.types import Log, Sample
 
 POLICIES = {"direct": "agent/sft/direct", "sft": "agent/sft/tools", "rft": "agent/rft"}
@@ -121,14 +121,7 @@ class HeldOut:
 def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dict[str, float]:
     """Return the figures of the shortest plans."""
     settings = cfg.agent.evaluate
-    model = load_base(
-        path,
-        operations=OPERATIONS,
-        device=device,
-        tiles=cfg.agent.tiles,
-        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
-        dtype=inference_dtype(device),
-    )
+    model = base_of(cfg, path, device=device, dtype=inference_dtype(device))
     with toolbox_of(cfg, model) as toolbox:
         held_out = HeldOut(cfg, toolbox, cota)
 

@@ -27,7 +27,7 @@ from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Limits, play
-from ans_core.agent.policy import AgentPolicy, add_call_tokens, load_base, token_rows, warn_of_other_reader
+from ans_core.agent.policy import AgentPolicy, add_call_tokens, token_rows, warn_of_other_reader
 from ans_core.agent.world import FAMILIES, Question
 from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
 from ans_core.checkpoints import checkpoint
@@ -42,7 +42,7 @@ from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
-from ans_core.stages.operations import toolbox_of
+from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.train import loop
 from ans_core.train.loop import Curves
 from ans_core.types import Log
@@ -72,14 +72,7 @@ def run(
     readers = readers_of(traces)
     warn_of_other_reader(readers, here=cfg.agent.reader, what=f"the traces in {folder} were made")
     tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
-    model = load_base(
-        path,
-        operations=OPERATIONS,
-        device=machine.device,
-        tiles=cfg.agent.tiles,
-        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
-        dtype=weights_dtype(machine.dtype),
-    )
+    model = base_of(cfg, path, device=machine.device, dtype=weights_dtype(machine.dtype))
     trained_rows = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         trained_rows |= set(

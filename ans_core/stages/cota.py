@@ -22,8 +22,6 @@ from urllib.parse import quote
 
 from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
-from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.policy import load_base
 from ans_core.agent.world import annotated, bank, judging, question_sets
 from ans_core.agent.world.annotated import AnnotatedPicture
 from ans_core.agent.world.question_sets import QuestionedPicture, is_question_set
@@ -33,7 +31,7 @@ from ans_core.config import Config, DataSource
 from ans_core.data import DatasetEntry
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import machine_of
-from ans_core.stages.operations import toolbox_of
+from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.stages.sources import agent_entries
 from ans_core.types import Log
 
@@ -63,14 +61,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
     check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
-    model = load_base(
-        path,
-        operations=OPERATIONS,
-        device=device,
-        tiles=cfg.agent.tiles,
-        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
-        dtype=inference_dtype(device),
-    )
+    model = base_of(cfg, path, device=device, dtype=inference_dtype(device))
     about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | (
         {"judge": cfg.judge.model} if judge is not None else {}
     )

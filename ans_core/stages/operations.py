@@ -1,18 +1,34 @@
-"""The operations of the agent's stages, as the settings have them."""
+"""The model that the agent's stages begin with, and its operations, as the settings have them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.operations import OPERATIONS
+from ans_core.agent.policy import load_base
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
 from ans_core.model.network import Network
 from ans_core.precision import inference_dtype
+
+
+def base_of(cfg: Config, path: Path, *, device: torch.device, dtype: torch.dtype | None) -> Network:
+    """Return the model that an agent starts from, with the resolution of the settings. dtype: None keeps the
+    stored one."""
+    return load_base(
+        path,
+        operations=OPERATIONS,
+        device=device,
+        tiles=cfg.agent.tiles,
+        pixels=(cfg.agent.min_pixels, cfg.agent.max_pixels),
+        dtype=dtype,
+    )
 
 
 def toolbox_of(

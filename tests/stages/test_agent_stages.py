@@ -402,7 +402,7 @@ def test_lora_gets_the_ranks_that_trained_copies_need(
 def test_ranks_are_taken_from_no_lora_and_from_no_agent_of_another_base(
     runs: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_sft, "load_base", lambda *_, **words: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(agent_sft, "base_of", lambda *_, **words: pytest.fail("a model was loaded"))
     inputs = {name: runs / name for name in SFT}
 
     def refused(folder: Path) -> None:
@@ -737,7 +737,7 @@ def test_a_stage_says_before_it_loads_a_model_that_another_reader_made_what_it_s
         assert checkpoint.load_delta(runs / row, base_hash=base)[1].get("ocr") == made_by, row
     other = CONFIG.model_copy(update={"agent": CONFIG.agent.model_copy(update={"reader": "rapidocr"})})
     monkeypatch.setattr(policies, "load_base", refuse)
-    monkeypatch.setattr(agent_sft, "load_base", refuse)
+    monkeypatch.setattr(agent_sft, "base_of", refuse)
     monkeypatch.setattr(ocr, "find_spec", lambda name: object())  # nothing is read
     inputs = {name: runs / name for name in ("data", "model", "agent/cota", "agent/sft/tools", "agent/rft")}
     given: dict[str, Any] = {

@@ -110,7 +110,6 @@ class ImageFolders:
             if folder.is_dir() or url_of(folder, "")
         ]
         self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
-
         if not self.folders:
             raise checks.DataError(
                 f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
