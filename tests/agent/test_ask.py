@@ -58,6 +58,7 @@ def zoom(box: list[int]) -> str:
     return call_text(Call(name="zoom_in", arguments={"bbox_2d": box}))
 
 
+@pytest.mark.slow
 def test_an_episode_is_told_turn_by_turn_and_its_pictures_are_written(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

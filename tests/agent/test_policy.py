@@ -75,6 +75,7 @@ def asked(trace: Trace) -> str:
     return tokens.first_question(trace.question)
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_what_should_be_said(own_model: Network, traces: tuple[Path, list[Trace]]) -> None:
     add_call_tokens(own_model, OPERATIONS)
     folder, known = traces

@@ -61,6 +61,7 @@ def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
         check_mix([t for t in traces if t.kind != "trap"])
 
 
+@pytest.mark.slow
 def test_who_read_the_text_is_known_of_traces_that_read_some(folder: Path) -> None:
     traces = read_traces(folder)
     assert readers_of(traces) == {"template"}

@@ -287,6 +287,7 @@ def with_weight(path: Path, name: str, value: float, dtype: torch.dtype = torch.
 BROKEN = "internvl.model.language_model.layers.0.mlp.up_proj.weight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_a_model_with_a_weight_that_is_no_number_is_refused_by_its_name(tmp_path: Path, value: float):
     folder = with_weight(tmp_path / "m", BROKEN, value)

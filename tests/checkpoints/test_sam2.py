@@ -129,6 +129,7 @@ def transformers_masks(
     return torch.stack([out.pred_masks[0, 0].detach() for out in found])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temporal", [False, True], ids=["SAM 2", "SAM 2.1"])
 @pytest.mark.parametrize("kind", PROMPTS)
 def test_the_stock_predictor_builds_our_folder_and_draws_the_same_masks(
@@ -195,6 +196,7 @@ LAYERS = {"memory_layers": 5, "fuser_layers": 3}
 """More than any published SAM2 has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [{"image_size": 96}, {"memory_frames": 4, "max_object_pointers": 3}, LAYERS], ids=str
 )

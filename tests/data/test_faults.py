@@ -266,6 +266,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_with_its_sample(tmp_path, kin
         check_pictures(list(FORMATS["annotations"](folder, name="mine", split="train")), where=str(folder))
 
 
+@pytest.mark.slow
 def test_processes_check_many_pictures_and_a_share_of_them_is_the_same_every_time(tmp_path, monkeypatch):
     samples = []
     for number in range(60):

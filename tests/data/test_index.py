@@ -196,6 +196,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_of_sixteen_processes_one_looks_at_the_files_of_a_data_set(tmp_path: Path):
     (tmp_path / "set").mkdir()
     records = [

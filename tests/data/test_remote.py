@@ -65,6 +65,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "path", "media"),
     [
@@ -113,6 +114,7 @@ def test_the_cache_holds_no_more_than_it_may(tmp_path, faulty, monkeypatch):
         assert storage.read(f"{faulty.url}/a.bin", 255, 3) == b"\xff\0\1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["503", "cut", "slow"])
 def test_a_store_that_fails_twice_is_asked_a_third_time(fault, faulty, monkeypatch):
     monkeypatch.setattr(storage, "LONGEST_S", 0.5)

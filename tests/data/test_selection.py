@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ans_core.data.index import nameless_index
 from ans_core.data.selection import Expressions, Joined
 from ans_core.pictures import rle
@@ -72,6 +74,7 @@ def many(count: int) -> Iterator[Sample]:
         yield replace(of, sample_id=str(number))
 
 
+@pytest.mark.slow
 def test_a_sample_takes_less_than_150_bytes(tmp_path: Path) -> None:
     """0.15 GB for a million."""
     count = 4000

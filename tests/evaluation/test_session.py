@@ -113,6 +113,7 @@ def command(store: Path, *given: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
     tmp_path: Path,
     data: Path,

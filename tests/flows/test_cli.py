@@ -278,6 +278,7 @@ def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding
     assert doctor.look(lambda: doctor.Finding(ok=True, what="fine")) == [doctor.Finding(ok=True, what="fine")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remedy", ["dvc config core.no_scm true", "git init"])
 def test_a_checkout_without_git_is_told_what_to_do_and_that_works(tmp_path: Path, remedy: str) -> None:
     (tmp_path / ".dvc").mkdir()

@@ -68,6 +68,7 @@ def test_disk_follows_from_the_counts(tmp_path: Path) -> None:
     assert not preflight.disk(config, counts, 1439).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml")))
 def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path, profile: str) -> None:
     config = settings(profile, tmp_path)
@@ -83,6 +84,7 @@ def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path,
     assert all("layers computed again" in finding.what for finding in findings)
 
 
+@pytest.mark.slow
 def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> None:
     """26B: 107 GB without checkpointing; with ZeRO-3 it fits 80 GB, where only sft is counted."""
     assert set(PUBLISHED) >= {"sa2va-8b", "sa2va-26b"}

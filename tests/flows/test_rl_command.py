@@ -191,6 +191,7 @@ def test_data_sets_of_one_folder_name_or_of_a_kinds_get_names_of_their_own(tmp_p
         short_training.set_names([paths[0], paths[0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rl", "rl/teacher"])
 def test_what_a_stage_trained_is_a_start_model(tmp_path: Path, tiny_model: Network, stage: str) -> None:
     run, folder = tmp_path / "run", drawn(tmp_path / "mine", 20)

@@ -187,6 +187,7 @@ def tools(tiny_model: Network) -> Iterator[Toolbox]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_verifier_answers_right_where_words_find_the_thing(
     family: str, tools: Toolbox, toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, colour_sam: None

@@ -185,6 +185,7 @@ def test_every_bad_request_has_a_reply(server: Running) -> None:
         assert (status, "send Content-Length" in values.get("error", "send Content-Length")) == (400, True)
 
 
+@pytest.mark.slow
 def test_the_command_says_where_it_answers_and_ends_by_term(tmp_path: Path) -> None:
     """`ans agent serve` in a process of its own, with an engine that needs no model."""
     script = f"""

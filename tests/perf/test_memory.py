@@ -216,6 +216,7 @@ def test_a_gpus_peak_is_found_by_its_name(card: str, peak: float | None, monkeyp
     assert peak_flops(torch.device("cpu")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["none", "half", "layers"])
 def test_the_peak_of_a_step_is_near_the_formula(checkpointing: str):
     """All tensors that live, counted as they are made. half: 4 of 8 layers. Where all are recomputed the

@@ -623,6 +623,7 @@ def test_a_run_without_any_gradient_says_that_all_rewards_were_equal() -> None:
     check_learned([*curves, (2, "grad_norm", 0.1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 6, 64])
 def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Four micro-batches of one sample, three answers each, are sampled in one call, or in as many as

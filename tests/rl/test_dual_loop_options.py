@@ -292,6 +292,7 @@ def test_a_run_without_two_different_masks_stops_and_says_why(own_model: Network
         module.after_step(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASK_POLICIES)
 def test_every_mask_policy_learns_under_autocast(own_model: Network, name: str):
     module = loops(own_model, loops={"mask": 1.0}, mask_policy=name)

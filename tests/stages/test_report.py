@@ -249,6 +249,7 @@ def written(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return (*report(inputs, out), out)
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing_from_elsewhere_and_its_clips_move(written: Written):
     page, _, out = written
     assert len([s for s in page.sources if s.startswith("data:image/png")]) == 10  # rollouts

@@ -125,6 +125,7 @@ def test_data_that_a_module_names_are_its_code(tmp_path: Path) -> None:
     assert CodeHashes(root, package="core").hash_of(["core.a"]) != before
 
 
+@pytest.mark.slow
 def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     for part in ("ans_core", "tasks"):
         shutil.copytree(Path(part), tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -685,6 +685,7 @@ def test_a_term_in_a_loop_ends_after_the_step_with_a_state_and_outside_at_once(t
         stop._Request.number = 0
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_writes_where_it_waits_into_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
