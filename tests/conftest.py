@@ -25,11 +25,16 @@ pytest.register_assert_rewrite(
 if TYPE_CHECKING:
     from ans_core.model.network import Network
 
+LONGEST = {"test_slurm", "test_ray", "test_server", "test_pipeline"}
+"""Modules that take more than five minutes, most of which they wait."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder of what the processes that run tests make once for all of them."""
     if not hasattr(config, "workerinput"):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="ans-tests-")
+        # kernels of another version, or of other instructions (ATEN_CPU_CAPABILITY), are no part of a test
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(os.environ[SHARED], "inductor"))
         # until this process ends
         fcntl.flock(os.open(Path(os.environ[SHARED], RUNS), os.O_CREAT), fcntl.LOCK_EX)
         atexit.register(shutil.rmtree, os.environ[SHARED], ignore_errors=True)
@@ -52,9 +57,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put modules with slow tests first: the many short ones then fill what is left of all workers' time."""
+    """Put modules with slow tests first, those of LONGEST before them: the many short ones then fill what is
+    left of all workers' time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.stem not in LONGEST, item.path not in slow))
 
 
 def pytest_collection_finish() -> None:

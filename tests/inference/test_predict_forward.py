@@ -84,8 +84,9 @@ def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
-@pytest.mark.parametrize("dtype", ["bfloat16", torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "mode"), [("bfloat16", "sa2va"), (torch.float16, "sa2va-i"), ("bfloat16", "keyframe")]
+)
 def test_in_half_precision_the_answers_are_nearly_the_same(dtype: torch.dtype | str, mode: VideoMode):
     exact = copy.deepcopy(qwen2()[0])
     model = Sa2VA.from_pretrained(GOLDEN / "qwen2", dtype=dtype, device_map="cpu")

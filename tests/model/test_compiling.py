@@ -127,11 +127,11 @@ def run(*arguments: str, script: str = SCRIPT) -> dict[str, object]:
 
 @pytest.mark.slow
 # checkpointed layers have graphs of their own
-@pytest.mark.parametrize(("checkpointing", "graphs"), [("0", 4), ("1", 6), ("null", 4)])
+@pytest.mark.parametrize(("checkpointing", "graphs"), [("0", 4), ("1", 6)])
 def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers(
     checkpointing: str, graphs: int
 ) -> None:
-    found = run("aot_eager", "0.0", checkpointing, "30")
+    found = run("aot_eager", "0.0", checkpointing, "10")
     assert found["breaks"] == {}
     assert found["lengths"] >= 6  # shapes that a compiler of static sizes would each have met
     assert found["graphs"] <= graphs
@@ -140,13 +140,13 @@ def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_la
 
 @pytest.mark.slow
 def test_dropout_breaks_no_graph() -> None:
-    found = run("aot_eager", "0.05", "0", "6")
+    found = run("aot_eager", "0.05", "0", "3")
     assert (found["breaks"], found["graphs"] <= 4) == ({}, True)
 
 
 @pytest.mark.slow
 def test_torchs_own_backend_compiles_them_here() -> None:
-    found = run("inductor", "0.0", "0", "3")
+    found = run("inductor", "0.0", "null", "3")
     assert found["breaks"] == {}
     assert found["worst"] <= 1e-5
 
