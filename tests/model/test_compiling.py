@@ -126,22 +126,20 @@ def run(*arguments: str, script: str = SCRIPT) -> dict[str, object]:
 
 
 @pytest.mark.slow
-# checkpointed layers have graphs of their own
-@pytest.mark.parametrize(("checkpointing", "graphs"), [("0", 4), ("1", 6)])
-def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers(
-    checkpointing: str, graphs: int
-) -> None:
-    found = run("aot_eager", "0.0", checkpointing, "10")
+def test_rows_of_all_lengths_share_few_graphs_and_have_the_gradients_of_eager_layers() -> None:
+    found = run("aot_eager", "0.0", "1", "10")
     assert found["breaks"] == {}
     assert found["lengths"] >= 6  # shapes that a compiler of static sizes would each have met
-    assert found["graphs"] <= graphs
+    assert found["graphs"] <= 6  # checkpointed layers have graphs of their own
     assert found["worst"] <= 1e-5
 
 
 @pytest.mark.slow
 def test_dropout_breaks_no_graph() -> None:
-    found = run("aot_eager", "0.05", "0", "3")
-    assert (found["breaks"], found["graphs"] <= 4) == ({}, True)
+    found = run("aot_eager", "0.05", "0", "10")
+    assert found["breaks"] == {}
+    assert found["lengths"] >= 6
+    assert found["graphs"] <= 4
 
 
 @pytest.mark.slow
