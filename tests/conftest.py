@@ -25,8 +25,8 @@ pytest.register_assert_rewrite(
 if TYPE_CHECKING:
     from ans_core.model.network import Network
 
-LONGEST = {"test_slurm", "test_ray", "test_server", "test_pipeline"}
-"""Modules that take more than five minutes, most of which they wait."""
+LONGEST = {"test_slurm", "test_ray"}
+"""Modules that wait for most of the ten minutes that they take."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

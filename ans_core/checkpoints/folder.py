@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ans_core.checkpoints import hub_id
+
 MANIFEST = "manifest.json"
 AGAIN = "copy or download it again (a stage's output: `dvc checkout`)"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def local_folder(
@@ -33,14 +31,15 @@ def local_folder(
     """
     if str(source) and Path(source).is_dir():
         return Path(source)
-    name, advice = str(source), "give a local folder or a hub id such as ByteDance/Sa2VA-4B"
-    if not HUB_ID.fullmatch(name) or Path(name).parent.is_dir():
-        raise ValueError(f"no folder {name!r}; {advice}")
+    name = str(source)
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file; {hub_id.ADVICE}")
+    hub_id.check(name)
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise ValueError(
-            f"no folder {name!r}, and it can't be had from the hub ({error}); {advice}"
+            f"no folder {name!r}, and it can't be had from the hub ({error}); {hub_id.ADVICE}"
         ) from error
 
 

@@ -68,6 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
+    from ans_core.checkpoints import hub_id
+
+    hub_id.check(arguments.source)  # before what takes seconds to import
     from ans_core.checkpoints import checkpoint, conversion, folder
 
     if arguments.to == "sam2" and not arguments.check:

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """check: reads a data set as training would, and says what is in it and what is wrong. show: draws
     samples with their masks. questions: writes questions about its pictures, and traces of looking, for the
     agent. shard: writes its pictures and samples into tar files, for a store. import: makes a folder with
-    annotations.json of an export of COCO, CVAT, Label Studio or upstream's file. fetch: downloads published
+    annotations.json of a labelling tool's export (COCO, CVAT, YOLO, labelme ...). fetch: downloads published
     sets by name; without a name, lists them."""
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA

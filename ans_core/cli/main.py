@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+from ans_core.checkpoints import hub_id
 from ans_core.cli import agent, ask, convert, data, demo, evaluate, predict, pull, push, tools, track, weights
 from ans_core.places import is_checkout
 
@@ -130,6 +131,8 @@ def run() -> None:
     if (flows := pipeline()) is not None:
         os.environ.update(flows.environment())
     try:
+        if model := getattr(arguments, "model", None):
+            hub_id.check(model.removeprefix("box:"))  # before what takes seconds to import
         sys.exit(arguments.function(arguments))
     except (
         ValueError,

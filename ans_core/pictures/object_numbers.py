@@ -34,17 +34,26 @@ def with_inside(labels: UInt8[np.ndarray, "H W"]) -> set[int]:
     return set(np.flatnonzero(np.bincount(inner[same], minlength=1)).tolist())
 
 
+def smoothed(numbers: Collection[int], inside: Collection[int]) -> str:
+    """Return what tells that masks were smoothed: most of their numbers are rims of others; "" if nothing
+    does. `inside`: `with_inside` of any frame."""
+    objects = set(numbers) - {0, VOID}
+    edges = objects - set(inside)
+    if len(edges) < FEWEST_EDGES or len(objects) >= 2 * len(edges) or max(objects) <= len(objects):
+        return ""
+    return (
+        f"{len(objects)} object numbers, of which {len(edges)} are nothing but edges (as "
+        f"{min(edges)}): the masks were "
+        "scaled with interpolation, or saved as JPEG; scale them with nearest neighbour"
+    )
+
+
 def fault(numbers: Collection[int], inside: Collection[int]) -> str:
     """Return why a clip's numbers can't be those of objects, and what to do; "" if they can. `inside`:
     `with_inside` of any frame."""
+    if why := smoothed(numbers, inside):
+        return f"its PNGs hold {why}"
     objects = set(numbers) - {0, VOID}
-    edges = objects - set(inside)
-    if len(edges) >= FEWEST_EDGES and len(objects) < 2 * len(edges) and max(objects) > len(objects):
-        return (
-            f"its PNGs hold {len(objects)} object numbers, of which {len(edges)} are nothing but edges (as "
-            f"{min(edges)}): the masks were "
-            "scaled with interpolation, or saved as JPEG; scale them with nearest neighbour"
-        )
     if objects and VOID in numbers and max(objects) > SPARSE * len(objects):
         shown = ", ".join(map(str, sorted(objects)[:5]))
         return (

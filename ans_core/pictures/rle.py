@@ -3,7 +3,9 @@ converts)."""
 
 from __future__ import annotations
 
+import math
 import reprlib
+from itertools import chain
 from typing import TypeGuard
 
 import numpy as np
@@ -95,7 +97,7 @@ def iou(one: RLE, other: RLE) -> float:
 def from_annotation(segmentation: object, *, height: int, width: int, where: str) -> RLE:
     """Convert any of COCO's three forms (list of polygons, uncompressed RLE, compressed RLE), or a matrix of
     0 and 1 (or 255), to a compressed RLE of exactly height x width. A polygon of fewer than 3 points beside a
-    good one adds nothing.
+    good one adds nothing, nor does one with NaN.
 
     Raises ValueError naming `where` for anything else. Everything is checked here: pycocotools reads past the
     end of truncated counts, and takes two points for a box, and a coordinate of 1e308 kills the process.
@@ -117,9 +119,10 @@ def from_annotation(segmentation: object, *, height: int, width: int, where: str
     if isinstance(segmentation, list) and segmentation:
         polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]
         if not (good := outlines(polygons)):
-            numbers = len(polygons[0])
+            nan = " and NaN" if has_nan(polygons[0]) else ""
             raise NoOutlineError(
-                f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], got {numbers} numbers"
+                f"{where}: a polygon needs at least 3 points as [x1, y1, x2, y2, ...], "
+                f"got {len(polygons[0])} numbers{nan}"
             )
         return _from_polygons(good, height=height, width=width, where=where)
     kind = NoOutlineError if segmentation in (None, []) else ValueError
@@ -140,9 +143,22 @@ def is_matrix(segmentation: object, *, height: int, width: int) -> TypeGuard[lis
 
 
 def outlines(polygons: list[object]) -> list[object]:
-    """Return the polygons without those that enclose nothing: of fewer than 3 points, or with half a point.
-    Tools write them where somebody clicked once too often."""
-    return [p for p in polygons if not isinstance(p, list) or (len(p) >= 6 and len(p) % 2 == 0)]
+    """Return the polygons as [x1, y1, x2, y2, ...] (some tools write [[x1, y1], ...]) without those that
+    enclose nothing: of fewer than 3 points, with half a point, or with NaN. Tools write them where somebody
+    clicked once too often."""
+    flat = [list(chain.from_iterable(p)) if is_of_points(p) else p for p in polygons]
+    return [
+        p for p in flat if not isinstance(p, list) or (len(p) >= 6 and len(p) % 2 == 0 and not has_nan(p))
+    ]
+
+
+def is_of_points(polygon: object) -> TypeGuard[list[list[object]]]:
+    points = polygon if isinstance(polygon, list) else []
+    return bool(points) and all(isinstance(point, list) and len(point) == 2 for point in points)
+
+
+def has_nan(polygon: list[object]) -> bool:
+    return any(isinstance(value, float) and math.isnan(value) for value in polygon)
 
 
 def left_out(segmentation: object, *, height: int, width: int) -> int:
@@ -234,7 +250,7 @@ def _same_total(total: int, *, height: int, width: int, where: str) -> None:
 
 
 def _from_polygons(polygons: list[object], *, height: int, width: int, where: str) -> RLE:
-    largest = 0.0
+    smallest, largest = math.inf, 0.0
     for polygon in polygons:
         if not isinstance(polygon, list):
             raise ValueError(f"{where}: a polygon is {short(polygon)}, not a list [x1, y1, x2, y2, ...]")
@@ -250,8 +266,8 @@ def _from_polygons(polygons: list[object], *, height: int, width: int, where: st
                         f"x {height} pixels; "
                         "does it belong to another picture, or to this one at another size?"
                     )
-        largest = max(largest, *polygon)
-    if largest <= 1 < max(height, width):
+        smallest, largest = min(smallest, *polygon), max(largest, *polygon)
+    if smallest >= 0 and largest <= 1 < max(height, width):
         raise ValueError(
             f"{where}: all coordinates lie in [0, 1], so they are shares of the picture; "
             f"multiply x by its width ({width}) and y by its height ({height})"

@@ -786,6 +786,35 @@ def test_an_empty_line_of_classes_is_a_class_without_a_name(tmp_path: Path):
         import_export(tmp_path / "masks", tmp_path / "none")
 
 
+@pytest.mark.parametrize("before", ["images/", "./images/", "/home/u/set/images/", "..\\set\\images\\"])
+def test_yolos_lists_of_pictures_tell_the_split(tmp_path: Path, before: str):
+    one = tmp_path / "one"
+    for name in ("a", "b", "c", "d"):
+        write(one, f"labels/{name}.txt", "0 0.2 0.25 0.2 0.3\n", f"images/{name}.jpg")
+    write(one, "data.yaml", "train: train.txt\nval: val.txt\ntest: test.txt\nnames: [cat]\n")
+    write(one, "train.txt", f"{before}a.jpg\n{before}b.jpg\n")
+    with pytest.raises(DataError, match=r"val of data\.yaml is val\.txt, which is not there"):
+        import_export(one, tmp_path / "none")
+    write(one, "val.txt", f"{before}c.jpg\n")
+    lines = import_export(one, tmp_path / "out")
+    assert "pictures by split: train 2, val 1 (as the export has them)" in lines
+    assert "left out: 1 pictures that no list of data.yaml names" in lines
+    assert [sample.image_id for sample in plain.read(tmp_path / "out", split="val")] == ["images/c.jpg"]
+
+
+def test_masks_of_classes_that_were_smoothed_are_refused(tmp_path: Path):
+    """Bilinear scaling draws rims of other classes around each object."""
+    write(tmp_path / "set", "classes.txt", "\n".join(["background", *"bcdefghij"]), "images/a.jpg")
+    small = np.zeros((H // 2, W // 2), np.uint8)
+    small[1:4, 2:7] = 9
+    for how, wrong in ((Image.Resampling.BILINEAR, True), (Image.Resampling.NEAREST, False)):
+        save(tmp_path / "set/masks/a.png", np.array(Image.fromarray(small).resize((W, H), how)))
+        if wrong:
+            with pytest.raises(DataError, match=r"a\.png holds .* were scaled with interpolation"):
+                import_export(tmp_path / "set", tmp_path / "none")
+    assert [text for _, _, text in imported(tmp_path / "set", tmp_path / "out")] == ["j"]
+
+
 def test_labels_whose_pictures_are_missing_are_a_fault(tmp_path: Path):
     ultralytics(tmp_path / "one")
     (tmp_path / "one/images/one/train.jpg").unlink()

@@ -43,7 +43,10 @@ def read(root: Path, *records: Any, split: str = "train") -> list[Any]:
             {"masks": [[1e308, *POLYGON[1:]]]},
             r"record 0, mask 0: a polygon reaches 1e\+308, far outside of the picture of 8 x 6",
         ),
-        ({"masks": [[float("nan"), *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches nan"),
+        (
+            {"masks": [[float("nan"), *POLYGON[1:]]]},
+            r"record 0, mask 0: a polygon needs at least 3 points .* and NaN",
+        ),
         ({"masks": [[10**400, *POLYGON[1:]]]}, "record 0, mask 0: a polygon reaches a number of 1329 bits"),
         ({"masks": [[*POLYGON[:-1], "3"]]}, "record 0, mask 0: a polygon holds '3', which is no number"),
         (
@@ -451,7 +454,7 @@ def test_polygons_of_fewer_than_3_points_are_left_out_and_counted(tmp_path, capl
     annotations = [
         of(0, 0, [[4, 3], POLYGON]),
         of(0, 0, [[4, 3]]),
-        of(0, 0, [[1, 1, 5, 4]]),
+        of(0, 0, [[1, 1, 5, float("nan"), 5, 4]]),
         of(0, 0, None),
         of(0, 0, []),
     ]
@@ -468,7 +471,7 @@ def test_polygons_of_fewer_than_3_points_are_left_out_and_counted(tmp_path, capl
     ):
         list(
             FORMATS["coco"](
-                write_coco(tmp_path, ["a.png"], [of(0, 0, [[[2, 1], [5, 1], [5, 3]]])]),
+                write_coco(tmp_path, ["a.png"], [of(0, 0, [[[2, 1], [5, 1]]])]),
                 name="mine",
                 split="train",
             )

@@ -189,7 +189,10 @@ def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
             [str(state), str(tmp_path / "out"), "--internvl", "i", "--sam2", "s", "--to", "upstream"],
             "becomes our layout first",
         ),
-        ([str(tmp_path / "absent"), str(tmp_path / "out")], "is no model folder"),
+        (
+            [str(tmp_path / "absent"), str(tmp_path / "out")],
+            "no folder .*absent.*; give a local folder or a hub id",
+        ),
     ):
         arguments = cli.parser().parse_args(["convert", *words])
         with pytest.raises(ValueError, match=said):

@@ -52,9 +52,21 @@ def test_a_matrix_of_the_pictures_size_is_a_mask():
 
 def test_a_polygon_that_encloses_nothing_adds_nothing_beside_another():
     square = [1, 1, 3, 1, 3, 3, 1, 3]
-    for stray in ([4, 3], [0, 0, 5, 4], [], [0, 0, 5, 0, 5, 4, 0]):  # pycocotools takes the second for a box
+    # pycocotools takes the second for a box
+    for stray in ([4, 3], [0, 0, 5, 4], [], [0, 0, 5, 0, 5, 4, 0], [0, 0, 5, float("nan"), 5, 4]):
         assert rle.area(rle.from_annotation([stray, square], height=4, width=5, where="x")) == 4
         assert rle.left_out([stray, square], height=4, width=5) == 1
+
+
+def test_points_may_be_pairs():
+    square = [[1, 1], [3, 1], [3, 3], [1, 3]]
+    assert rle.area(rle.from_annotation([square], height=4, width=5, where="x")) == 4
+    assert rle.left_out([square], height=4, width=5) == 0
+
+
+def test_a_polygon_outside_of_the_picture_has_no_pixel_and_is_none_of_shares():
+    outside = rle.from_annotation([[-4, -4, -1, -4, -1, -1]], height=40, width=50, where="x")
+    assert rle.area(outside) == 0
 
 
 def test_several_polygons_are_one_mask():
@@ -120,7 +132,7 @@ def test_runs_are_those_of_the_mask_at_every_size():
         ({"counts": [20], "size": [4, float("nan")]}, "not two whole numbers"),
         ({"counts": [20], "size": None}, "size is None"),
         ([[1, 1, 3, 1, 3, 1e308]], r"reaches 1e\+308, far outside of the picture of 5 x 4"),
-        ([[1, 1, 3, 1, 3, float("nan")]], "reaches nan"),
+        ([[1, 1, 3, 1, 3, float("nan")]], "at least 3 points .* got 6 numbers and NaN"),
         ([[1, 1, 3, 1, 3, None]], "holds None, which is no number"),
         ([[1, 1, 3, 1, 3, 3], None], "a polygon is None"),
         (

@@ -24,7 +24,7 @@ from ans_core.data.exports.labelled import (
 from ans_core.data.formats import checks
 from ans_core.data.formats.layouts import MASK_FOLDERS
 from ans_core.pictures import rle
-from ans_core.pictures.object_numbers import VOID
+from ans_core.pictures.object_numbers import VOID, smoothed, with_inside
 
 PICTURE_FOLDERS = ("images", "image", "imgs", "img", "JPEGImages")
 NOTHING = {"background", "_background_", "bg", "unlabeled", "unlabelled", "void", "ignore", "_ignore_"}
@@ -74,6 +74,10 @@ def read(place: Path, file: Path) -> Export:
         values = _values(mask, coloured=classes.coloured)
         if is_binary:
             values //= VOID
+        elif values.max() <= VOID and (
+            why := smoothed(np.unique(values).tolist(), with_inside(values.astype(np.uint8)))
+        ):
+            raise checks.DataError(f"{mask} holds {why}")
         names = {int(value): classes.names.get(int(value)) for value in np.unique(values)}
         unknown = [value for value, name in names.items() if not name and value not in (VOID, VOID_COLOUR)]
         if unknown:

@@ -3,6 +3,7 @@ records."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,31 @@ from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture
 from ans_core.data.formats import checks
 from ans_core.pictures import rle
 
+NOT_LISTED = "pictures that no list of data.yaml names"
+"""A reason to leave out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """What data.yaml says of train, val and test."""
+
+    folders: dict[Path, str]
+    listed: dict[str, str]
+    """Ends of the paths that lists (train.txt) hold, at any slash: they may be of another machine."""
+
+    def of(self, image: Path, root: Path) -> str | None:
+        folder = next((folder for folder in self.folders if image.is_relative_to(folder)), None)
+        return self.listed.get(image.relative_to(root).as_posix()) or (
+            self.folders[folder] if folder else None
+        )
+
 
 def read(place: Path, file: Path) -> Export:
     """`file` names the classes: data.yaml, or classes.txt with one a line. A line of five numbers is a box:
-    the mask of its whole area. Folders named train, valid ... tell the split, or those that data.yaml
-    names."""
-    names, folders = _classes(file)
+    the mask of its whole area. Folders named train, valid ... tell the split, or folders and lists that
+    data.yaml names; a picture that stands in none of its lists is left out."""
     root = file.parent.parent if file.parent.name == "labels" else file.parent
+    names, splits = _classes(file, root)
     listed = sorted(root.rglob("*"))
     pictures = [path for path in listed if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     labels = {label: picture for picture in pictures if (label := _label_file(picture, root))}
@@ -60,7 +79,10 @@ def read(place: Path, file: Path) -> Export:
                     shapes.append(
                         Shape(mask=mask, label=checks.text(names[kind], where=f"{file}: class {kind}"))
                     )
-        split = next((split for folder, split in folders.items() if image.is_relative_to(folder)), None)
+        split = splits.of(image, root)
+        if splits.listed and not split:
+            export.left_out[NOT_LISTED] += 1
+            return
         export.labelled += records(image, shapes, split=split or split_of(image, place))
 
     export = each_picture(root, labels, picture)
@@ -69,10 +91,11 @@ def read(place: Path, file: Path) -> Export:
     return export
 
 
-def _classes(file: Path) -> tuple[dict[int, str], dict[Path, str]]:
-    """Return number -> class, and folder -> split."""
+def _classes(file: Path, root: Path) -> tuple[dict[int, str], Splits]:
+    """Return number -> class, and the splits of the pictures below `root`."""
     if file.suffix == ".txt":
-        return dict(enumerate(line.strip() for line in checks.load_text(file).rstrip().splitlines())), {}
+        lines = checks.load_text(file).rstrip().splitlines()
+        return dict(enumerate(line.strip() for line in lines)), Splits(folders={}, listed={})
     try:
         content = yaml.safe_load(checks.load_text(file))
     except yaml.YAMLError as error:
@@ -84,17 +107,28 @@ def _classes(file: Path) -> tuple[dict[int, str], dict[Path, str]]:
         raise checks.DataError(f"{file} has no `names`, a list of the classes")
     if "kpt_shape" in content:
         raise checks.DataError(f"{file} is of keypoints (kpt_shape), which have no pixels; export polygons")
-    folders = {
-        folder: split
-        for split in ("train", "val", "test")
-        for folder in _folders(content, split, file.parent)
-    }
-    return {int(number): str(name) for number, name in names.items()}, folders
+    folders: dict[Path, str] = {}
+    listed: dict[str, str] = {}
+    for split in ("train", "val", "test"):
+        for path in _paths(content, split, file.parent):
+            if path.is_file():
+                listed |= dict.fromkeys(_ends(path), split)
+            elif path.resolve() != root.resolve():
+                folders[path] = split
+    classes = {int(number): str(name) for number, name in names.items()}
+    return classes, Splits(folders=folders, listed=listed)
 
 
-def _folders(content: dict[str, Any], split: str, root: Path) -> list[Path]:
-    """Return the folders of a split that are there. Exports write paths of other machines, and `../` too
-    often."""
+def _ends(file: Path) -> list[str]:
+    """Return `c.jpg`, `b/c.jpg` and `a/b/c.jpg` for a list's line a/b/c.jpg."""
+    lines = [line.strip().replace("\\", "/") for line in checks.load_text(file).splitlines()]
+    parts = [[part for part in line.split("/") if part not in ("", ".", "..")] for line in lines]
+    return ["/".join(some[start:]) for some in parts for start in range(len(some))]
+
+
+def _paths(content: dict[str, Any], split: str, root: Path) -> list[Path]:
+    """Return the folders and lists of a split that are there. Exports write paths of other machines, and
+    `../` too often. Raises DataError where none of them is there of train or val, and one is a list."""
     values = content.get(split) or []
     names = [
         str(value).replace("\\", "/").removeprefix("./")
@@ -103,7 +137,12 @@ def _folders(content: dict[str, Any], split: str, root: Path) -> list[Path]:
     tried = [root / str(content.get("path") or ".") / name for name in names] + [
         root / name.removeprefix("../") for name in names
     ]
-    return [folder for folder in tried if folder.is_dir() and folder.resolve() != root.resolve()]
+    there = [path for path in tried if path.exists()]
+    if not there and split != "test" and any(name.endswith(".txt") for name in names):
+        raise checks.DataError(
+            f"{split} of data.yaml is {', '.join(names)}, which is not there; export it, too"
+        )
+    return there
 
 
 def _label_file(picture: Path, root: Path) -> Path | None:
