@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 from ans_core.cli.options import add_fetch_options
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     agent. shard: writes its pictures and samples into tar files, for a store. import: makes a folder with
     annotations.json of a labelling tool's export (COCO, CVAT, YOLO, labelme ...). fetch: downloads published
     sets by name; without a name, lists them."""
+    logging.basicConfig(format="%(message)s")  # without it: WARNING:root:
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA
         from ans_core.hub.fetch import fetch

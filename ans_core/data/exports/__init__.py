@@ -157,7 +157,7 @@ def _layout(place: Path, form: str | None) -> tuple[str, list[Path]]:
             f"{place} holds labels of {len(importable)} layouts: {_names(place, importable)}; name one with "
             "--format, or give the path of one file"
         )
-    raise checks.DataError(f"{place} holds no labels of {sorted(EXPORTS)}. {layouts.HOW}")
+    raise checks.DataError(f"{place} holds no labels of {', '.join(sorted(EXPORTS))}. {layouts.HOW}")
 
 
 def _names(place: Path, recognised: dict[str, list[Path]]) -> str:
