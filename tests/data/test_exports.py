@@ -321,9 +321,7 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
     ):
         import_export(tmp_path / "upstream", tmp_path / "d")
     write(tmp_path / "nothing", "readme.json", {})
-    with pytest.raises(
-        DataError, match=r"holds no labels of coco, .*let the annotation tool export COCO"
-    ):
+    with pytest.raises(DataError, match=r"holds no labels of coco, .*let the annotation tool export COCO"):
         import_export(tmp_path / "nothing", tmp_path / "d")
 
 
