@@ -6,6 +6,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from ans_core.checkpoints import hub_id
+
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
@@ -68,8 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     source = Path(arguments.source)
     if not (arguments.check or arguments.target):
         raise ValueError("ans convert SRC DST: DST is missing (--check SRC alone looks at a folder)")
-    from ans_core.checkpoints import hub_id
-
     hub_id.check(arguments.source)  # before what takes seconds to import
     from ans_core.checkpoints import checkpoint, conversion, folder
 

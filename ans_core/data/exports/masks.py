@@ -74,11 +74,10 @@ def read(place: Path, file: Path) -> Export:
         values = _values(mask, coloured=classes.coloured)
         if is_binary:
             values //= VOID
-        elif values.max() <= VOID and (
-            why := smoothed(np.unique(values).tolist(), with_inside(values.astype(np.uint8)))
-        ):
+        numbers = np.unique(values).tolist()
+        if numbers[-1] <= VOID and (why := smoothed(numbers, with_inside(values.astype(np.uint8)))):
             raise checks.DataError(f"{mask} holds {why}")
-        names = {int(value): classes.names.get(int(value)) for value in np.unique(values)}
+        names = {value: classes.names.get(value) for value in numbers}
         unknown = [value for value, name in names.items() if not name and value not in (VOID, VOID_COLOUR)]
         if unknown:
             raise checks.DataError(

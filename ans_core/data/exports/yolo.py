@@ -137,7 +137,7 @@ def _paths(content: dict[str, Any], split: str, root: Path) -> list[Path]:
     tried = [root / str(content.get("path") or ".") / name for name in names] + [
         root / name.removeprefix("../") for name in names
     ]
-    there = [path for path in tried if path.exists()]
+    there = [path for path in dict.fromkeys(tried) if path.exists()]  # a list is read once
     if not there and split != "test" and any(name.endswith(".txt") for name in names):
         raise checks.DataError(
             f"{split} of data.yaml is {', '.join(names)}, which is not there; export it, too"
