@@ -68,20 +68,26 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
 
     quiet_dvc()
     try:
-        with Repo(str(root)) as repo, repo.lock:
-            is_stale = repo.stage.load_one(path=str(root / "dvc.yaml"), name=code.NAME).changed()
-        if is_stale:
-            hash_code(root)
-        with Repo(str(root)) as repo, repo.lock:
-            return not any(
-                repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed
-            )
+        with Repo(str(root)) as repo:  # to open one takes a third of a second
+            if hash_is_stale(repo):
+                hash_code(root)
+            with repo.lock:
+                repo._reset()  # whatever it has read of dvc.lock
+                return not any(
+                    repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed
+                )
     except LockError as error:
         raise BlockingIOError(f"another dvc command is at work in {root}") from error
     except SCMError as error:
         raise no_git(root) from error
     except DvcException as error:
         raise ValueError(f"dvc can't tell what is up to date: {error}") from error
+
+
+def hash_is_stale(repo: Any) -> bool:
+    """Tell whether the code may be another than the one that was hashed last."""
+    with repo.lock:
+        return bool(repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=code.NAME).changed())
 
 
 def hash_code(root: Path) -> None:
@@ -299,9 +305,10 @@ def main(target: str, force: bool = False) -> None:
     quiet_dvc()
     write_files_atomically()
     try:
-        for name in dict.fromkeys((code.NAME, target)):
-            with Repo(".") as repo:
-                repo.reproduce(name, single_item=True, force=force and name == target)
+        with Repo(".") as repo:
+            if target != code.NAME and hash_is_stale(repo):
+                repo.reproduce(code.NAME, single_item=True)
+            repo.reproduce(target, single_item=True, force=force)
     except DvcException as error:
         cause = error.__cause__ or error
         if isinstance(cause, LockError):

@@ -165,6 +165,7 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
         config, inputs=inputs, out=partial, scratch=scratch, log=log, **row
     )
     if int(os.environ.get("RANK", "0")) == 0:
+        check_unchanged(stage, config, root)
         if out.exists():
             shutil.rmtree(out)
         partial.rename(out)
@@ -173,6 +174,18 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
             shutil.copyfile(out / name, root / place)
         (scratch / DONE).touch()
     return metrics
+
+
+def check_unchanged(stage: Stage, config: Config, root: Path) -> None:
+    """Raise ConfigError if params.yaml has other settings for the stage than when it began: DVC reads them
+    at its end, and would take its result for one of these."""
+    before, now = (settings_of(stage, one) for one in (config, load(root / "params.yaml")))
+    if names := [name for name in before if before[name] != now[name]]:
+        raise ConfigError(
+            f"params.yaml was changed while {stage.name} was at work ({', '.join(names)}): its result belongs to the "
+            "old settings and is dropped, its states stay. Put those back and start it again to go on from the "
+            "last state, or go on with the new ones. Prepare other runs in a clone"
+        )
 
 
 def drop_done_scratch(root: Path, keep: str) -> None:

@@ -18,7 +18,7 @@ MULTIPLE = 64
 sizes, and the sizes 0 and 1, for which a compiler makes code of its own, never come up."""
 BACKEND = "inductor"
 """torch's own. "aot_eager" traces the same graphs, forward and backward, and runs them operation by
-operation."""
+operation; "eager" traces forward alone."""
 LIMIT = 64
 """Graphs of the layers, from which on torch would run new kinds of batches uncompiled without a word; a run
 needs a fraction of it (`train.watch.MOST_GRAPHS`)."""

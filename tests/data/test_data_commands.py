@@ -66,8 +66,8 @@ def test_faults_of_structure_and_of_masks_are_told_in_one_go(tmp_path, capsys):
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
     wrong = [
         {"masks": [], "text": "no image", "split": "train"},
-        GOOD | {"masks": [[1, 2, 3]], "text": "of train"},
-        GOOD | {"masks": [[1, 2]], "text": "of val", "split": "val"},
+        GOOD | {"masks": ["no mask"], "text": "of train"},
+        GOOD | {"masks": ["no mask"], "text": "of val", "split": "val"},
     ]
     (tmp_path / "annotations.json").write_text(json.dumps([*wrong, GOOD]))
     assert check(tmp_path) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 import shutil
@@ -811,6 +812,50 @@ def test_masks_of_classes_that_were_smoothed_are_refused(tmp_path: Path):
             with pytest.raises(DataError, match=r"a\.png holds .* were scaled with interpolation"):
                 import_export(tmp_path / "set", tmp_path / "none")
     assert [text for _, _, text in imported(tmp_path / "set", tmp_path / "out")] == ["j"]
+
+
+def test_one_mask_of_thin_things_stops_no_set(tmp_path: Path):
+    write(tmp_path / "set", "classes.txt", "\n".join(["background", *"bcdefghij"]))
+    thick = np.zeros((H, W), np.uint8)
+    thick[2:8, 2:8] = 1
+    thin = np.zeros((H, W), np.uint8)
+    thin[[1, 4, 7]] = [[3], [5], [9]]
+    for name, mask in (("a", thick), ("b", thick), ("c", thin)):
+        write(tmp_path / "set", "notes.txt", "", f"images/{name}.jpg")
+        save(tmp_path / f"set/masks/{name}.png", mask)
+    assert {text for _, _, text in imported(tmp_path / "set", tmp_path / "out")} == {"b", "d", "f", "j"}
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".tif", ".bmp"])
+def test_masks_of_other_kinds_than_png_are_read(tmp_path: Path, suffix: str):
+    """Carvana's masks are GIFs, `<picture>_mask.gif`."""
+    write(tmp_path / "set", "classes.txt", "background\ncat\ndog\n", "images/a.jpg")
+    save(tmp_path / f"set/masks/a_mask{suffix}", values())
+    assert {text for _, _, text in imported(tmp_path / "set", tmp_path / "out")} == {"cat", "dog"}
+
+
+def test_vias_csv_says_what_its_json_says(tmp_path: Path):
+    via(tmp_path / "json")
+    content = json.loads((tmp_path / "json/test/via_test.json").read_text())["a.jpg123"]
+    (tmp_path / "csv").mkdir()
+    shutil.copy(tmp_path / "json/test/a.jpg", tmp_path / "csv/a.jpg")
+    with (tmp_path / "csv/via.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        names = ["filename", "file_size", "file_attributes", "region_count"]
+        rows.writerow([*names, "region_id", "region_shape_attributes", "region_attributes"])
+        for number, region in enumerate(content["regions"]):
+            parts = [json.dumps(region[key]) for key in ("shape_attributes", "region_attributes")]
+            rows.writerow(["a.jpg", 123, "{}", 2, number, *parts])
+        rows.writerow(["b.jpg", 123, "{}", 0, 0, "{}", "{}"])
+    shutil.rmtree(tmp_path / "json/train")
+    shutil.rmtree(tmp_path / "json/val")
+    expected = imported(tmp_path / "json", tmp_path / "out")
+    assert len(expected) == 2
+    assert imported(tmp_path / "csv", tmp_path / "out2") == expected
+    with (tmp_path / "csv/via.csv").open("a") as file:
+        file.write('a.jpg,123,{},2,2,{"name,{}\n')
+    with pytest.raises(DataError, match=r"via\.csv: line 5: .*export it again"):
+        import_export(tmp_path / "csv", tmp_path / "none")
 
 
 def test_labels_whose_pictures_are_missing_are_a_fault(tmp_path: Path):

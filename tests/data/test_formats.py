@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from pathlib import Path
@@ -257,11 +258,6 @@ def test_a_phrase_is_a_text_without_a_mask(tmp_path: Path):
             GOOD | {"text": "t", "masks": [block(height=8)]},
             r"record 1, mask 0: RLE size \[8, 8\] is not the image's .* \[6, 8\]",
         ),
-        (GOOD | {"text": "t", "masks": [rle.empty(6, 8)]}, "record 1, mask 0: the mask has no pixel"),
-        (
-            GOOD | {"text": "t", "masks": [[1, 2, 3, 4]]},
-            "record 1, mask 0: a polygon needs at least 3 points",
-        ),
         (GOOD | {"text": ""}, "record 1: the text is ''"),
         (GOOD, "record 1: same image and text as record 0"),
         (GOOD | {"text": "t", "task": "caption"}, "record 1: task 'caption' is not one of"),
@@ -273,6 +269,17 @@ def test_a_wrong_annotation_is_named(tmp_path, record, message):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=message):
         list(FORMATS["annotations"](write_annotations(tmp_path, GOOD, record), name="mine", split="train"))
+
+
+@pytest.mark.parametrize("bad", [rle.empty(6, 8), [1, 2, 3, 4], [math.nan, 2, 3, 4, 5, 6], None])
+def test_a_mask_that_shows_nothing_is_left_out_and_counted(tmp_path, bad, caplog):
+    """As in COCO: alone, its record goes with it."""
+    records = GOOD | {"text": "two", "masks": [bad, *GOOD["masks"]]}, GOOD | {"text": "t", "masks": [bad]}
+    root = write_annotations(tmp_path, GOOD, *records)
+    read = list(FORMATS["annotations"](root, name="mine", split="train"))
+    assert [(sample.text, len(sample.masks)) for sample in read] == [(GOOD["text"], 1), ("two", 1)]
+    assert "1 masks without a pixel are left out of records with others" in caplog.text
+    assert "1 records are left out: 1 with" in caplog.text
 
 
 def write_regions(root: Path, *lines: str) -> Path:

@@ -148,7 +148,12 @@ def test_a_category_means_all_its_objects_and_its_crowds(tree, scenes, tmp_path)
 def test_objects_of_a_picture_are_found_wherever_they_stand_in_the_file(tmp_path):
     for name in ("a", "b"):
         png(tmp_path / f"val2017/{name}.png")
-    annotations = [{"id": n, "image_id": n % 2, "category_id": 1, "segmentation": [BOX]} for n in range(4)]
+    other = [0, 0, 8, 0, 8, 1, 0, 1]
+    annotations = [
+        # the last is there twice
+        {"id": n, "image_id": n % 2, "category_id": 1, "segmentation": [outline]}
+        for n, outline in enumerate([BOX, BOX, other, other, other])
+    ]
     images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("ab")]
     whole = {"images": images, "categories": [{"id": 1, "name": "person"}], "annotations": annotations}
     store(tmp_path / "annotations/instances_val2017.json", whole)
@@ -299,7 +304,7 @@ def test_upstreams_finetuning_file_is_told_by_its_keys_and_read_beside_ours(tmp_
     )
     for change, message in (
         ({"text": ["dog"]}, "record 0: mask has 3 entries and text 1; every mask needs its text"),
-        ({"mask": [[BOX], [[1, 2]], BOX]}, "record 0, text 1, mask 0: a polygon needs at least 3 points"),
+        ({"mask": [[BOX], [[*BOX, 0, "0"]], BOX]}, "record 0, text 1, mask 0: a polygon holds '0'"),
     ):
         with pytest.raises(DataError, match=message):
             list(

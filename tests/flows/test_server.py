@@ -466,7 +466,8 @@ def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(tmp_path: Path)
         log = (workspaces[1] / ".ans/logs/server.log").read_text()
         assert "did you mean 'rl'" in log
         assert "Traceback" not in log
-        ans(workspaces[1], "run", **proxy)  # on the server that is up
+        # on the server that is up
+        assert "stage base failed" in ans(workspaces[1], "run", status=1, FAKE_STOP="base", **proxy)
         assert flow_runs_of(records[0][0]) == 1
         assert flow_runs_of(records[1][0]) == 3
         # with the record of the services of the first

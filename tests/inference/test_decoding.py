@@ -144,7 +144,7 @@ from ans_core.model import adapters, compiling
 from tests import tiny
 from tests.inference.test_decoding import sampled
 
-compiling.BACKEND = "aot_eager"
+compiling.BACKEND = "eager"
 torch._dynamo.config.fail_on_recompile_limit_hit = True
 model = tiny.build()
 policies = adapters.Policies(model, adapters.rl_config(rank=4, alpha=8, dropout=0.0, modules=[]), seed=0)

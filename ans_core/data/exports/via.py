@@ -1,7 +1,10 @@
-"""VGG Image Annotator's JSON (a project, or its exported annotations; versions 1 and 2) -> records."""
+"""VGG Image Annotator's JSON (a project, or its exported annotations; versions 1 and 2) or CSV -> records."""
 
 from __future__ import annotations
 
+import csv
+import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ LABELS = ("label", "name", "class", "category", "type", "object")
 def read(place: Path, file: Path) -> Export:
     """A region's label is its one attribute, or the one of LABELS; attributes of TEXTS are texts about it.
     Pictures are beside the file or in `images/`."""
-    content = checks.load_json(file)
+    content = _of_csv(file) if file.suffix.lower() == ".csv" else checks.load_json(file)
     pictures = content.get("_via_img_metadata", content)
     export, faults = Export(file=file), checks.Faults(file)
     for key, value in pictures.items():
@@ -48,6 +51,23 @@ def read(place: Path, file: Path) -> Export:
             export.labelled += records(picture, shapes, split=split_of(picture, place))
     faults.tell()
     return export
+
+
+def _of_csv(file: Path) -> dict[str, Any]:
+    """Return the rows, one a region, as the exported JSON has them."""
+    pictures: dict[str, Any] = {}
+    rows = csv.DictReader(StringIO(checks.load_text(file).removeprefix("#")))  # version 1 writes #filename
+    try:
+        for row in rows:
+            picture = pictures.setdefault(row["filename"], {"filename": row["filename"], "regions": []})
+            shape, attributes = (
+                json.loads(row[f"region_{part}"]) for part in ("shape_attributes", "attributes")
+            )
+            if shape:  # {}: a picture without a region
+                picture["regions"].append({"shape_attributes": shape, "region_attributes": attributes})
+    except (KeyError, TypeError, ValueError) as error:
+        raise checks.DataError(f"{file}: line {rows.line_num}: {error!r}; export it again") from None
+    return pictures
 
 
 def _shape(region: Any, export: Export, *, height: int, width: int, where: str) -> Shape | None:

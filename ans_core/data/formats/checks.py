@@ -124,8 +124,10 @@ class Faults:
 
 
 def as_integer(value: object) -> object:
-    """Make 1.0 the number 1: tools that keep their tables in floating point (pandas) write whole numbers so.
-    Anything else stays."""
+    """Make 1.0 and "1" the number 1: tools that keep their tables in floating point (pandas) or as text (XML,
+    CSV) write whole numbers so. Anything else, as "007", stays."""
+    if isinstance(value, str):
+        return int(value) if NUMBER.fullmatch(value) else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -133,7 +135,7 @@ def as_id(value: object) -> object:
     """7, 7.0 and "7" are one id; "007" is another."""
     value = as_integer(value)
     if isinstance(value, str):
-        return int(value) if NUMBER.fullmatch(value) else value
+        return value
     if type(value) is int and value.bit_length() < 64:
         return value
     raise ValueError("expected a whole number or a text")

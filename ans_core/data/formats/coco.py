@@ -108,13 +108,15 @@ def instances(
                     raise checks.DataError(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
                     )
-                shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
+                outline = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
                 mask = checks.usable_mask(
-                    shape, height=picture.height, width=picture.width, where=where, faults=faults
+                    outline, height=picture.height, width=picture.width, where=where, faults=faults
                 )
-                objects.setdefault(first_of[annotation.category_id], []).append(
-                    (mask, bool(annotation.iscrowd))
-                )
+                shapes = objects.setdefault(first_of[annotation.category_id], [])
+                if (shape := (mask, bool(annotation.iscrowd))) in shapes:
+                    faults.notes["objects are there twice and are one"] += 1
+                else:
+                    shapes.append(shape)
         for category_id, shapes in objects.items():
             crowds = [place for place, (_, crowd) in enumerate(shapes) if crowd]
             yield Sample(
@@ -205,6 +207,8 @@ def _names(categories: list[Any], file: Path) -> dict[Any, str]:
         for number, value in enumerate(categories)
     ]
     return {
-        category.id: checks.text(category.name, where=f"{file}: category {rle.short(category.id)}")
+        category.id: " ".join(
+            checks.text(category.name, where=f"{file}: category {rle.short(category.id)}").split()
+        )
         for category in read
     }

@@ -14,10 +14,12 @@ from ans_core.data.formats import checks
 
 MASK_FOLDERS = ("masks", "mask", "SegmentationClass", "labels", "annotations", "Annotations")
 """Names of folders of pictures whose values are classes."""
+MASK_SUFFIXES = {".png", ".gif", ".tif", ".tiff", ".bmp"}
+"""Of pictures that keep values as they were written."""
 XML_ROOTS = {b"annotations": "cvat", b"annotation": "voc"}
 CLASS_LISTS = {"_classes.csv", "labelmap.txt", "classes.txt"}
 """Names of files that name the classes of masks; the last, of YOLO's labels as well."""
-SUFFIXES = {".json", ".xml", ".yaml", ".yml"}
+SUFFIXES = {".json", ".xml", ".yaml", ".yml", ".csv"}
 KEYS = (
     ("reasonseg", {"text", "is_sentence", "shapes"}),
     ("labelme", {"shapes", "imagePath"}),
@@ -72,7 +74,7 @@ def layout_of(file: Path) -> str:
         is_of_masks = (
             file.name == "_classes.csv"
             or _mask_folders(file.parent)
-            or next(file.parent.rglob("*_mask.png"), None)
+            or any(mask.stem.endswith("_mask") for mask in mask_files(file.parent))
         )
         return "masks" if is_of_masks else "yolo" if file.name == "classes.txt" else ""
     suffix = file.suffix.lower()
@@ -82,6 +84,9 @@ def layout_of(file: Path) -> str:
         return XML_ROOTS.get(root[1], "") if root else ""
     if suffix in (".yaml", ".yml"):
         return "yolo" if re.search(rb"(?m)^names\s*:", file.read_bytes()) else ""
+    if suffix == ".csv":
+        with file.open("rb") as opened:
+            return "via" if b"region_shape_attributes" in opened.readline(2000) else ""
     return _json_layout(checks.load_json(file, encoding=ENCODING)) if suffix == ".json" else ""
 
 
@@ -112,11 +117,17 @@ def _label_files(place: Path) -> Iterator[Path]:
             yield file
 
 
+def mask_files(place: Path) -> Iterator[Path]:
+    """Yield the files of a folder that may be masks by their names."""
+    files = (file for file in place.rglob("*") if not file.name.startswith("."))
+    return (file for file in files if file.suffix.lower() in MASK_SUFFIXES)
+
+
 def _mask_folders(place: Path) -> list[Path]:
-    """Return the folders of masks (`masks/`, `annotations/` ...) that hold PNGs."""
+    """Return the folders of masks (`masks/`, `annotations/` ...) that hold some."""
     return [
         folder
         for name in MASK_FOLDERS
         for folder in sorted(place.rglob(name))
-        if next(folder.rglob("*.png"), None)
+        if next(mask_files(folder), None)
     ]

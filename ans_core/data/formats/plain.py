@@ -245,7 +245,21 @@ def _masks(
     )
     if not segmentations and record.task == "region_caption":
         raise checks.DataError(f"{where}: masks is empty; a region caption needs at least one")
-    return tuple(
-        (checks.mask(m, height=height, width=width, where=f"{where}, {noun} {i}", faults=faults),)
-        for i, m in enumerate(segmentations)
+    masks: list[Masklet] = []
+    reason = ""
+    for number, segmentation in enumerate(segmentations):
+        try:
+            mask = checks.usable_mask(
+                segmentation, height=height, width=width, where=f"{where}, {noun} {number}", faults=faults
+            )
+        except checks.Unusable as unusable:
+            reason = str(unusable)
+        else:
+            masks.append((mask,))
+    # a question names its regions by number, so none may go
+    if reason and (isinstance(record, Conversation) or not masks):
+        raise checks.Unusable(reason)
+    faults.notes["masks without a pixel are left out of records with others"] += len(segmentations) - len(
+        masks
     )
+    return tuple(masks)

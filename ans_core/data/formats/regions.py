@@ -58,7 +58,9 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 size = {"height": height, "width": width}
                 shown[region.image] = {"image_id": region.image, "frames": (image,), **size}
             height, width = shown[region.image]["height"], shown[region.image]["width"]
-            mask = checks.mask(region.segmentation, height=height, width=width, where=where, faults=faults)
+            mask = checks.usable_mask(
+                region.segmentation, height=height, width=width, where=where, faults=faults
+            )
             text = _text(region, height=height, width=width, where=where)
             by_text.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
                 (str(region.id), mask)
