@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -206,20 +207,23 @@ def alone() -> Iterator[None]:
 
 
 def wait_for_all() -> None:
-    """Return once every process is here. All of them must call it."""
+    """Return once every process is here, however long that takes. All of them must call it."""
     if world_size() > 1:
-        torch.distributed.barrier()
+        torch.distributed.barrier(_patient_group(torch.distributed.group.WORLD))
 
 
 def after_the_first(work: Callable[[], object]) -> None:
-    """Let the first process do something for all, however long it takes; return once it is done. All of them
-    must call it."""
+    """Let the first process do something for all; return once it is done. All of them must call it."""
     if rank() == 0:
         work()
-    if world_size() > 1:
-        group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)  # NCCL's wait ten minutes
-        torch.distributed.barrier(group)
-        torch.distributed.destroy_process_group(group)
+    wait_for_all()
+
+
+@functools.lru_cache(maxsize=1)
+def _patient_group(world: object) -> Any:
+    """Return a group of all processes that waits for the last one, where NCCL's end the run after ten minutes;
+    one for each default group (`world`). All processes must call it."""
+    return torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
 
 
 def pick_device(name: str) -> torch.device:

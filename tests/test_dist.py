@@ -25,6 +25,22 @@ torch.distributed.destroy_process_group()
 """
 
 
+SLOW = """
+import sys, time
+from datetime import timedelta
+from pathlib import Path
+import torch
+from ans_core import dist
+torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=2))
+dist.after_the_first(lambda: time.sleep(4))
+if dist.rank() == 1:
+    time.sleep(4)
+dist.wait_for_all()
+Path(sys.argv[1], str(dist.rank())).touch()
+torch.distributed.destroy_process_group()
+"""
+
+
 def test_one_process_alone_gets_its_value_back() -> None:
     assert dist.shared_mean(0.3, torch.device("cpu")) == 0.3
     assert dist.shared_means([{"loss": 0.3, "iou": 0.5}, {"loss": 0.5}]) == {"loss": 0.4, "iou": 0.5}
@@ -43,6 +59,15 @@ def test_two_processes_get_the_same_mean_and_all_that_either_makes(tmp_path: Pat
             ["a of ab by 0", "b of ab by 0", "c of cd by 1", "d of cd by 1", "e of e by 0"],
             [],
         ]
+
+
+@pytest.mark.slow
+def test_processes_wait_for_each_other_longer_than_their_group_would(tmp_path: Path) -> None:
+    """NCCL's groups end a run after ten minutes, less than a large state may take to write."""
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    launch(script, str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 1000])
