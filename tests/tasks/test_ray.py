@@ -64,8 +64,11 @@ def uninterrupted(workspace: Path) -> str:
 
 
 @pytest.fixture(autouse=True)
-def fresh(workspace: Path, uninterrupted: str) -> None:
+def fresh(workspace: Path, uninterrupted: str) -> Iterator[None]:
+    """A training begins anew, and what a failed test leaves running is no other test's."""
     forget(workspace)
+    yield
+    end_all(workspace)
 
 
 def again(folder: Path, nodes: ray_cluster.Nodes) -> str:
