@@ -109,7 +109,8 @@ def profile(arguments: argparse.Namespace) -> int:
         print("wrote", write(arguments.name, here, words, force=arguments.force))
     if holder := holder_of(here / ".ans/flow.lock"):
         print(
-            f"note: {holder} is at work here; if its settings are others now, it stops before its next stage",
+            f"note: {holder} is at work here; if its settings are others now, it stops before its next stage, and "
+            "drops the result of a stage that these settings decide",
             file=sys.stderr,
         )
     return 0
@@ -118,6 +119,11 @@ def profile(arguments: argparse.Namespace) -> int:
 def finetune(arguments: argparse.Namespace) -> int:
     """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out,
     with an estimate first."""
+    if not Path(arguments.folder).exists():  # before the model's imports, which take seconds
+        raise ValueError(
+            f"{arguments.folder} does not exist; give the folder, file or zip with pictures and labels "
+            "(docs/your-data.md)"
+        )
     from flows.finetune import finetune as run_it
 
     return run_it(arguments)

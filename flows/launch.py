@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ans_core import stop
-from flows.child import LAUNCH, StageFailedError, end_group
+from flows.child import LAUNCH, SettingsError, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
 from flows.kept import FILES, print_lines, recover, settings_of_run
 from flows.paths import deployment_names, environment, root
@@ -92,6 +92,7 @@ def exit_if_a_stage_fails(resume: str = "\nThe same command resumes where it sto
     try:
         yield
     except (StageFailedError, TimeoutError) as error:
+        resume = "" if isinstance(error, SettingsError) else resume  # something is to be mended first
         print(f"\nans: {str(error).splitlines()[0]}{resume}", file=sys.stderr)
         sys.exit(1)
 

@@ -19,6 +19,8 @@ from ans_core.config.launch import Resources
 from tasks.jobs import IN_JOB, Job, State, answer, unless_ending
 
 LIVE = {"PENDING", "RUNNING"}
+NOT_YET = "No available agent to submit job"
+"""In the answer of a Ray whose nodes are starting."""
 TIMEOUT_S = 60.0
 VARIABLES = {
     # A job that is stopped ends as Slurm's: after the step at work and its state.
@@ -76,6 +78,7 @@ def workers(job: Job) -> dict[str, Any]:
 
 
 def cancel(job: Job, number: str) -> None:
+    Path(f"{job.notes}-{number}.stop").touch()  # for a start before Ray has told the job
     ask(f"{job.name}-{number}/stop", waits=False, post=True)
 
 
@@ -120,8 +123,11 @@ def ask(path: str, *, waits: bool = True, post: bool = False, **body: Any) -> An
                 raise
             if error.code == 404:
                 raise LookupError(path) from None
-            text = error.read().decode(errors="replace").strip().splitlines()
-            raise ConfigError(f"Ray at {address} refuses ({error}): {text[-1] if text else ''}") from None
+            text = error.read().decode(errors="replace").strip()
+            if NOT_YET in text:
+                raise OSError(text) from None
+            last = text.rpartition("\n")[2]
+            raise ConfigError(f"Ray at {address} refuses ({error}): {last}") from None
         except (URLError, TimeoutError, ConnectionError) as error:
             if not waits:
                 raise ConfigError(f"RAY_ADDRESS is {address}, and nobody answers there: {error}") from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 from ans_core import stop
 from ans_core.config import ConfigError
-from tasks.jobs import Job, State, answer
+from tasks.jobs import Job, State, answer, unless_ending
 from tasks.slurm_task import ASKED, FAILED
 
 ENDS = {
@@ -97,11 +98,18 @@ def sbatch_words(job: Job) -> list[str]:
 
 
 def find(job: Job) -> str | None:
-    lines = ask(["squeue", "--me", "--noheader", f"--name={job.name}", "--format=%A|%Z"]).splitlines()
-    numbers = [
-        number for number, _, folder in (line.partition("|") for line in lines) if folder == str(job.root)
-    ]
-    return numbers[0] if numbers else None
+    """Return the number of the live job; one that is cancelled, and writes its state, is waited for."""
+
+    def live() -> list[tuple[str, str]]:
+        words = ["squeue", "--me", "--noheader", f"--name={job.name}", "--format=%A|%T|%Z"]
+        lines = [line.split("|", 2) for line in ask(words).splitlines()]
+        return [(number, state) for number, state, folder in lines if folder == str(job.root)]
+
+    def is_cancelled(other: tuple[str, str]) -> bool:
+        return other[1] == "COMPLETING" and not Path(f"{job.notes}-{other[0]}.exit").exists()
+
+    other = unless_ending(job, live, is_cancelled)
+    return other and other[0]
 
 
 def submit(job: Job, environment: dict[str, str]) -> str:

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -89,14 +90,25 @@ class Nodes:
             time.sleep(1)
 
     def alive(self) -> int:
-        headers = {"Authorization": f"Bearer {self.variables['RAY_AUTH_TOKEN']}"}
-        request = urllib.request.Request(f"{self.variables['RAY_ADDRESS']}/api/v0/nodes", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
-                nodes = json.load(response)["data"]["result"]["result"]
+            nodes = self._answer("v0/nodes")["data"]["result"]["result"]
         except OSError:
             return 0
         return sum(node["state"] == "ALIVE" for node in nodes)
+
+    def take_jobs(self) -> bool:
+        """Tell whether a node's agent starts jobs: on a busy machine a node may live without."""
+        try:
+            return bool(self._answer("jobs/", json.dumps({"entrypoint": "true"}).encode()))
+        except OSError:
+            return False
+
+    def _answer(self, path: str, data: bytes | None = None) -> Any:
+        headers = {"Authorization": f"Bearer {self.variables['RAY_AUTH_TOKEN']}"}
+        headers |= {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.variables['RAY_ADDRESS']}/api/{path}", data, headers)
+        with urllib.request.urlopen(request, timeout=90) as response:
+            return json.load(response)
 
     def end(self) -> None:
         while self._processes:
@@ -111,6 +123,9 @@ def cluster() -> Iterator[Nodes]:
         nodes = Nodes(Path(home))
         try:
             nodes.start()
+            while not nodes.take_jobs():
+                nodes.kill()
+                nodes.start()
             nodes.start()
             yield nodes
         finally:

@@ -854,8 +854,14 @@ def test_vias_csv_says_what_its_json_says(tmp_path: Path):
     assert imported(tmp_path / "csv", tmp_path / "out2") == expected
     with (tmp_path / "csv/via.csv").open("a") as file:
         file.write('a.jpg,123,{},2,2,{"name,{}\n')
-    with pytest.raises(DataError, match=r"via\.csv: line 5: .*export it again"):
+    with pytest.raises(DataError, match=r"via\.csv: line 5 has no filename, .*export it again"):
         import_export(tmp_path / "csv", tmp_path / "none")
+    table = list(csv.reader((tmp_path / "csv/via.csv").read_text().splitlines()[:-1]))
+    with (tmp_path / "csv/via.csv").open(
+        "w", newline=""
+    ) as file:  # as a spreadsheet saves it in many countries
+        csv.writer(file, delimiter=";").writerows(table)
+    assert imported(tmp_path / "csv", tmp_path / "out3") == expected
 
 
 def test_labels_whose_pictures_are_missing_are_a_fault(tmp_path: Path):

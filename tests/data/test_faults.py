@@ -481,6 +481,11 @@ def test_a_box_is_the_mask_of_an_object_without_an_outline_in_all_commands(tmp_p
     assert [rle.area(mask) for (mask,) in sample.masks] == [3, 6, 9]
     assert "3 objects have a box and no outline: the box is their mask" in caplog.text
     assert "3 masks" in import_export(tmp_path, tmp_path / "imported")[0]
+    twice = [*empty, empty[0] | {"id": 9}]
+    write_coco(tmp_path, ["a.png"], twice)
+    lines = import_export(tmp_path, tmp_path / "once")
+    assert "3 masks" in lines[0]
+    assert not any(line.startswith("left out") for line in lines)
 
 
 @pytest.mark.parametrize(("image", "category"), [("0", "0"), (0.0, 0.0), ("0", 0)])

@@ -280,6 +280,10 @@ def test_a_mask_that_shows_nothing_is_left_out_and_counted(tmp_path, bad, caplog
     assert [(sample.text, len(sample.masks)) for sample in read] == [(GOOD["text"], 1), ("two", 1)]
     assert "1 masks without a pixel are left out of records with others" in caplog.text
     assert "1 records are left out: 1 with" in caplog.text
+    root = write_annotations(tmp_path, GOOD, records[1] | {"split": "val"})
+    assert len(list(FORMATS["annotations"](root, name="mine", split="train"))) == 1
+    with pytest.raises(ValueError, match="no record of the split 'val' can be used: 1 with"):
+        list(FORMATS["annotations"](root, name="mine", split="val"))
 
 
 def write_regions(root: Path, *lines: str) -> Path:

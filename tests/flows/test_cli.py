@@ -69,6 +69,15 @@ def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
     assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
 
 
+@pytest.mark.parametrize("words", [("predict", "none.jpg", "a dog"), ("finetune", "none", "--model", ".")])
+def test_what_is_not_there_is_told_before_the_models_imports(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "flows.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert f"ans: {words[1]} does not exist; give " in done.stderr
+    assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
 @pytest.mark.parametrize("command", ["predict clip.mp4 question", "eval mevis"])
 def test_a_command_knows_every_video_mode(command: str) -> None:
     """They are written out there, since help loads nothing heavy."""

@@ -546,5 +546,7 @@ def test_an_agent_that_starts_from_a_folder_of_ones_own_needs_no_model_of_the_pi
     assert [line.split()[0] for line in executed(workspace)] == agents
     assert not (workspace / "runs/smoke/model").exists()
     (own / "result.txt").write_text("2")
-    assert "stage cota failed" in commands.ans(workspace, "run", "--agent", status=1, FAKE_STOP="cota")
+    assert "cota failed: ValueError: stopped here" in commands.ans(
+        workspace, "run", "--agent", status=1, FAKE_STOP="cota"
+    )
     assert {line.split()[0] for line in executed(workspace)} == {"cota"}

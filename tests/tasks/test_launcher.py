@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks import ray_jobs
+from tasks import jobs, ray_jobs
 from tasks.jobs import Job
 from tasks.launcher import check_sharding, check_shares, free_port, is_job, ranks_command, run_job
 from tasks.runner import FLIGHT_RECORDER
@@ -175,3 +177,29 @@ def test_torch_knows_the_flight_recorders_variables() -> None:
         [sys.executable, "-c", script], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
     )
     assert "deprecated" not in done.stderr
+
+
+def test_a_ray_whose_nodes_are_starting_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = [
+        (500, b"Traceback\nRuntimeError: No available agent to submit job, please try again later."),
+        (200, b"[]"),
+    ]
+
+    class Starting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content = answers.pop(0)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Starting) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(jobs, "POLL_S", 0.01)
+        assert ray_jobs.ask("") == []
+        server.shutdown()
+    assert capsys.readouterr().err.startswith("Ray waits: Traceback")

@@ -24,12 +24,13 @@ def coco_file(place: Path, file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the names of
     the file and its folders."""
     images = ImageFolders(Path(), picture_folders(file), where=str(file))
-    samples = list(coco.instances(file, images))
+    faults = checks.Faults(file)
+    samples = list(coco.instances(file, images, faults=faults))
     split = split_of_file(file, place)
     export = Export(file=file, labelled=[_labelled(sample, split) for sample in samples])
     content = checks.load_json(file)
     lost = {
-        NO_PIXEL: len(content["annotations"]) - sum(len(sample.masks) for sample in samples),
+        NO_PIXEL: faults.unusable.total(),
         "pictures without an object": len(
             {posixpath.normpath(str(image.get("file_name"))) for image in content["images"]}
         )

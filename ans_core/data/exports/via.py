@@ -56,7 +56,10 @@ def read(place: Path, file: Path) -> Export:
 def _of_csv(file: Path) -> dict[str, Any]:
     """Return the rows, one a region, as the exported JSON has them."""
     pictures: dict[str, Any] = {}
-    rows = csv.DictReader(StringIO(checks.load_text(file).removeprefix("#")))  # version 1 writes #filename
+    text = checks.load_text(file).removeprefix("#")  # version 1 writes #filename
+    header = text.partition("\n")[0]
+    # a spreadsheet may have saved it with semicolons
+    rows = csv.DictReader(StringIO(text), delimiter=";" if header.count(";") > header.count(",") else ",")
     try:
         for row in rows:
             picture = pictures.setdefault(row["filename"], {"filename": row["filename"], "regions": []})
@@ -66,7 +69,10 @@ def _of_csv(file: Path) -> dict[str, Any]:
             if shape:  # {}: a picture without a region
                 picture["regions"].append({"shape_attributes": shape, "region_attributes": attributes})
     except (KeyError, TypeError, ValueError) as error:
-        raise checks.DataError(f"{file}: line {rows.line_num}: {error!r}; export it again") from None
+        raise checks.DataError(
+            f"{file}: line {rows.line_num} has no filename, region_shape_attributes and region_attributes in JSON "
+            f"({error}); export it again"
+        ) from None
     return pictures
 
 

@@ -105,8 +105,9 @@ class Faults:
                 self.first[message] = None
         return isinstance(error, (Unusable, DataError))
 
-    def tell(self) -> None:
-        """Log the notes and what is left out. Raise DataError if anything was wrong, or no record is left."""
+    def tell(self, part: str = "") -> None:
+        """Log the notes and what is left out. Raise DataError if anything was wrong, or no record is left (`part`:
+        of what)."""
         if notes := [f"{count:,} {what}" for what, count in self.notes.most_common() if count]:
             logging.warning("%s: %s", self.file, "; ".join(notes))
         if self.count == 1:
@@ -119,7 +120,7 @@ class Faults:
         if self.unusable:
             why = "; ".join(f"{count:,} with {reason}" for reason, count in self.unusable.most_common())
             if not self.usable:
-                raise DataError(f"{self.file}: no record can be used: {why}")
+                raise DataError(f"{self.file}: no record{part} can be used: {why}")
             logging.warning("%s: %s records are left out: %s", self.file, f"{self.unusable.total():,}", why)
 
 

@@ -86,14 +86,15 @@ def instances(
     *,
     text: Callable[[str], str] = str,
     located: Callable[[str], str] = str,
+    faults: checks.Faults | None = None,
 ) -> Iterator[Sample]:
     """Read a file in COCO's form. `text`: a category's name -> the expression. `located`: `file_name` ->
-    where the picture lies.
+    where the picture lies. `faults` counts what is left out, for the caller.
 
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
     content = checks.record(Content, checks.load_json(file), where=str(file))
-    faults = checks.Faults(file)
+    faults = faults or checks.Faults(file)
     names = _names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
     pictures = _pictures(content, images, located, file=file, faults=faults)

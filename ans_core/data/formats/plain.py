@@ -95,6 +95,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
     seen: dict[int, str] = {}
+    others = 0
     latest, about = list[str](), dict[str, Any]()  # a picture's records mostly follow each other
     for where, sample_id, record in _records(file, faults):
         with faults:
@@ -104,6 +105,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             if isinstance(record, Expression) and record.task == "referring":
                 _once((record.image, *map(checks.text_key, texts)), seen, where=where)
             if record.part != split:
+                others += 1
                 continue
             if record.names != latest:
                 files = [picture(file.parent, name, where=where) for name in record.names]
@@ -122,7 +124,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 question=texts[0] if isinstance(record, Conversation) else None,
             )
     checks.check_split(split, parts or {split}, path=file)
-    faults.tell()
+    faults.usable -= others
+    faults.tell(f" of the split {split!r}")
 
 
 def splits(path: Path) -> list[str]:
