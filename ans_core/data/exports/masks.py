@@ -1,5 +1,5 @@
-"""Pictures with masks (PNG, GIF, TIFF or BMP whose values or colours are classes) and a list of the classes -> records: a class means
-all its pixels."""
+"""Pictures with masks (PNG, GIF, TIFF or BMP, whose values or colours are classes) and a list of the classes
+-> records: a class means all its pixels."""
 
 from __future__ import annotations
 
