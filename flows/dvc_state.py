@@ -63,7 +63,7 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
         check_lock_file(root, file.replace(".yaml", ".lock"))
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
     from dvc.scm import SCMError
 
     quiet_dvc()
@@ -71,8 +71,7 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
         with Repo(str(root)) as repo:  # to open one takes a third of a second
             if hash_is_stale(repo):
                 hash_code(root)
-            with repo.lock:
-                repo._reset()  # whatever it has read of dvc.lock
+            with lock_repo(repo):
                 return not any(
                     repo.stage.load_one(path=str(root / path), name=name).changed() for path, name in parsed
                 )
@@ -86,7 +85,9 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
 
 def hash_is_stale(repo: Any) -> bool:
     """Tell whether the code may be another than the one that was hashed last."""
-    with repo.lock:
+    from dvc.repo import lock_repo
+
+    with lock_repo(repo):
         return bool(repo.stage.load_one(path=str(Path(repo.root_dir, "dvc.yaml")), name=code.NAME).changed())
 
 
