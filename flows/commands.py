@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ans_core.cli.options import existing
 from flows.paths import environment, root
 
 
@@ -119,11 +120,7 @@ def profile(arguments: argparse.Namespace) -> int:
 def finetune(arguments: argparse.Namespace) -> int:
     """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out,
     with an estimate first."""
-    if not Path(arguments.folder).exists():  # before the model's imports, which take seconds
-        raise ValueError(
-            f"{arguments.folder} does not exist; give the folder, file or zip with pictures and labels "
-            "(docs/your-data.md)"
-        )
+    existing(arguments.folder, "the folder, file or zip with pictures and labels (docs/your-data.md)")
     from flows.finetune import finetune as run_it
 
     return run_it(arguments)

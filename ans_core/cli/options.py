@@ -16,6 +16,14 @@ def positive(text: str) -> int:
     return number
 
 
+def existing(path: str, what: str) -> Path:
+    """Return the path; call it before the model's imports, which take seconds. Raises ValueError with `what` to
+    give where nothing is there."""
+    if not Path(path).exists():
+        raise ValueError(f"{path} does not exist; give {what}")
+    return Path(path)
+
+
 READERS = ("rapidocr", "template")
 """Of READ_TEXT, as in ans_core/config/names.py, which loads pydantic."""
 

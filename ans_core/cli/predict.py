@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ans_core.cli.options import newest_model, positive
+from ans_core.cli.options import existing, newest_model, positive
 from ans_core.places import root
 
 
@@ -70,9 +70,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE,
     PNG) and overlays."""
-    source = Path(arguments.source)
-    if not source.exists():  # before the model's imports, which take seconds
-        raise ValueError(f"{source} does not exist; give a picture, a video file or a folder of frames")
+    source = existing(arguments.source, "a picture, a video file or a folder of frames")
     from ans_core.inference.answer import write_answer
 
     summary = write_answer(

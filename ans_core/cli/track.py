@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ans_core.cli.options import newest_model
+from ans_core.cli.options import existing, newest_model
 from ans_core.places import root
 
 PROMPTS = (
@@ -60,9 +60,9 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Objects prompted by points, boxes or masks through a video: writes palette PNGs and an animation."""
+    source = existing(arguments.source, "a video file or a folder of frames")
     from ans_core.tracking.track import default_checkpoint, write_track
 
-    source = Path(arguments.source)
     summary = write_track(
         source,
         arguments.prompts or [],

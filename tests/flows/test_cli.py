@@ -69,7 +69,9 @@ def test_an_unknown_profile_is_one_line_not_a_traceback() -> None:
     assert done.stderr.startswith("ans: no profile named 'tinny' (did you mean 'tiny'?)")
 
 
-@pytest.mark.parametrize("words", [("predict", "none.jpg", "a dog"), ("finetune", "none", "--model", ".")])
+@pytest.mark.parametrize(
+    "words", [("predict", "none.jpg", "a dog"), ("track", "none.mp4"), ("finetune", "none", "--model", ".")]
+)
 def test_what_is_not_there_is_told_before_the_models_imports(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "flows.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
