@@ -136,6 +136,12 @@ def variables_of(folder: Path, variables: dict[str, str], **extra: str) -> dict[
     }
 
 
+def again(folder: Path, variables: dict[str, str]) -> str:
+    """Run sft by `dvc repro` to its end; return what it printed."""
+    words = ("-m", "dvc", "repro", "--single-item", "--force", "sft")
+    return run(folder, *words, **variables_of(folder, variables))
+
+
 def submitter(folder: Path) -> psutil.Process:
     (process,) = [p for p in trainings(folder) if "ANS_JOB" not in p.environ()]
     return process

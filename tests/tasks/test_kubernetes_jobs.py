@@ -13,6 +13,7 @@ import pytest
 from tests import kubernetes_cluster
 from tests.job_workspace import (
     RESULT,
+    again,
     check_an_evaluation_of_two_processes,
     forget,
     logs,
@@ -26,7 +27,7 @@ from tests.job_workspace import (
     until,
     variables_of,
 )
-from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed, run
+from tests.workspace import LIMIT_S, ROOT, ans, end_all, executed
 
 TWO_NODES = (
     "launch.launcher=kubernetes",
@@ -67,11 +68,6 @@ def cluster(workspace: Path, uninterrupted: str, tmp_path: Path) -> Iterator[Clu
         end_all(workspace)
 
 
-def again(folder: Path, cluster: Cluster) -> str:
-    words = ("-m", "dvc", "repro", "--single-item", "--force", "sft")
-    return run(folder, *words, **variables_of(folder, cluster[1]))
-
-
 def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_two_jobs(
     workspace: Path, cluster: Cluster, uninterrupted: str
 ) -> None:
@@ -82,7 +78,7 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
     assert "secret" not in str(environment)
     submitter(workspace).kill()
     process.wait()
-    lines = again(workspace, cluster)
+    lines = again(workspace, cluster[1])
     assert f"job {name[-8:]} goes on" in lines
     assert "sft: 100%" in lines  # the job's own bar
     assert cluster[0].submitted == [name]
@@ -115,7 +111,7 @@ def test_a_term_to_the_submitter_deletes_its_job_and_a_new_one_goes_on_from_its_
     process = start(workspace, cluster[1])
     submitter(workspace).send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) != 0
-    again(workspace, cluster)  # at once, while the pods may still be ending
+    again(workspace, cluster[1])  # at once, while the pods may still be ending
     assert "ended by SIGTERM after step" in logs(workspace)
     assert len(cluster[0].submitted) == 2
     assert (workspace / RESULT).read_text() == uninterrupted
@@ -145,6 +141,6 @@ def test_a_deleted_job_a_wrong_setting_and_a_refused_one_are_a_sentence_each_and
 
 
 def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_pod(workspace: Path, cluster: Cluster) -> None:
-    again(workspace, cluster)
+    again(workspace, cluster[1])
     executed(workspace)
     check_an_evaluation_of_two_processes(workspace, variables_of(workspace, cluster[1]))

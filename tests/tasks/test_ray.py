@@ -14,6 +14,7 @@ import pytest
 from tests import ray_cluster
 from tests.job_workspace import (
     RESULT,
+    again,
     check_an_evaluation_of_two_processes,
     forget,
     logs,
@@ -27,7 +28,7 @@ from tests.job_workspace import (
     until,
     variables_of,
 )
-from tests.workspace import LIMIT_S, ans, end_all, executed, run
+from tests.workspace import LIMIT_S, ans, end_all, executed
 
 TWO_NODES = (
     "launch.launcher=ray",
@@ -71,11 +72,6 @@ def fresh(workspace: Path, uninterrupted: str) -> Iterator[None]:
     end_all(workspace)
 
 
-def again(folder: Path, nodes: ray_cluster.Nodes) -> str:
-    words = ("-m", "dvc", "repro", "--single-item", "--force", "sft")
-    return run(folder, *words, **variables_of(folder, nodes.variables))
-
-
 def jobs(folder: Path) -> set[str]:
     """The jobs that were submitted, in this workspace."""
     return {path.name for path in (folder / ".ans/logs").glob("ans-sft-*.log")}
@@ -90,7 +86,7 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
     assert len({worker.ppid() for worker in workers}) == 2  # raylets
     submitter(workspace).kill()
     process.wait()
-    lines = again(workspace, nodes)
+    lines = again(workspace, nodes.variables)
     (name,) = jobs(workspace) - before
     assert re.search(rf"job {name[-12:-4]} goes on", lines)
     assert "sft: 100%" in lines  # the job's own bar
@@ -128,7 +124,7 @@ def test_a_term_to_the_submitter_stops_its_job_after_a_state_and_a_new_one_goes_
     process = start(workspace, nodes.variables, FAKE_PAUSE="1")
     submitter(workspace).send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_S) != 0
-    again(workspace, nodes)  # at once, while the job may still be ending
+    again(workspace, nodes.variables)  # at once, while the job may still be ending
     assert "ended by SIGTERM after step" in logs(workspace)
     assert (workspace / RESULT).read_text() == uninterrupted
 
@@ -154,6 +150,6 @@ def test_what_no_node_can_meet_and_a_wrong_setting_are_one_sentence_each_and_not
 def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_worker(
     workspace: Path, nodes: ray_cluster.Nodes
 ) -> None:
-    again(workspace, nodes)
+    again(workspace, nodes.variables)
     executed(workspace)
     check_an_evaluation_of_two_processes(workspace, variables_of(workspace, nodes.variables))

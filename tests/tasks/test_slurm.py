@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +26,7 @@ from tasks.stages import TABLE
 from tests import slurm_cluster
 from tests.job_workspace import (
     RESULT,
+    again,
     check_an_evaluation_of_two_processes,
     forget,
     logs,
@@ -118,6 +119,11 @@ def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
 real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "there is one")
 
 
+def of_slurm(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs Slurm's daemons, and minutes."""
+    return real(pytest.mark.slow(pytest.mark.timeout(3 * LIMIT_S)(test)))
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with slurm_cluster.cluster(tmp_path_factory.mktemp("slurm") / "home") as variables:
@@ -155,9 +161,7 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     end_all(folder)
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_two_jobs(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -166,9 +170,7 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
     submitter(workspace).kill()
     process.wait()
     assert jobs(cluster) == [number]
-    told = run(
-        workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster)
-    )
+    told = again(workspace, cluster)
     assert f"job {number} goes on" in told
     assert "sft: 100%" in told  # the job's own bar
     assert sorted(executed(workspace)) == ON_BOTH
@@ -176,9 +178,7 @@ def test_two_nodes_give_the_bytes_of_one_and_a_killed_submitter_never_leads_to_t
     assert jobs(cluster, "--states=all") == [number]
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_job_that_is_preempted_writes_a_state_and_goes_on_to_the_same_bytes(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -202,9 +202,7 @@ def test_a_job_that_is_preempted_writes_a_state_and_goes_on_to_the_same_bytes(
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_job_goes_on_where_slurm_kills_a_node_that_waits_for_one_that_it_asked_to_end(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -223,9 +221,7 @@ def test_a_job_goes_on_where_slurm_kills_a_node_that_waits_for_one_that_it_asked
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -239,9 +235,7 @@ def test_a_job_whose_time_is_nearly_over_is_queued_again_and_goes_on(
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -253,17 +247,13 @@ def test_a_cancelled_job_keeps_its_state_and_is_not_submitted_again(
     assert re.search(rf"job {number} ended as CANCELLED", told), told
     assert jobs(cluster) == []
     executed(workspace)
-    run(
-        workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster)
-    )
+    again(workspace, cluster)
     assert sorted(executed(workspace)) == ON_BOTH
     assert "ended by SIGTERM after step" in logs(workspace)
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_start_right_after_a_job_was_cancelled_waits_for_its_state_and_goes_on(
     workspace: Path, cluster: dict[str, str], uninterrupted: str
 ) -> None:
@@ -272,17 +262,13 @@ def test_a_start_right_after_a_job_was_cancelled_waits_for_its_state_and_goes_on
     submitter(workspace).kill()
     process.wait()
     slurm_cluster.slurm(cluster, "scancel", number)
-    told = run(
-        workspace, "-m", "dvc", "repro", "--single-item", "--force", "sft", **variables_of(workspace, cluster)
-    )
+    told = again(workspace, cluster)
     assert "waits for the job before, which is ending" in told
     assert "ended by SIGTERM after step" in logs(workspace)
     assert (workspace / RESULT).read_text() == uninterrupted
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 @pytest.mark.parametrize(("node", "silent"), [("n1", False), ("n2", True)], ids=["killed", "silent"])
 def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_again(
     workspace: Path, cluster: dict[str, str], uninterrupted: str, node: str, silent: bool
@@ -324,6 +310,7 @@ def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_aga
     assert (others[0][0], others[-1][-1]) == (saved, 19)
     # each begins after the last or, if that was killed, at its last state
     assert all(-2 <= after[0] - before[-1] <= 1 for before, after in pairwise(others))
+    assert all(other == [*range(other[0], other[-1] + 1)] for other in others)
     assert (workspace / RESULT).read_text() == uninterrupted
     assert jobs(cluster, "--states=all").count(number) == 1
 
@@ -332,9 +319,7 @@ def state_of(variables: dict[str, str], node: str) -> str:
     return slurm_cluster.slurm(variables, "sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip()
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_term_to_the_submitter_cancels_its_job(workspace: Path, cluster: dict[str, str]) -> None:
     process = start(workspace, cluster, FAKE_PAUSE="1")
     submitter(workspace).send_signal(signal.SIGTERM)
@@ -342,9 +327,7 @@ def test_a_term_to_the_submitter_cancels_its_job(workspace: Path, cluster: dict[
     until(lambda: jobs(cluster) == [], "the job outlives its submitter")
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_one_sentence(
     workspace: Path, cluster: dict[str, str]
 ) -> None:
@@ -365,9 +348,7 @@ def test_a_wrong_setting_is_told_once_and_not_retried_and_what_slurm_refuses_is_
     assert "correct launch.slurm or launch.resources" in refused
 
 
-@real
-@pytest.mark.slow
-@pytest.mark.timeout(3 * LIMIT_S)
+@of_slurm
 def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_node(
     workspace: Path, cluster: dict[str, str]
 ) -> None:
