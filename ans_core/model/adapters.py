@@ -203,6 +203,16 @@ class Adapters:
             self.peft = get_peft_model(model, config, adapter_name=names[0])
             for name in names[1:]:
                 self.peft.add_adapter(name, config)
+        named = [(f"{name}.", p) for name, p in self.model.named_parameters()]
+        # to find them takes a walk through thousands of modules, and each `using` needs them
+        self._parameters = {
+            adapter: {
+                name.replace(f".{adapter}.", ".*.").removesuffix("."): p
+                for name, p in named
+                if f".{adapter}." in name
+            }
+            for adapter in names
+        }
         for name in names:
             for p in self.parameters(name).values():
                 p.data = p.data.float()
@@ -212,12 +222,7 @@ class Adapters:
 
     def parameters(self, adapter: str) -> dict[str, nn.Parameter]:
         """Return an adapter's parameters, by names without the adapter's own."""
-        named = [(f"{name}.", p) for name, p in self.model.named_parameters()]
-        return {
-            name.replace(f".{adapter}.", ".*.").removesuffix("."): p
-            for name, p in named
-            if f".{adapter}." in name
-        }
+        return dict(self._parameters[adapter])
 
     def tensors(self, adapter: str) -> dict[str, Tensor]:
         """Return an adapter's tensors, by names without the adapter's own."""

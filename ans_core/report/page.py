@@ -13,6 +13,8 @@ from ans_core.report.changes import Change
 
 RUN, RUNS, PARTS = "page.html.j2", "runs.html.j2", "parts.html.j2"
 """The report of a run, the comparison of several, and the macros that both import."""
+MAX_SAME = 4
+"""Figures that did not change which a table of changes names."""
 
 
 def render_page(template: str, **shown: Any) -> str:
@@ -52,21 +54,22 @@ def interval(change: Change) -> str:
 
 
 def change_table(changes: Sequence[Change]) -> list[str]:
-    """Return a line per figure whose three digits, or verdict, say that it changed, and one that counts the
-    others."""
-    moved = [
-        one
-        for one in changes
-        if figure(one.before) != figure(one.after) or one.verdict in ("better", "worse")
-    ]
-    same = len(changes) - len(moved)
+    """Return a line per figure whose three digits, or verdict, say that it changed, and one of the others,
+    with the first few values."""
+
+    def has_moved(change: Change) -> bool:
+        return figure(change.before) != figure(change.after) or change.verdict in ("better", "worse")
+
+    moved = [change for change in changes if has_moved(change)]
+    same = [f"{c.title}, {c.metric} {figure(c.after)}" for c in changes if not has_moved(c)]
     lines = [f"  {'':<60} {'before':>7} {'after':>7} {'change':>7}  95 % interval"] if moved else []
     for change in moved:
         values = f"{figure(change.before):>7} {figure(change.after):>7} {figure(change.difference, True):>7}"
         lines.append(
             f"  {f'{change.title}, {change.metric}':<60} {values}  {interval(change):<18} {change.verdict}"
         )
-    return lines + ([f"  {same} figure{'s are' if same > 1 else ' is'} the same"] if same else [])
+    more = f"; and {len(same) - MAX_SAME} more" if len(same) > MAX_SAME else ""
+    return lines + ([f"  the same: {'; '.join(same[:MAX_SAME])}{more}"] if same else [])
 
 
 def place(change: Change, changes: list[Change]) -> str:

@@ -53,7 +53,7 @@ def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_
     assert cells(compared(one, other, tmp_path)) == {"rl/referring/gIoU": ["0.5000", "0.2500", "-0.2500"]}
 
 
-def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_path: Path):
+def test_metrics_and_changes_that_are_the_same_are_told_in_a_line(tmp_path: Path):
     one = write(
         tmp_path / "one.json",
         {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}},
@@ -75,7 +75,9 @@ def test_metrics_and_changes_that_are_the_same_are_counted_and_not_listed(tmp_pa
     made = [Change(title="a", metric=str(n), **values) for n, values in enumerate((still, moved))]
     made.append(Change(title="a", metric="2", **sure, interval=(0.00005, 0.0002)))
     told = change_table(made)
-    assert [line.split()[:2] for line in told[1:]] == [["a,", "1"], ["a,", "2"], ["1", "figure"]]
+    assert [line.split()[:2] for line in told[1:-1]] == [["a,", "1"], ["a,", "2"]]
+    assert told[-1] == "  the same: a, 0 0.500"
+    assert change_table(made[:1] * 6) == [f"  the same: {'; '.join(['a, 0 0.500'] * 4)}; and 2 more"]
 
 
 def test_results_without_a_common_metric_are_refused(tmp_path: Path):

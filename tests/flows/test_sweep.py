@@ -10,7 +10,7 @@ import pytest
 
 from flows.sweep import plain_text, table
 from tests.flows.test_pipeline import start_stalled, until
-from tests.workspace import LIMIT_S, ans, end_all, executed, living, make
+from tests.workspace import LIMIT_S, Commands, end_all, executed, living, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 SWEEP = ("sweep", "rl.kl=0.5,0.25", "--name", "s")
@@ -24,7 +24,10 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspace: Path) -> None:
+def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
+    workspace: Path, commands: Commands
+) -> None:
+    ans = commands.ans
     ans(workspace, "run")
     executed(workspace)
     before = {
@@ -34,13 +37,13 @@ def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(workspa
     def now() -> dict[str, str]:
         return {name: (workspace / name).read_text() for name in before}
 
-    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:1")
+    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:1", **commands.server)
     assert now() != before
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
     process.wait(LIMIT_S)
     assert now() == before
 
-    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:3")
+    process = start_stalled(workspace, ["-m", "flows.cli", *SWEEP], "rl:3", **commands.server)
     process.kill()
     process.wait()
     until(lambda: not living(workspace), "the sweep's processes outlive it")
@@ -81,10 +84,11 @@ def test_a_terminal_gets_aligned_columns_and_the_path_of_the_page(tmp_path: Path
     ("setting", "next_stages"), [("rl.kl=0.3", ["base"]), ("seed=2", ["prepare", "base"])]
 )
 def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_stage(
-    workspace: Path, setting: str, next_stages: list[str]
+    workspace: Path, commands: Commands, setting: str, next_stages: list[str]
 ) -> None:
     """The stage at work has a result, unless they are its own: it would become that of the new ones."""
-    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1")
+    ans = commands.ans
+    process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1", **commands.server)
     executed(workspace)
     assert f"note: full-pipeline (pid {process.pid}" in ans(workspace, "profile", "smoke", setting, "--force")
     (stage,) = [one for one in living(workspace) if one.cmdline()[-1] == "tasks.prepare"]
