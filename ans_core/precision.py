@@ -75,7 +75,7 @@ def warn_if_emulated(device: torch.device) -> None:
     """Warn, once, where half precision is slower than fp32."""
     if not bf16_is_faster(device):
         logging.warning(
-            '%s computes bf16 without instructions for it: dtype "auto" is faster here: %s',
+            '%s computes half precision without instructions for it: dtype "auto" is faster here: %s',
             device,
             described(device),
         )

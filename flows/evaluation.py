@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from ans_core.config import load
 from flows.checkpoint_eval import METRICS, content_of, in_child, registered
+from flows.kept import print_lines, recover
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name
 from tasks import registry
@@ -35,6 +36,7 @@ def evaluate(
     os.chdir(here)
     overrides = {"benchmarks": benchmarks, "split": split, "limit": limit}
     with held(here / ".ans/flow.lock", "evaluate"):
+        print_lines(recover(here))
         folder, content = resolve_checkpoint(checkpoint, here)
         out = in_child(
             folder, content, here, {name: value for name, value in overrides.items() if value is not None}

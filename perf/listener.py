@@ -5,33 +5,31 @@ that captions; a Markdown table.
     python perf/listener.py [--split test] [--regions N]    # 2 cores: a minute for `quick`
 
 The SFT model draws regions of the drawn world from their true captions, from captions with one word wrong
-and from captions without their place: the mean IoU with the true mask, in the picture as it is and in the
-same picture turned by 180 degrees. Where a wrong colour costs next to nothing, RL that pays captions by
-masks alone has next to nothing to teach colours by.
+and from captions without their place: the mean IoU with the true mask, from the whole caption and from each
+half of its words (`rl.halves`). Where a wrong colour costs next to nothing, RL that pays captions by masks
+alone has next to nothing to teach colours by.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from statistics import fmean
+from typing import get_args
 
 from ans_core import data, dist
-from ans_core.benchmarks.loops import redrawn_ious, true_mask
+from ans_core.benchmarks.loops import redrawn_ious
 from ans_core.benchmarks.region_caption import ATTRIBUTES
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import load
+from ans_core.config.names import HalfName
 from ans_core.data.regions import is_region
 from ans_core.data.scene_text import PLACES
 from ans_core.inference.predict import predict
-from ans_core.pictures import rle, transforms
 from ans_core.report import gallery
-from ans_core.rl.augmentations import turned
+from ans_core.rl.caption_loop import half_of
 from ans_core.stages.launch import machine_of
 from ans_core.types import Sample
 
@@ -45,15 +43,6 @@ def wrong(sample: Sample, kind: str, word: str, words: Iterable[str], seed: int)
     """Return the caption with another of the words in the place of its own."""
     others = [other for other in words if other != word]
     return sample.text.replace(word, dist.rng_of(seed, kind, sample.sample_id).choice(others), 1)
-
-
-def turned_round(sample: Sample) -> Sample:
-    image, mask = turned(
-        transforms.open_image(sample.frames[0]), rle.decode(true_mask(sample)), random.Random()
-    )
-    file = BytesIO()
-    image.save(file, format="PNG")
-    return replace(sample, frames=(file.getvalue(),), masks=((rle.encode(mask),),))
 
 
 def captions_of(samples: Sequence[Sample], seed: int) -> dict[str, list[str]]:
@@ -89,11 +78,14 @@ def main() -> None:
     samples = gallery.spread(every, arguments.regions)
     inverse = partial(predict, model, batch=cfg.evaluate.batch, max_tokens=cfg.evaluate.max_tokens)
     forms = captions_of(samples, cfg.seed)
-    print("| view |", " | ".join(forms), "|")
+    print("| heard |", " | ".join(forms), "|")
     print("|-|", "-|" * len(forms), sep="")
-    for view, seen in (("as it is", samples), ("turned", [turned_round(sample) for sample in samples])):
-        means = [fmean(redrawn_ious(seen, captions, inverse=inverse)) for captions in forms.values()]
-        print(f"| {view} |", " | ".join(f"{mean:.3f}" for mean in means), "|", flush=True)
+    for part in ("whole", *get_args(HalfName)):
+        means = []
+        for captions in forms.values():
+            heard = captions if part == "whole" else [half_of(text, part) for text in captions]
+            means.append(fmean(redrawn_ious(samples, heard, inverse=inverse)))
+        print(f"| {part} |", " | ".join(f"{mean:.3f}" for mean in means), "|", flush=True)
 
 
 if __name__ == "__main__":

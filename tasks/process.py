@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 PR_SET_PDEATHSIG = 1
 
@@ -31,6 +31,31 @@ def die_with_parent() -> None:
         adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()
         if os.getppid() != int(named) if named else adopted:
             raise SystemExit("the process that started this one is gone")
+
+
+class _Unread:
+    """A stream whose text is lost where nobody reads it any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(BrokenPipeError):
+            self._stream.flush()
+
+
+def outlive_readers() -> None:
+    """Let this process go on where the one that shows its output was killed: a bar that can't be shown would
+    end it before it has written its state."""
+    sys.stdout, sys.stderr = (cast("TextIO", _Unread(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def leave_note(**values: Any) -> None:

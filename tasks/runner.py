@@ -34,7 +34,14 @@ from tasks.launcher import (
     ranks_command,
     run_job,
 )
-from tasks.process import die_with_parent, has_noted, held, imports_without_collector, leave_note
+from tasks.process import (
+    die_with_parent,
+    has_noted,
+    held,
+    imports_without_collector,
+    leave_note,
+    outlive_readers,
+)
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
 from tasks.tracker import TrackedRun, stage_run
 
@@ -237,6 +244,7 @@ def main(name: str, root: Path = Path()) -> None:
     """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2
     a mistake in the settings."""
     die_with_parent()
+    outlive_readers()
     stop.exit_on_signals()
     stage = stage_named(name)
     try:

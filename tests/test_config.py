@@ -32,7 +32,7 @@ from ans_core.config import (
     yaml_file,
 )  # fmt: skip
 from ans_core.config.evaluate import Evaluate
-from ans_core.config.names import OTHER_NAMES, ViewName
+from ans_core.config.names import OTHER_NAMES
 from ans_core.config.read import _flat, completed
 from ans_core.config.section import SYNONYMS
 from ans_core.data import Kind
@@ -40,7 +40,6 @@ from ans_core.data.formats import FORMATS
 from ans_core.model.config import VideoMode
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
 from ans_core.rl import grpo
-from ans_core.rl.augmentations import AUGMENTATIONS
 from ans_core.rl.curriculum import CURRICULA
 from ans_core.rl.dual_loop import LOOPS
 from ans_core.rl.mask_policy import MASK_POLICIES
@@ -145,7 +144,6 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(get_args(LoopName)) == set(LOOPS)
     assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}
     assert set(get_args(TextRewardName)) <= set(get_args(RewardName))
-    assert set(get_args(ViewName)) == set(AUGMENTATIONS)
     for field, known in (
         ("mask_policy", set(MASK_POLICIES)),
         ("curriculum", {"none", *CURRICULA}),

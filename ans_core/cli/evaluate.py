@@ -117,8 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add(
         "--dtype",
-        choices=["float32", "bfloat16", "float16"],
-        help="of the weights (default: as stored, but not emulated: docs/video.md)",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of the weights (default: auto, as stored, but not emulated: docs/video.md)",
     )
     add(
         "--quantize",
@@ -217,5 +217,7 @@ def run(arguments: argparse.Namespace) -> int:
         case _:
             from ans_core.evaluation import session
 
+            if arguments.dtype == "auto":
+                arguments.dtype = None
             return session.run(arguments)
     return 0

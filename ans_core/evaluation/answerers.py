@@ -4,6 +4,7 @@ follows objects."""
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -92,6 +93,8 @@ def answering(arguments: argparse.Namespace) -> Answerer:
     model = Sa2VA.from_pretrained(
         checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize
     )
+    if dist.rank() == 0:
+        print(f"precision: {str(model.dtype).removeprefix('torch.')} on {device}", file=sys.stderr)
     max_tokens = arguments.max_tokens or MAX_TOKENS
     if arguments.model.startswith(BOX):
         return box_baseline.answerer(

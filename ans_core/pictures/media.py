@@ -147,6 +147,8 @@ def _shots(source: Path) -> Iterator[Image.Image]:
         for shot in _gif(source) if source.suffix.lower() == ".gif" else video_file.shots(source):
             empty = False
             yield shot
+    except GeneratorExit:  # also as Python ends, when the modules that the next line names are gone
+        raise
     except (*video_file.CODEC_ERRORS, Image.DecompressionBombError) as error:
         raise ValueError(
             f"cannot read the video {source}: {error}; is it cut short? (`ffmpeg -i` tells)"

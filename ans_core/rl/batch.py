@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
 from torch import Tensor
 
 from ans_core.benchmarks.loops import true_mask
 from ans_core.data.collate import resize_mask
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.data.views import Views
-from ans_core.dist import rng_of
 from ans_core.inference.prefill import visible
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.grounding import FrameFeatures
 from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
-from ans_core.rl.augmentations import AUGMENTATIONS
 from ans_core.types import Sample
 
 Box = tuple[int, int, int, int]
@@ -44,8 +41,6 @@ class RlBatch(TensorBatch):
     repeats: tuple[int, ...]
     """How often the sample stands before this place in the whole step: few data fill a step several times
     over."""
-    augmented: list[RlBatch] = field(default_factory=list)
-    """The same samples in other views of their pictures, a batch each (`rl.views`)."""
 
     @staticmethod
     def joined(batches: Sequence[RlBatch]) -> RlBatch:
@@ -57,7 +52,6 @@ class RlBatch(TensorBatch):
             pixels=torch.cat([batch.pixels for batch in batches]),
             targets=torch.cat([batch.targets for batch in batches]),
             repeats=tuple(repeat for batch in batches for repeat in batch.repeats),
-            augmented=[RlBatch.joined(views) for views in zip(*(b.augmented for b in batches), strict=True)],
         )
 
     def take(self, indices: Sequence[int]) -> RlBatch:
@@ -69,7 +63,6 @@ class RlBatch(TensorBatch):
             pixels=self.pixels[list(indices)],
             targets=self.targets[list(indices)],
             repeats=tuple(self.repeats[i] for i in indices),
-            augmented=[batch.take(indices) for batch in self.augmented],
         )
 
 
@@ -80,43 +73,20 @@ def rl_batch(
     *,
     mask_size: int,
     repeats: Sequence[int] = (),
-    augmentations: Sequence[str] = (),
-    seeds: Sequence[object] = (),
 ) -> RlBatch:
     """Read the samples' pictures. repeats: of each sample, for its seeds; none given means that each stands
-    in the step once. augmentations: other views of the pictures, which `seeds`, the sample and its repeat
-    decide."""
+    in the step once."""
     images = [transforms.open_image(s.frames[0]) for s in samples]
-    repeats = tuple(repeats) or (0,) * len(samples)
-
-    def batch_of(
-        samples: Sequence[Sample], images: Sequence[Image.Image], augmented: list[RlBatch]
-    ) -> RlBatch:
-        empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
-        masks = [resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]
-        return RlBatch(
-            samples=tuple(samples),
-            asked=tuple(asked),
-            views=[visible(model, [image]) for image in images],
-            pixels=transforms.normalise(images, size=model.sam2.image_size),
-            targets=torch.stack(masks),
-            repeats=repeats,
-            augmented=augmented,
-        )
-
-    def in_view(name: str) -> RlBatch:
-        pairs = []
-        for chosen, image, repeat in zip(samples, images, repeats, strict=True):
-            rng = rng_of(*seeds, name, chosen.dataset, chosen.sample_id, repeat)
-            view, mask = AUGMENTATIONS[name](image, rle.decode(true_mask(chosen)), rng)
-            # without frames: what they are of is encoded with the batch
-            shown = replace(
-                chosen, frames=(), masks=((rle.encode(mask),),), width=view.width, height=view.height
-            )
-            pairs.append((shown, view))
-        return batch_of([shown for shown, _ in pairs], [view for _, view in pairs], [])
-
-    return batch_of(samples, images, [in_view(name) for name in augmentations])
+    empty = torch.zeros(mask_size, mask_size, dtype=torch.bool)
+    masks = [resize_mask(rle.decode(true_mask(s)), mask_size) if s.masks else empty for s in samples]
+    return RlBatch(
+        samples=tuple(samples),
+        asked=tuple(asked),
+        views=[visible(model, [image]) for image in images],
+        pixels=transforms.normalise(images, size=model.sam2.image_size),
+        targets=torch.stack(masks),
+        repeats=tuple(repeats) or (0,) * len(samples),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

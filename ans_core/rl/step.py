@@ -129,14 +129,6 @@ class RolloutStep:
     def take(self, indices: Sequence[int]) -> RolloutStep:
         return replace(self, batch=self.batch.take(indices), encoded=self.encoded.take(indices))
 
-    def augmented(self) -> Iterator[RolloutStep]:
-        """Return this step in each other view of its pictures, which is encoded when its turn comes."""
-        for batch in self.batch.augmented:
-            with torch.no_grad(), self.timer.part("encode"):
-                vision = self.model.vision_features(batch.views).split(batch.views)
-                encoded = EncodedImages(vision=vision, frames=self.model.sam2.encode(batch.pixels))
-            yield replace(self, batch=batch, encoded=encoded)
-
     def seed(self, what: str, sample: int, rollout: int | None = None) -> int:
         chosen, repeat = self.batch.samples[sample], self.batch.repeats[sample]
         return seed_of(

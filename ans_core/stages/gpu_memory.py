@@ -143,9 +143,8 @@ def loader_bytes(cfg: Config, model: Network, stage: Stage, *, processes: int) -
         for batch in largest_batches(cfg, model, stage, processes=processes)
     ]
     if stage == "rl":
-        for place, name in enumerate(cfg.rl.loops):
-            pictures = 1 + len(cfg.rl.views) if name == "caption" else 1
-            sizes[place] = math.ceil(sizes[place] * (1 + cfg.rl.oversample) * pictures)
+        for place in range(len(cfg.rl.loops)):
+            sizes[place] = math.ceil(sizes[place] * (1 + cfg.rl.oversample))
     return sum(sizes)
 
 

@@ -427,8 +427,7 @@ class RolloutBatches:
         """Read samples and choose what they are asked. own: index of the sample, and how often it stands in
         the step before."""
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
-        rollout, inner = divmod(step, s.inner_steps)
-        asked = []
+        rollout, asked = step // s.inner_steps, []
         for i, repeat in own:
             rng = dist.rng_of(
                 cfg.seed,
@@ -447,9 +446,6 @@ class RolloutBatches:
             self.model,
             mask_size=cfg.sft.mask_size,
             repeats=repeats,
-            # rewards alone need them, and later steps on the same rollouts have theirs
-            augmentations=list(s.views) if not inner and kind == self.practice.of.get("caption") else (),
-            seeds=(cfg.seed, "rl views", rollout),
         )
 
     def _readable(

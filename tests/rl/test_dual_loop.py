@@ -72,11 +72,10 @@ def batch(
     asked: tuple[str, ...] | None = None,
     learned: int | None = None,
     of: tuple[str, ...] = tuple(LOOPS),
-    views: tuple[str, ...] = (),
 ) -> Batches:
     asked = asked or tuple(s.text for s in samples)
     return Batches(
-        batches=[rl_batch(samples, asked, model, mask_size=32, augmentations=views)],
+        batches=[rl_batch(samples, asked, model, mask_size=32)],
         of=dict.fromkeys(of, 0),
         learned=learned or len(samples),
         rollout=step // inner_steps,
@@ -379,32 +378,33 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
-def test_a_caption_is_paid_by_the_mean_over_the_picture_and_its_other_views(own_model: Network):
-    views = {"mirrored": 0.5, "cropped": 1.5}
-    module = loops(own_model, views=views)
-    step = a_round(module, views=tuple(views))
+def test_a_caption_is_paid_by_the_mean_over_the_whole_and_its_halves(own_model: Network):
+    step = a_round(loops(own_model, halves={"first": 0.5, "second": 1.5}))
     done = caption_loop.act(step)
-    assert set(done.rewards) == {"iou", "meteor"}
-    alone = {"unchanged": step} | dict(zip(views, step.augmented(), strict=True))
-    scores = {
-        name: score(view, inverse_masks(view, done.texts), ["iou"])["iou"] for name, view in alone.items()
+    done.texts = [f"a red circle in row {i} on the left of a square" for i in range(len(done.texts))]
+    done.rewards = score(step, inverse_masks(step, done.texts), ["iou", "meteor"])
+    meteor = done.rewards["meteor"]
+    heard = {"whole": done.texts} | {
+        name: [caption_loop.half_of(text, name) for text in done.texts] for name in ("first", "second")
     }
-    assert len({values.sum().item() for values in scores.values()}) == 3, "the views differ"
-    expected = (scores["unchanged"] + 0.5 * scores["mirrored"] + 1.5 * scores["cropped"]) / 3
+    alone = {name: score(step, inverse_masks(step, texts), ["iou"])["iou"] for name, texts in heard.items()}
+    assert len({values.sum().item() for values in alone.values()}) == 3, "the halves differ"
+    caption_loop._average_over_halves(step, done)
+    expected = (alone["whole"] + 0.5 * alone["first"] + 1.5 * alone["second"]) / 3
     assert torch.allclose(done.rewards["iou"], expected, atol=1e-6)
-    for name, values in scores.items():
-        assert done.metrics[f"views/{name}/iou"] == pytest.approx(float(values.mean()))
+    assert torch.equal(done.rewards["meteor"], meteor), "of the whole caption alone"
+    for name, values in alone.items():
+        assert done.metrics[f"halves/{name}/iou"] == pytest.approx(float(values.mean()))
 
 
-def test_a_view_has_the_mask_where_the_thing_lies_in_it(own_model: Network):
-    made = batch(own_model, views=("turned", "mirrored")).batches[0]
-    turned, mirrored = made.augmented
-    assert torch.equal(turned.targets, made.targets.flip(1, 2))
-    assert torch.equal(mirrored.targets, made.targets.flip(2))
-    assert torch.allclose(turned.pixels, made.pixels.flip(2, 3), atol=1e-5)
-    taken = made.take([1]).augmented[0]
-    assert [s.sample_id for s in taken.samples] == [SAMPLES[1].sample_id]
-    assert torch.equal(taken.targets, turned.targets[1:])
+def test_the_halves_of_a_caption_are_its_words() -> None:
+    text = "a red square  at the top"
+    assert [caption_loop.half_of(text, name) for name in ("first", "second")] == [
+        "a red square",
+        "at the top",
+    ]
+    assert [caption_loop.half_of("a red square", name) for name in ("first", "second")] == ["a red", "square"]
+    assert [caption_loop.half_of("", name) for name in ("first", "second")] == ["", ""]
 
 
 def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(
@@ -638,11 +638,9 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ans_core.rl.asking.sample", counted)
     found = []
     for limit in (1, at_once):
-        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit, views={"turned": 0.5})
+        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit, halves={"first": 0.5})
         micros = [
-            replace(
-                batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",), views=("turned",)), micro=i
-            )
+            replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i)
             for i in range(4)
         ]
         torch.manual_seed(0)

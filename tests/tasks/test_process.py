@@ -49,6 +49,18 @@ with held(Path(sys.argv[1]), "first"):
 ROOT = Path(__file__).resolve().parents[2]
 
 
+UNREAD = """
+import sys
+from tqdm import tqdm
+from tasks.process import outlive_readers
+outlive_readers()
+sys.stdin.readline()
+for step in tqdm(range(3), mininterval=0):
+    print("step", step, file=sys.stderr, flush=True)
+open(sys.argv[1], "w").write("done")
+"""
+
+
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
@@ -320,3 +332,17 @@ def test_imports_are_made_without_the_collector_and_what_they_left_is_not_looked
         assert not gc.isenabled()
     assert gc.isenabled()
     assert not any(found is kept for found in gc.get_objects())
+
+
+def test_a_process_goes_on_where_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", UNREAD, tmp_path / "out"], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdin.write("go on\n")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "out").read_text() == "done"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import multiprocessing
 import re
 import shutil
 import signal
@@ -683,6 +684,22 @@ def test_a_term_in_a_loop_ends_after_the_step_with_a_state_and_outside_at_once(t
         for number, handler in before.items():
             signal.signal(number, handler)
         stop._Request.number = 0
+
+
+def test_a_training_that_fails_leaves_no_worker_of_its_loader(tmp_path: Path):
+    """Also while its error, and so its frames, are kept: Python waits at its end for workers that ignore TERM."""
+
+    def fails(step: int) -> dict[str, float]:
+        raise Stop
+
+    before = multiprocessing.active_children()
+    with pytest.raises(Stop) as kept:
+        loop.train(
+            Regression(), batch, name="fit", schedule=schedule(), machine=replace(CPU, workers=1), seed=0,
+            scratch=tmp_path, log=lambda metrics, step: None, after_step=fails,
+        )  # fmt: skip
+    assert kept.value.__traceback__ is not None
+    assert multiprocessing.active_children() == before
 
 
 @pytest.mark.slow
