@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import av
@@ -288,3 +290,13 @@ def test_frames_that_are_sought_from_a_key_frame_inside_an_open_group_are_not_ta
     frames = video_file.frames_of(file)
     for index in np.random.default_rng(0).permutation(40).tolist():
         np.testing.assert_array_equal(np.asarray(video_file.read(frames[index])), whole[index])
+
+
+def test_a_video_that_is_left_early_is_silent_as_python_ends(tmp_path: Path) -> None:
+    """Modules are gone by then."""
+    write_video(tmp_path / "clip.mp4", np.stack([np.full((16, 16, 3), shade, np.uint8) for shade in (0, 90)]))
+    script = "from ans_core.pictures import media; clip = media.clip({!r}); print(len(clip[0]) > 0)"
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(str(tmp_path / "clip.mp4"))], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True\n", "")
