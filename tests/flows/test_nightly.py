@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.kept import settings_of_run
 from tasks import registry
 from tasks.tracking import client, experiment_id, find_runs
 from tests.workspace import LIMIT_S, Commands, ans, dvc, executed, make
@@ -41,8 +42,13 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
         "challenger/referring/val/gIoU_all": 0.5,
         "eval/referring/val/gIoU_all": 0.5,
     }
+    before = (workspace / "params.yaml").read_text()
+    killed = settings_of_run(workspace, overrides={"evaluate.limit": 3})
+    killed.__enter__()  # and nothing after it: a run with settings of its own was killed here
+    assert (workspace / "params.yaml").read_text() != before
     assert night("0.9") == "nightly-evals: same"  # known from last night
     assert executed(workspace) == []
+    assert (workspace / "params.yaml").read_text() == before
 
     ans(workspace, "profile", "smoke", "convert.max_shard=4GB")
     dvc(workspace, "repro", "convert")  # registers nothing; the night does
