@@ -11,11 +11,10 @@ from prefect.artifacts import create_markdown_artifact
 
 from ans_core.config import load
 from flows.checkpoint_eval import METRICS, content_of, in_child, registered
-from flows.kept import print_lines, recover
+from flows.kept import at_work
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name
 from tasks import registry
-from tasks.process import held
 
 
 @flow(name="evaluate", flow_run_name=run_name, retries=0)
@@ -35,8 +34,7 @@ def evaluate(
     here = root()
     os.chdir(here)
     overrides = {"benchmarks": benchmarks, "split": split, "limit": limit}
-    with held(here / ".ans/flow.lock", "evaluate"):
-        print_lines(recover(here))
+    with at_work(here, "evaluate"):
         folder, content = resolve_checkpoint(checkpoint, here)
         out = in_child(
             folder, content, here, {name: value for name, value in overrides.items() if value is not None}

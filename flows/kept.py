@@ -22,6 +22,7 @@ from tasks.surroundings import git
 FOLDER = Path(".ans/sweep-kept")
 FILES = ("params.yaml", "dvc.lock", HEADLINE)
 """What DVC does not bring back by itself."""
+FLOW_LOCK = ".ans/flow.lock"
 RUN = Path(".ans/run-kept.json")
 """params.yaml as it was, and the settings of the run that it makes way for."""
 MEMBER, INDEX = "member.json", "index.txt"
@@ -77,12 +78,12 @@ def settle(here: Path) -> None:
     while a run with settings of its own is at work: what stands there is not the user's."""
     if not (here / RUN).exists():
         return
-    if holder := holder_of(here / ".ans/flow.lock"):
+    if holder := holder_of(here / FLOW_LOCK):
         raise ConfigError(
             f"params.yaml holds the settings of a run at work, {holder}, and is as before when it ends; "
             "wait for it"
         )
-    with held(here / ".ans/flow.lock", "tidying up"):
+    with held(here / FLOW_LOCK, "tidying up"):
         print_lines(give_back(here))
 
 
@@ -143,6 +144,15 @@ def end(here: Path) -> None:
     put_back(here)
     run_once(["-m", "dvc", "checkout", "--force", "--quiet"], root=here, timeout_s=3600, extra_environment={})
     shutil.rmtree(here / FOLDER)
+
+
+@contextmanager
+def at_work(here: Path, name: str) -> Iterator[None]:
+    """Hold the checkout's lock for the flow of this name. What a killed run or sweep left is undone first, and
+    said: the flow would read its settings."""
+    with held(here / FLOW_LOCK, name):
+        print_lines(recover(here))
+        yield
 
 
 def recover(here: Path) -> list[str]:

@@ -19,11 +19,11 @@ import yaml
 from ans_core import stop
 from flows.child import LAUNCH, SettingsError, StageFailedError, end_group
 from flows.dvc_state import are_up_to_date
-from flows.kept import FILES, print_lines, recover, settings_of_run
+from flows.kept import FILES, at_work, print_lines, settings_of_run
 from flows.paths import deployment_names, environment, root
 from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
-from tasks.process import held, imports_without_collector
+from tasks.process import imports_without_collector
 from tasks.stage_run import import_store
 from tasks.stages import (
     AGENT,
@@ -70,13 +70,12 @@ def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | N
 
     start_s = time.monotonic()
     with exit_if_a_stage_fails():
-        with held(here / ".ans/flow.lock", "full-pipeline" if group == MAIN else f"{group}-pipeline"):
-            print_lines(recover(here))  # before the settings are read, which a killed run may have left
-            with settings_of_run(here, overrides=overrides):
-                config = load(here / "params.yaml")
-                if group == MAIN and config.base.source == "sam2":
-                    group = MEMORY
-                rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config))
+        name = "full-pipeline" if group == MAIN else f"{group}-pipeline"
+        with at_work(here, name), settings_of_run(here, overrides=overrides):
+            config = load(here / "params.yaml")
+            if group == MAIN and config.base.source == "sam2":
+                group = MEMORY
+            rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config))
         rows = rows or run_flow(here, group, overrides)
     took_s = time.monotonic() - start_s
     {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](

@@ -20,11 +20,10 @@ from ans_core.report.changes import Change, changes, read_answers
 from flows.checkpoint_eval import METRICS, in_child, registered
 from flows.child import run_once
 from flows.dvc_state import output_hash
-from flows.kept import print_lines, recover
+from flows.kept import at_work
 from flows.paths import root
 from flows.pipeline import end_with_worker, is_worth_a_retry, run_name
 from tasks import registry
-from tasks.process import held
 from tasks.registry import Version
 from tasks.stages import stage_named
 from tasks.tracking import client, experiment_id, last_run, metric_name
@@ -77,8 +76,7 @@ def nightly_evals() -> Night:
     end_with_worker()
     here = root()
     os.chdir(here)
-    with held(here / ".ans/flow.lock", "nightly-evals"):
-        print_lines(recover(here))  # settings of a killed run are not what tonight is measured by
+    with at_work(here, "nightly-evals"):
         profile = load(here / "params.yaml").profile
         challenger = newest(here, profile)
         champion = registry.version_of(here, profile, "champion")

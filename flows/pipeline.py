@@ -25,13 +25,13 @@ from ans_core.config.section import nearest
 from flows import durations, progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
 from flows.dvc_state import is_up_to_date, output_hash
-from flows.kept import print_lines, recover, settings_of_run
+from flows.kept import at_work, settings_of_run
 from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
 from tasks.code import Code
 from tasks.launcher import check_sharding, check_shares
-from tasks.process import die_with_parent, held
+from tasks.process import die_with_parent
 from tasks.runner import state_key
 from tasks.stages import AGENT, MAIN, MEMORY, ONLINE, STAGES, TABLE, Stage, maker_of, needed_for, stage_named
 
@@ -334,10 +334,11 @@ def full_pipeline(
     here = root()
     os.chdir(here)
     chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
-    with held(here / ".ans/flow.lock", "full-pipeline"):
-        print_lines(recover(here))
-        with settings_of_run(here, profile=profile, overrides=overrides, data=data):
-            return run_stages(chosen, here, forced)
+    with (
+        at_work(here, "full-pipeline"),
+        settings_of_run(here, profile=profile, overrides=overrides, data=data),
+    ):
+        return run_stages(chosen, here, forced)
 
 
 @flow(name="agent-pipeline", flow_run_name=run_name, retries=0, log_prints=False)
@@ -375,12 +376,10 @@ def run_group(
     here = root()
     os.chdir(here)
     stages_named(force or (), table=TABLE)
-    with held(here / ".ans/flow.lock", f"{group}-pipeline"):
-        print_lines(recover(here))
-        with settings_of_run(here, profile=profile, overrides=overrides):
-            needed = needed_for(group, load(here / "params.yaml"))
-            forced = {stage.name for stage in stages_named(force or (), table=needed)}
-            return run_stages(needed, here, forced, page=page)
+    with at_work(here, f"{group}-pipeline"), settings_of_run(here, profile=profile, overrides=overrides):
+        needed = needed_for(group, load(here / "params.yaml"))
+        forced = {stage.name for stage in stages_named(force or (), table=needed)}
+        return run_stages(needed, here, forced, page=page)
 
 
 def stages_named(names: Collection[str] | None, table: tuple[Stage, ...] = STAGES) -> tuple[Stage, ...]:

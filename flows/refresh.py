@@ -11,11 +11,10 @@ from prefect.cache_policies import NO_CACHE
 
 from ans_core.config import load
 from flows.child import StageFailedError, run_once
-from flows.kept import recover
+from flows.kept import at_work
 from flows.params import watch_sources
 from flows.paths import root
 from flows.pipeline import Row, end_with_worker, run_name, run_stages
-from tasks.process import held
 from tasks.stages import STAGES
 
 CHECK_S = 24 * 3600
@@ -28,9 +27,7 @@ def data_refresh() -> list[Row]:
     end_with_worker()
     here = root()
     os.chdir(here)
-    with held(here / ".ans/flow.lock", "data-refresh"):
-        for line in recover(here):
-            print(line)
+    with at_work(here, "data-refresh"):
         config = load(here / "params.yaml")
         sources = {
             source.path: source.format

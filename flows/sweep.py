@@ -21,10 +21,9 @@ from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
-from flows.kept import print_lines, settings_of_run, words_of
+from flows.kept import at_work, settings_of_run, words_of
 from flows.paths import root
 from flows.pipeline import end_with_worker, run_name
-from tasks.process import held
 from tasks.stages import HEADLINE, STAGES, SUMMARY
 from tasks.surroundings import git
 from tasks.tracker import started
@@ -57,45 +56,43 @@ def sweep(
             'nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]'
         )
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    with held(here / ".ans/flow.lock", "sweep"):
-        print_lines(kept.recover(here))
-        with settings_of_run(here, profile=profile):
-            members = {
-                f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
-                for n, overrides in enumerate(requests, start=1)
-            }
-            done = {
-                experiment: metrics
-                for experiment, settings in members.items()
-                if (metrics := finished(experiment, settings, here))
-            }
-            print(
-                f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name "
-                f"{name} goes on with it",
-                flush=True,
-            )
-            results: list[tuple[str, Overrides, dict[str, float] | None]] = []
-            kept.keep(here)
-            try:
-                with started() as tracked:
-                    for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
-                        if experiment in done:
-                            results.append((experiment, overrides, done[experiment]))
-                            continue
-                        kept.note_member(here, settings)
-                        state = experiment_task(experiment)(
-                            experiment, overrides, here, lambda: tracked, return_state=True
+    with at_work(here, "sweep"), settings_of_run(here, profile=profile):
+        members = {
+            f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
+            for n, overrides in enumerate(requests, start=1)
+        }
+        done = {
+            experiment: metrics
+            for experiment, settings in members.items()
+            if (metrics := finished(experiment, settings, here))
+        }
+        print(
+            f"sweep {name}: {len(members) - len(done)} of {len(members)} to run; after a stop, --name "
+            f"{name} goes on with it",
+            flush=True,
+        )
+        results: list[tuple[str, Overrides, dict[str, float] | None]] = []
+        kept.keep(here)
+        try:
+            with started() as tracked:
+                for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
+                    if experiment in done:
+                        results.append((experiment, overrides, done[experiment]))
+                        continue
+                    kept.note_member(here, settings)
+                    state = experiment_task(experiment)(
+                        experiment, overrides, here, lambda: tracked, return_state=True
+                    )
+                    results.append(
+                        (
+                            experiment,
+                            overrides,
+                            state.result(raise_on_failure=False) if state.is_completed() else None,
                         )
-                        results.append(
-                            (
-                                experiment,
-                                overrides,
-                                state.result(raise_on_failure=False) if state.is_completed() else None,
-                            )
-                        )
-                        kept.put_back(here)
-            finally:
-                kept.end(here)
+                    )
+                    kept.put_back(here)
+        finally:
+            kept.end(here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     page = table(results) + comparison(

@@ -130,23 +130,6 @@ class _Steps(Dataset[Any]):
         return self.make(self.start + step, micro)
 
 
-class _Batches:
-    """What a loader gives, until `close`, which ends its workers: they ignore the signal by which Python would
-    end them, and a process that fails would wait for them for ever."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._batches = iter(loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._batches)
-
-    def close(self) -> None:
-        self._batches = iter(())  # type: ignore[assignment]  # the loader's own ends its workers when it is freed
-
-
 def train(
     loss_module: nn.Module,
     make_batch: Callable[[int, int], Any],
@@ -216,7 +199,9 @@ def train(
         profiled(folder / f"profile-{rank()}.json", machine.profile_steps) as step_profiled,
         states.Writer() as writer,
         hang_watch() as step_begins,
-        closing(_Batches(loader)) as batches,
+        # its end frees the loader's own iterator, which ends the workers: they ignore the signal by which Python
+        # would end them, and a process that fails would wait for them for ever
+        closing(batch for batch in loader) as batches,
     ):
         if validation is not None and validation.at_start and not start:
             at_start = {f"val/{key}": value for key, value in validation.measure(0).items()}

@@ -146,7 +146,7 @@ def test_dropout_breaks_no_graph() -> None:
 
 @pytest.mark.slow
 def test_torchs_own_backend_compiles_them_here() -> None:
-    """Batches of two rows and of three: a single one would be a third graph, 20 s of a compiler of C++."""
+    """Batches of two rows and of three: a single row would need a third graph, 20 s of compiling C++."""
     found = run("inductor", "0.0", "null", "1", "3")
     assert found["breaks"] == {}
     assert found["graphs"] <= 4
