@@ -95,7 +95,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> int:
     """Writes params.yaml."""
     from ans_core.config import PROFILES, resolve
-    from flows.kept import settle
+    from flows.kept import FLOW_LOCK, settle
     from flows.params import render, write, write_if_needed
     from tasks.process import holder_of
 
@@ -108,7 +108,7 @@ def profile(arguments: argparse.Namespace) -> int:
         print(write_if_needed(arguments.name, here))
     else:
         print("wrote", write(arguments.name, here, words, force=arguments.force))
-    if holder := holder_of(here / ".ans/flow.lock"):
+    if holder := holder_of(here / FLOW_LOCK):
         print(
             f"note: {holder} is at work here; if its settings are others now, it stops before its next stage, and "
             "drops the result of a stage that these settings decide",

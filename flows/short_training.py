@@ -35,7 +35,7 @@ from ans_core.written import atomic_folder
 from flows.child import LAUNCH
 from flows.paths import root
 from tasks import provenance
-from tasks.process import die_with_parent, held, holder_of
+from tasks.process import die_with_parent, held, holder_of, outlive_readers
 from tasks.runner import TORCHRUN, stage_function
 from tasks.stages import Stage, stage_named
 
@@ -480,6 +480,7 @@ def main() -> None:
     """Run a stage in this process, one of several."""
     if "RANK" in os.environ:  # torchrun started it; LAUNCH has done so for one that `run_ranks` started
         die_with_parent()
+        outlive_readers()
     stop.exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)

@@ -6,9 +6,10 @@ machine.
     python perf/online.py --questions 0       # the search alone
 
 Printed: milliseconds of a search among 10,000 experiences (of 200), also in processor time, which other work
-does not lengthen. Seconds of an answer over HTTP, one question after the other: by the engine alone, and
-beside a worker that learns from these questions without a pause, from its first update on. Lost: questions
-without an answer. Updates, releases: of the worker while they were answered.
+does not lengthen. Seconds of an answer over HTTP: by the engine alone, one question after the other and from
+CLIENTS at once, which are answered in batches, and beside a worker that learns from these questions without a
+pause, from its first update on. Lost: questions without an answer. Updates, releases: of the worker while
+they were answered.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from ans_core.agent.world.question import Question
 from ans_core.config import load
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift
 from ans_core.online.store import Store
 
-EXPERIENCES, DIMENSIONS, SEARCHES = 10_000, 256, 200
+EXPERIENCES, DIMENSIONS, SEARCHES, CLIENTS = 10_000, 256, 200, 8
 
 
 def quantiles(seconds: list[float], unit: float = 1.0) -> dict[str, float]:
@@ -65,18 +68,26 @@ def ask(url: str, name: str, question: str, frame: bytes) -> None:
         json.load(reply)
 
 
-def answers(url: str, stream: QuestionStream, numbers: range) -> tuple[list[float], int]:
-    """Return the seconds of each answer, and how many questions got none."""
-    seconds, lost = [], 0
-    for number in numbers:
-        question = stream.number(number)
+def answers(
+    url: str, stream: QuestionStream, numbers: range, clients: int = 1
+) -> tuple[list[float], dict[str, float]]:
+    """Return the seconds of each answer, answers a second, and how many questions got none."""
+    questions = [stream.number(number) for number in numbers]  # to draw them takes longer than to answer
+
+    def answered(question: Question) -> float | None:
+        name = question.question_id.replace("/", ":")
         try:
-            name = question.question_id.replace("/", ":")
-            seconds.append(timed(lambda q=question, name=name: ask(url, name, q.text, q.frames[0])))
+            return timed(lambda: ask(url, name, question.text, question.frames[0]))
         except OSError as error:
-            lost += 1
-            print(f"question {number} got no answer: {error}", flush=True)
-    return seconds, lost
+            print(f"question {name} got no answer: {error}", flush=True)
+            return None
+
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        found = list(pool.map(answered, questions))
+    taken_s = time.perf_counter() - start_s
+    seconds = [one for one in found if one is not None]
+    return seconds, {"lost": len(found) - len(seconds), "answers_per_s": round(len(seconds) / taken_s, 2)}
 
 
 def events(folder: Path) -> dict[str, int]:
@@ -94,8 +105,10 @@ def wait_for_update(folder: Path, worker: subprocess.Popen[bytes]) -> None:
 
 
 def served(count: int) -> dict[str, object]:
-    """Measure answers to `count` questions by an engine alone, and to as many beside a worker."""
+    """Measure answers to `count` questions by an engine alone, to as many from several clients, and to as many
+    beside a worker."""
     found: dict[str, object] = {}
+    first = 0
     settings = load(Path("params.yaml")).agent.online.simulation
     shift = Shift(**settings.shift.model_dump())
     stream = QuestionStream(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
@@ -108,14 +121,17 @@ def served(count: int) -> dict[str, object]:
         worker = None
         try:
             assert engine.stdout is not None
-            url = engine.stdout.readline().split()[-1]
-            seconds, found["lost_alone"] = answers(url, stream, range(count))
-            found["alone_s"] = quantiles(seconds)
+            url = engine.stdout.readline().split("answers on ")[1].split(",")[0]
+            for name, clients in (("alone", 1), ("at_once", CLIENTS)):
+                numbers = range(first, first + count)
+                first += count
+                seconds, counts = answers(url, stream, numbers, clients)
+                found[name] = quantiles(seconds) | counts
             worker = subprocess.Popen([*command, "worker", *where])
             wait_for_update(store := Path(folder, "store"), worker)
             before = events(store)
-            seconds, found["lost_beside_worker"] = answers(url, stream, range(count, 2 * count))
-            found["beside_worker_s"] = quantiles(seconds)
+            seconds, counts = answers(url, stream, range(first, first + count))
+            found["beside_worker"] = quantiles(seconds) | counts
             found |= {name: now - before[name] for name, now in events(store).items()}
         finally:
             for process in (worker, engine):

@@ -260,7 +260,7 @@ def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, floa
             shown[f"train/{place}/{rest}"] = value
         elif (
             rest
-            and part not in {"system", "samples"}
+            and part not in {"system", "samples", "precision"}
             and task not in {"evaluate", "report"}
             and not stage_named(stage).curves
         ):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ALERTS = 5
 """Newest ones that are told."""
+MOST_WAIT_MS = 10_000
 MOST_ID = 2**63 - 1
 """Of SQLite's."""
 
@@ -45,6 +46,14 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     )
     of.add_argument(
         "--read-only", action="store_true", help="answer, and keep nothing; needs a store that is there"
+    )
+    of.add_argument(
+        "--wait",
+        type=float,
+        default=10,
+        metavar="MS",
+        help="milliseconds that a question waits for others, which are answered with it (default: 10); at most "
+        "agent.episode.batch are answered together",
     )
     of.add_argument("--model", metavar="FOLDER", help="the base (default: agent.base of params.yaml)")
     of.add_argument(
@@ -89,6 +98,8 @@ def serve(arguments: argparse.Namespace) -> int:
     cfg = load(root() / "params.yaml")
     base, adapter = base_of(arguments), Path(arguments.adapter or root() / "runs" / cfg.profile / "agent/rft")
     folder = folder_of(arguments)
+    if not 0 <= arguments.wait <= MOST_WAIT_MS:
+        raise ValueError(f"--wait {arguments.wait:g}: give 0 to {MOST_WAIT_MS} milliseconds")
     if arguments.read_only:
         _check_begun(folder)
     bound = listening(arguments.host, arguments.port)
@@ -115,8 +126,12 @@ def serve(arguments: argparse.Namespace) -> int:
         engine = parts.engine(read_only=arguments.read_only)
         host, port = bound.getsockname()[:2]
         address = f"{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"version {engine.version} of {folder} answers on http://{address}/ask", flush=True)
-        server_of(engine, host=arguments.host).run(sockets=[bound])
+        print(
+            f"version {engine.version} of {folder} answers on http://{address}/ask, and has a page on "
+            f"http://{address}/",
+            flush=True,
+        )
+        server_of(engine, host=arguments.host, wait_s=arguments.wait / 1000).run(sockets=[bound])
     return 0
 
 

@@ -29,7 +29,8 @@ SYNONYMS = {
     "accumulate_grad_batches": "optim.accumulate", "gradient_clip_val": "optim.clip_grad",
     "max_norm": "optim.clip_grad",
     "warmup_ratio": "optim.warmup", "warmup_steps": "optim.warmup", "wd": "optim.weight_decay",
-    "gradient_clipping": "optim.clip_grad", "max_grad_norm": "optim.clip_grad",
+    "gradient_clipping": "optim.clip_grad", "max_grad_norm": "optim.clip_grad", "grad_clip": "optim.clip_grad",
+    "optimizer": "optim.muon_lr", "scheduler": "optim.warmup", "lr_scheduler_type": "optim.warmup",
     "save_steps": "optim.save_every",
     "lora_r": "lora.rank", "r": "lora.rank", "lora_rank": "lora.rank", "lora_alpha": "lora.alpha",
     "lora_dropout": "lora.dropout",
@@ -41,7 +42,7 @@ SYNONYMS = {
     "save_total_limit": "launch.keep_states", "num_frames": "sft.frames",
     "num_generations": "rl.group", "group_size": "rl.group", "num_rollouts": "rl.group",
     "beta": "rl.kl", "kl_coef": "rl.kl", "kl_beta": "rl.kl", "entropy_coef": "rl.entropy",
-    "epsilon": "rl.clip_low", "clip_range": "rl.clip_low", "epsilon_low": "rl.clip_low",
+    "epsilon": "rl.clip_low", "clip_range": "rl.clip_low", "eps_clip": "rl.clip_low", "epsilon_low": "rl.clip_low",
     "epsilon_high": "rl.clip_high",
     "clip_ratio": "rl.clip_low", "cliprange": "rl.clip_low", "logit_clip": "rl.logit_guard",
     "clip_logits": "rl.logit_guard",
@@ -65,7 +66,8 @@ SYNONYMS = {
     "random_seed": "seed", "rng_seed": "seed", "num_workers": "launch.workers",
     "dataloader_num_workers": "launch.workers",
     "num_processes": "launch.processes", "nproc_per_node": "launch.processes", "num_gpus": "launch.processes",
-    "gpus": "launch.processes", "zero_stage": "launch.deepspeed_stage", "deepspeed": "launch.deepspeed_stage",
+    "gpus": "launch.processes", "devices": "launch.processes", "output_dir": "profile",
+    "zero_stage": "launch.deepspeed_stage", "deepspeed": "launch.deepspeed_stage",
 }  # fmt: skip
 """Names of settings in TRL, transformers, PEFT, DeepSpeed and Lightning -> the last parts of the name
 here."""

@@ -3,6 +3,7 @@
     POST /ask     {"question": "...", "image": "<base64>"}  (or "frames": ["<base64>", ...] of a clip; "request": a name of your own)
     POST /feedback  {"experience": 17, "right": true}  (or "right": false, with "answer": "..." if the true one is known)
     GET  /status
+    GET  /          a page that does all of it
 
 Pictures come in the request, never as paths of this machine. A request must name one of the server's own
 addresses as its host, and no other site's page as its origin: a page of another site can neither send one nor
@@ -14,20 +15,21 @@ from __future__ import annotations
 import base64
 import math
 import socket
-import threading
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from ans_core.agent import asking
 from ans_core.online import overview
+from ans_core.online.batching import Batching
 from ans_core.online.engine import Engine, Query
 from ans_core.pictures import transforms
 
@@ -39,6 +41,9 @@ MOST_PIXELS = 128_000_000
 """Of all pictures of a request: they are decoded, and written anew."""
 MOST_WAITING = 32
 """Requests that are read or wait for the model; further ones are turned away with 503."""
+WAIT_S = 0.01
+"""A question waits for others that are answered with it; one alone takes twenty times as long."""
+PAGE = Path(__file__).with_name("page.html")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -95,19 +100,20 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def server_of(engine: Engine, *, host: str) -> uvicorn.Server:
+def server_of(engine: Engine, *, host: str, wait_s: float = WAIT_S) -> uvicorn.Server:
     """Make the server. `host`: the address that it was given."""
     return uvicorn.Server(
         uvicorn.Config(
-            app_of(engine, host=host), limit_concurrency=MOST_WAITING, timeout_graceful_shutdown=3,
+            app_of(engine, host=host, wait_s=wait_s), limit_concurrency=MOST_WAITING, timeout_graceful_shutdown=3,
             log_level="warning", access_log=False,
         )
     )  # fmt: skip
 
 
-def app_of(engine: Engine, *, host: str) -> FastAPI:
-    """Return the application, which asks the engine one question at a time."""
-    app, turn = FastAPI(openapi_url=None), threading.Lock()
+def app_of(engine: Engine, *, host: str, wait_s: float) -> FastAPI:
+    """Return the application, which asks the engine in batches."""
+    app = FastAPI(openapi_url=None)
+    batching = Batching(engine.answer, size=engine.batch, wait_s=wait_s)
 
     @app.middleware("http")
     async def admit(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -133,12 +139,16 @@ def app_of(engine: Engine, *, host: str) -> FastAPI:
     async def damaged(request: Request, error: OSError) -> Response:
         return JSONResponse({"error": str(error)}, 500)
 
+    @app.get("/")
+    def page() -> HTMLResponse:
+        # in a frame of another page, a click on it would not be its user's
+        return HTMLResponse(
+            PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": "frame-ancestors 'none'"}
+        )
+
     @app.post("/ask")
     def ask(sent: Question) -> dict[str, Any]:
-        query = query_of(sent)
-        with turn:
-            (reply,) = engine.answer([query])
-        return asdict(reply)
+        return asdict(batching.ask(query_of(sent)))
 
     @app.post("/feedback")
     def feedback(sent: Feedback) -> dict[str, Any]:

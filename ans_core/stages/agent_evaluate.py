@@ -43,7 +43,7 @@ from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
 from ans_core.inference.predict import on_all_processes, predict
 from ans_core.precision import inference_dtype
-from ans_core.stages.launch import machine_of
+from ans_core.stages.launch import machine_of, show_precision
 from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.types import Log, Sample
 
@@ -62,14 +62,14 @@ def run(
     pictures in `episodes`."""
     check_reader(cfg.agent.reader)
     with dist.process_group():
-        figures = measure(cfg, row=row, inputs=inputs, out=out)
+        figures = measure(cfg, row=row, inputs=inputs, out=out, log=log)
     if dist.rank() == 0:
         (out / "metrics.json").write_text(json.dumps(figures, indent=1, sort_keys=True))
     log({f"{row}/{name}": value for name, value in figures.items()}, 0)
     return figures
 
 
-def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dict[str, float]:
+def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path, log: Log) -> dict[str, float]:
     settings, path = cfg.agent.evaluate, inputs["model"]
     device = machine_of(cfg.launch).device
     if row == "oracle":
@@ -82,6 +82,7 @@ def measure(cfg: Config, *, row: str, inputs: dict[str, Path], out: Path) -> dic
         dtype=inference_dtype(device),
         reader=cfg.agent.reader,
     )
+    show_precision(policy.model, log)
     figures = _of_policy(cfg, policy, row, out, cota=inputs["agent/cota"])
     if settings.referring and row != "direct":
         figures |= referring(cfg, policy, inputs["data"])

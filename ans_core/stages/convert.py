@@ -27,7 +27,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.precision import inference_dtype
-from ans_core.stages.launch import machine_of
+from ans_core.stages.launch import machine_of, show_precision
 from ans_core.types import Log, Request
 
 PROBES = 8
@@ -64,6 +64,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     checkpoint.save(merged, out, max_shard=cfg.convert.max_shard, metadata=metadata)
     del merged
     model = Sa2VA.from_pretrained(out, dtype=dtype, device_map=machine.device)
+    show_precision(model, log)
     difference = compare(trained, outputs(model, requests, cfg.rl.max_tokens))
     tolerance, texts = (HALF_TOLERANCE, HALF_TEXTS * difference["probes"]) if rounded else (TOLERANCE, 0.0)
     if not difference["masks"] <= tolerance or difference["texts"] > texts:  # NaN is refused too

@@ -30,7 +30,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
 from ans_core.data import DatasetEntry
 from ans_core.precision import inference_dtype
-from ans_core.stages.launch import machine_of
+from ans_core.stages.launch import machine_of, show_precision
 from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.stages.sources import agent_entries
 from ans_core.types import Log
@@ -40,7 +40,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is
     off after the filter, RuntimeError where the judge's endpoint answers nothing."""
     with judge_of_traces(cfg, log) as judge:
-        counts = write(cfg, inputs["model"], out, judge)
+        counts = write(cfg, inputs["model"], out, judge, log)
     log({f"cota/{name}": value for name, value in counts.items()}, 0)
     return counts
 
@@ -57,11 +57,12 @@ def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
         yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
 
 
-def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None) -> dict[str, float]:
+def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log) -> dict[str, float]:
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
     check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
     model = base_of(cfg, path, device=device, dtype=inference_dtype(device))
+    show_precision(model, log)
     about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | (
         {"judge": cfg.judge.model} if judge is not None else {}
     )

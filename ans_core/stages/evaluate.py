@@ -44,7 +44,7 @@ from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.report.gallery import spread
-from ans_core.stages.launch import machine_of
+from ans_core.stages.launch import machine_of, show_precision
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
 
@@ -87,6 +87,7 @@ def measure(
     require_samples(settings, {evaluation.benchmark for evaluation in sets})
     notes = without_samples(cfg, sets) | other_splits(inputs["data"], settings.split)
     model = load_row(row, inputs, machine.device)
+    show_precision(model, log)
     mode = model.video_mode(settings.video_mode)
     logging.info("row %s: clips in video mode %s", row, mode)
     answer = in_words(model, max_tokens=settings.max_tokens, video_mode=mode)

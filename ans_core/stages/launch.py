@@ -16,6 +16,7 @@ from ans_core import precision
 from ans_core.config import Launch, Optim
 from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
+from ans_core.model.network import Network
 from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.train.watch import START, VALIDATION_LOSS
 from ans_core.types import Log
@@ -54,6 +55,13 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
         compile=launch.compile == "layers"
         or (launch.compile == "auto" and device.type == "cuda" and launch.deepspeed_stage < 3),
     )
+
+
+def show_precision(model: Network, log: Log) -> None:
+    """Print and log the precision in which a model that is not trained computes: that of its weights."""
+    if rank() == 0:
+        print(f"precision: {str(model.dtype).removeprefix('torch.')}, that of the weights, on {model.device}")
+        log({"precision/bf16": float(model.dtype == torch.bfloat16)}, 0)
 
 
 def cores_of_process() -> int:

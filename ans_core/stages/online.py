@@ -67,7 +67,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv
     (by arm and update)."""
     check_reader(cfg.agent.reader)
-    machine = machine_of(cfg.launch)
+    machine = machine_of(cfg.launch, log=log)
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)  # an arm's training takes the current one
     base, arms = inputs["model"], cfg.agent.online.simulation.arms

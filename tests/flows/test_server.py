@@ -401,82 +401,94 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
         server.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2 * LIMIT_S)
-def test_up_status_and_down(tmp_path: Path) -> None:
-    workspace = make(tmp_path)
-    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+@dataclass(frozen=True, kw_only=True)
+class Up:
+    """A checkout whose services are up."""
+
+    workspace: Path
+    ports: list[str]
+    shown: str
+
+    @property
+    def record(self) -> list[dict[str, Any]]:
+        """Prefect's server and MLflow's, as they were started."""
+        services: list[dict[str, Any]] = json.loads((self.workspace / ".ans/services.json").read_text())
+        return services
+
+
+PROXY = {"HTTP_PROXY": "http://127.0.0.1:9"}
+"""Nobody is there."""
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, Up]]:
+    """Two checkouts of one user, both up; the tests below end them."""
+    folder = tmp_path_factory.mktemp("up")
+    workspaces = [make(folder / name) for name in ("one", "other")]
+    ports = [["--port", str(free_port()), "--ui-port", str(free_port())] for _ in workspaces]
     try:
-        first = ans(workspace, "up", *ports)
-        record = json.loads((workspace / ".ans/services.json").read_text())
-        assert (workspace / ".ans/services.json").stat().st_mode & 0o077 == 0
-        prefect, mlflow = (
-            httpx.get(f"{service['url']}/{path}", timeout=60)
-            for service, path in zip(record, ("api/health", ""), strict=True)
+        one, other = (
+            Up(workspace=workspace, ports=words, shown=ans(workspace, "up", *words, **PROXY))
+            for workspace, words in zip(workspaces, ports, strict=True)
         )
-        assert (prefect.status_code, mlflow.status_code) == (200, 200)
-        assert ans(workspace, "up") == first  # what runs is left alone
-        mlflow_away_for_a_while(workspace, record[1], ports)
-        os.killpg(json.loads((workspace / ".ans/services.json").read_text())[1]["pid"], signal.SIGKILL)
-        shown = ans(workspace, "status")
-        assert "mlflow   is gone" in shown
-        assert "nothing is running in this workspace" in shown
-        assert ans(workspace, "down").strip() == "ended: prefect"
-        assert not living(workspace)
-        assert "nothing was up" in ans(workspace, "down")
+        yield one, other
     finally:
-        end_all(workspace)
+        for workspace in workspaces:
+            end_all(workspace)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
-def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(tmp_path: Path) -> None:
-    workspaces = [make(tmp_path / name) for name in ("one", "other")]
-    proxy = {"HTTP_PROXY": "http://127.0.0.1:9"}  # nobody there
-    try:
-        shown = [
-            ans(workspace, "up", "--port", str(free_port()), "--ui-port", str(free_port()), **proxy)
-            for workspace in workspaces
+def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(both: tuple[Up, Up]) -> None:
+    for checkout in both:
+        command = checkout.shown.splitlines()[-1]
+        assert "full-pipeline/current" in command
+        deployment(f"""{command} -p 'stages=["prepare"]' --watch""", checkout, check=True)
+        assert [executed(one.workspace) for one in both] == [
+            ["prepare from 0"] if one is checkout else [] for one in both
         ]
-        records = [json.loads((workspace / ".ans/services.json").read_text()) for workspace in workspaces]
-        for workspace, lines in zip(workspaces, shown, strict=True):
-            command = lines.splitlines()[-1]
-            assert "full-pipeline/current" in command
-            only = f"""{command} -p 'stages=["prepare"]' --watch"""
-            subprocess.run(
-                only,
-                shell=True,
-                check=True,
-                cwd=workspace,
-                env=environment(workspace, **proxy),
-                timeout=LIMIT_S,
-            )
-            assert [executed(one) for one in workspaces] == [
-                ["prepare from 0"] if one == workspace else [] for one in workspaces
-            ]
-        wrong = f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch"""
-        subprocess.run(
-            wrong,
-            shell=True,
-            check=False,
-            cwd=workspaces[1],
-            env=environment(workspaces[1], **proxy),
-            timeout=LIMIT_S,
-        )
-        log = (workspaces[1] / ".ans/logs/server.log").read_text()
-        assert "did you mean 'rl'" in log
-        assert "Traceback" not in log
-        # on the server that is up
-        assert "stage base failed" in ans(workspaces[1], "run", status=1, FAKE_STOP="base", **proxy)
-        assert flow_runs_of(records[0][0]) == 1
-        assert flow_runs_of(records[1][0]) == 3
-        # with the record of the services of the first
-        copy = shutil.copytree(workspaces[0], tmp_path / "copy")
-        assert ans(copy, "down").strip() == "ended: nothing was up"
-        assert ans(workspaces[0], "down").strip() == "ended: prefect, mlflow"
-    finally:
-        for workspace in workspaces:
-            end_all(workspace)
+    other = both[1]
+    deployment(f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch""", other, check=False)
+    log = (other.workspace / ".ans/logs/server.log").read_text()
+    assert "did you mean 'rl'" in log
+    assert "Traceback" not in log
+    # on the server that is up
+    assert "stage base failed" in ans(other.workspace, "run", status=1, FAKE_STOP="base", **PROXY)
+    assert [flow_runs_of(one.record[0]) for one in both] == [1, 3]
+    # with the record of the services of the first
+    copy = shutil.copytree(both[0].workspace, other.workspace.with_name("copy"))
+    assert ans(copy, "down").strip() == "ended: nothing was up"
+    assert ans(other.workspace, "down").strip() == "ended: prefect, mlflow"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_up_status_and_down(both: tuple[Up, Up]) -> None:
+    one = both[0]
+    workspace = one.workspace
+    assert (workspace / ".ans/services.json").stat().st_mode & 0o077 == 0
+    prefect, mlflow = (
+        httpx.get(f"{service['url']}/{path}", timeout=60)
+        for service, path in zip(one.record, ("api/health", ""), strict=True)
+    )
+    assert (prefect.status_code, mlflow.status_code) == (200, 200)
+    was_up = one.record
+    assert was_up[0]["url"] in ans(workspace, "up")
+    assert one.record == was_up  # what runs is left alone
+    mlflow_away_for_a_while(one)
+    os.killpg(one.record[1]["pid"], signal.SIGKILL)
+    shown = ans(workspace, "status")
+    assert "mlflow   is gone" in shown
+    assert "nothing is running in this workspace" in shown
+    assert ans(workspace, "down").strip() == "ended: prefect"
+    assert not living(workspace)
+    assert "nothing was up" in ans(workspace, "down")
+
+
+def deployment(command: str, of: Up, *, check: bool) -> None:
+    """Run what `ans up` says."""
+    environ = environment(of.workspace, **PROXY)
+    subprocess.run(command, shell=True, check=check, cwd=of.workspace, env=environ, timeout=LIMIT_S)
 
 
 def flow_runs_of(server: dict[str, str]) -> int:
@@ -490,33 +502,36 @@ def flow_runs_of(server: dict[str, str]) -> int:
     )
 
 
-def mlflow_away_for_a_while(workspace: Path, server: dict[str, Any], ports: list[str]) -> None:
+def mlflow_away_for_a_while(up: Up) -> None:
     """Kill MLflow's server in the middle of a stage, which ends meanwhile; the next stage, on a new server,
     brings all of its metrics."""
-    environ = environment(workspace, MLFLOW_TRACKING_URI=server["url"], FAKE_STALL="prepare:2")
+    workspace, server = up.workspace, up.record[1]
+    environ = environment(workspace, MLFLOW_TRACKING_URI=server["url"], FAKE_STALL="base:2")
     with (workspace / "away.log").open("w") as file:
         dvc = subprocess.Popen(
-            [sys.executable, "-m", "dvc", "repro", "prepare"],
+            [sys.executable, "-m", "dvc", "repro", "base"],
             cwd=workspace,
             env=environ,
             stdout=file,
             stderr=file,
         )
     until(
-        lambda: list((workspace / ".ans/scratch/smoke").glob("prepare/*/step")) or dvc.poll() is not None,
+        lambda: list((workspace / ".ans/scratch/smoke").glob("base/*/step")) or dvc.poll() is not None,
         "the stage never started",
     )
-    until(lambda: stage_runs(workspace) or dvc.poll() is not None, "MLflow never heard of the stage")
+    until(
+        lambda: "base" in stage_runs(workspace) or dvc.poll() is not None, "MLflow never heard of the stage"
+    )
     os.killpg(server["pid"], signal.SIGKILL)
     for process in living(workspace):
-        if "tasks.prepare" in words_of(process) and process.ppid() == dvc.pid:
+        if "tasks.base" in words_of(process) and process.ppid() == dvc.pid:
             process.send_signal(signal.SIGUSR1)
     assert dvc.wait(LIMIT_S) == 0
     assert "MLflow takes nothing at present" in (workspace / "away.log").read_text()
-    assert stage_runs(workspace)["prepare"][0] == "RUNNING"
-    assert "/runs?workflowType=machine_learning" in ans(workspace, "up", *ports)
-    run(workspace, "-m", "dvc", "repro", "base", MLFLOW_TRACKING_URI=server["url"])
-    assert stage_runs(workspace) == {"prepare": ("FINISHED", 6), "base": ("FINISHED", 6)}
+    assert stage_runs(workspace)["base"][0] == "RUNNING"
+    assert "/runs?workflowType=machine_learning" in ans(workspace, "up", *up.ports)
+    run(workspace, "-m", "dvc", "repro", "memory", MLFLOW_TRACKING_URI=server["url"])
+    assert stage_runs(workspace) == dict.fromkeys(("prepare", "base", "memory"), ("FINISHED", 6))
 
 
 def stage_runs(workspace: Path) -> dict[str, tuple[str, int]]:

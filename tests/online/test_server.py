@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import html
 import http.client
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 from PIL import Image
 
 from ans_core.online import server as servers
@@ -34,13 +38,18 @@ class Answers(Engine):
 
     def __init__(self) -> None:
         self.version, self.trouble, self.read_only, self.store = 0, "", True, None  # type: ignore[assignment]
-        self.free, self.waiting = threading.Event(), 0
+        self.free, self.batch = threading.Event(), 8
+        self.asked: list[list[str]] = []
+        self.kept: int | None = None
         self.free.set()
 
     def answer(self, asked: Sequence[Query]) -> list[Reply]:
-        self.waiting += 1
+        self.asked.append([query.question for query in asked])
         self.free.wait()
-        return [Reply(answer="checked", version=0, confidence=None, experience=None) for _ in asked]
+        if "a damaged picture" in self.asked[-1]:
+            raise ValueError("the picture is cut")
+        reply = Reply(answer="checked", version=0, confidence=None, experience=self.kept, turns=("one look",))
+        return [reply for _ in asked]
 
 
 class Running:
@@ -183,6 +192,64 @@ def test_every_bad_request_has_a_reply(server: Running) -> None:
     for length in ("", str(LARGEST + 1)):
         status, values = reply(server, body="", Content_Length=length)
         assert (status, "send Content-Length" in values.get("error", "send Content-Length")) == (400, True)
+
+
+PROBE = f"""<script>
+(async () => {{
+  const until = async done => {{ while (!done()) await new Promise(go => setTimeout(go, 50)); }};
+  const bytes = Uint8Array.from(atob("{PICTURE}"), letter => letter.charCodeAt(0));
+  const found = [];
+  for (const [question, frames, said] of [["One?", 1, "right"], ["A clip?", 3, "a <b>zebra</b>"], ["Bad?", 1, null]]) {{
+    const picked = new DataTransfer();
+    for (let i = 0; i < frames; i++) picked.items.add(new File([bytes], `${{i}}.png`));
+    const form = document.querySelector(".ask");
+    form.pictures.files = picked.files;
+    form.question.value = question === "Bad?" ? "a damaged picture" : question;
+    form.requestSubmit();
+    const item = document.querySelector("#answers li");
+    await until(() => item.querySelector(".answer").textContent.length > 1);
+    const feedback = item.querySelector(".feedback");
+    if (said === "right") feedback.querySelector("[value=right]").click();
+    else if (said) {{ feedback.truth.value = said; feedback.requestSubmit(); }}
+    if (said) await until(() => feedback.hidden);
+    found.push([".answer", ".note", "pre"].map(name => item.querySelector(name).textContent));
+  }}
+  document.body.insertAdjacentHTML("beforeend", '<pre id="found"></pre>');
+  document.getElementById("found").textContent = JSON.stringify(found);
+}})();
+</script>"""
+
+
+@pytest.mark.slow
+def test_a_person_asks_and_judges_answers_on_the_page(server: Running, tmp_path: Path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with opened(tmp_path / "store") as store:
+        number = store.add(experience(0), np.ones(4, np.float32))
+        server.engine.store, server.engine.read_only, server.engine.kept = store, False, number
+        probed = servers.PAGE.read_text().replace("</body>", f"{PROBE}</body>")
+        assert isinstance(server.server.config.app, FastAPI)
+        server.server.config.app.add_api_route("/probed", lambda: HTMLResponse(probed))
+        done = subprocess.run(
+            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--enable-logging=stderr",
+             "--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}", f"http://127.0.0.1:{server.port}/probed"],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert store.tasks([number])[0].true_answer == "a <b>zebra</b>"
+    found = json.loads(html.unescape(re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)[-1]))
+    assert found == [
+        ["checked", f"version 0, experience {number}; you said: right", "one look"],
+        ["checked", f"version 0, experience {number}; you said: a <b>zebra</b>", "one look"],
+        ["the picture is cut", "", ""],
+    ]
+    assert server.engine.asked == [["One?"], ["A clip?"], ["a damaged picture"]]
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("GET", "/")
+    reply_of_page = connection.getresponse()
+    assert reply_of_page.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    connection.close()
 
 
 @pytest.mark.slow
