@@ -15,22 +15,22 @@ from tasks.tracking import flat, last_run, store_faults, warn
 Differing = dict[str, tuple[str, str]]
 
 
-def write(path: Path, config: Config, keys: dict[str, str], root: Path) -> Path:
-    """Write {versions, stages, settings} as JSON. `keys`: the state key of each stage, which finds the run
-    that made its output."""
+def write(path: Path, config: Config, stages: dict[str, dict[str, str]], root: Path) -> Path:
+    """Write {versions, stages, settings} as JSON. `stages`: what `facts` returns."""
     record = {
         "versions": git_tags(root) | {"dvc.lock sha256": lock_hash(root)},
-        "stages": stages(keys, root),
+        "stages": stages,
         "settings": differing(config, root),
     }
     path.write_text(json.dumps(record), encoding="utf-8")
     return path
 
 
-def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
+def facts(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
     """Return when, how long, where and from which commit each stage ran; a stage that MLflow does not know
-    (it came from DVC's cache) is left out."""
-    facts: dict[str, dict[str, str]] = {}
+    (it came from DVC's cache) is left out. `keys`: the state key of each stage, which finds the run that made
+    its output."""
+    found: dict[str, dict[str, str]] = {}
     try:
         for name, key in keys.items():
             if run := last_run(root, {"ans.stage": name, "ans.key": key}):
@@ -38,7 +38,7 @@ def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
                     run.data.metrics.get("duration_s", (run.info.end_time - run.info.start_time) / 1000)
                 )
                 tags = run.data.tags
-                facts[name] = {
+                found[name] = {
                     "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(run.info.start_time / 1000)),
                     "took": f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}",
                     "on": tags.get("ans.host", ""),
@@ -49,7 +49,7 @@ def stages(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
                 }
     except store_faults() as error:
         warn(f"the report has no times of the stages, since MLflow does not answer: {error}")
-    return facts
+    return found
 
 
 def differing(config: Config, root: Path) -> Differing | None:

@@ -43,7 +43,7 @@ from tasks.process import (
     outlive_readers,
 )
 from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
-from tasks.tracker import TrackedRun, stage_run
+from tasks.tracker import TrackedRun, facts, stage_run
 
 USER_ERROR = 2
 """Exit code for a mistake that no retry mends."""
@@ -167,7 +167,7 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     inputs = stage.input_paths(config, root)
     if stage.task == "report":
         keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
-        inputs["versions"] = provenance.write(scratch / "versions.json", config, keys, root)
+        inputs["versions"] = provenance.write(scratch / "versions.json", config, facts(keys, root), root)
     metrics: dict[str, float] = stage_function(stage)(
         config, inputs=inputs, out=partial, scratch=scratch, log=log, **row
     )

@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing.managers import BaseManager
+from multiprocessing.managers import BaseManager, DictProxy
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
+from tasks import provenance
 from tasks.stage_run import IMPORT, StageRun
 from tasks.tracking import warn, works_since
 
@@ -78,7 +79,8 @@ class TrackedRun:
 
 
 class Tracker(BaseManager):
-    """The tracker's process, as a stage sees it. `open` starts a StageRun in it."""
+    """The tracker's process, as a stage sees it. `open` starts a StageRun in it, `facts` is what
+    `provenance` reads."""
 
 
 class Opened:
@@ -136,6 +138,14 @@ def connected(environ: Mapping[str, str]) -> Tracker:
     return tracker
 
 
+def facts(keys: dict[str, str], root: Path) -> dict[str, dict[str, str]]:
+    """Return `provenance.facts`, by the flow's tracker where there is one: it has imported MLflow."""
+    try:
+        return dict(connected(os.environ).facts(keys, root.resolve()).copy())  # type: ignore[attr-defined]
+    except (KeyError, OSError, EOFError):
+        return provenance.facts(keys, root)
+
+
 @contextmanager
 def stage_run(root: Path, **values: Any) -> Iterator[TrackedRun]:
     """Start a stage's run, which ends with the block, as failed if the block raises. It is in the flow's
@@ -182,6 +192,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     Tracker.register("open", opened.open, exposed=("log", "log_result", "end"))
+    Tracker.register("facts", provenance.facts, proxytype=DictProxy)
     server = Tracker(authkey=bytes.fromhex(sys.stdin.readline())).get_server()
     with suppress(BrokenPipeError):  # the process that started this one is gone already
         print(server.address, flush=True)
@@ -197,6 +208,7 @@ def main() -> None:
 
 
 Tracker.register("open", exposed=("log", "log_result", "end"))
+Tracker.register("facts", proxytype=DictProxy)
 
 if __name__ == "__main__":
     main()

@@ -51,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
         atexit.register(shutil.rmtree, os.environ[SHARED], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in tests of a second or less. In the others it takes a tenth of the processor's time, and
+    what they call is called there, too."""
+    jaxtyping.config.update("jaxtyping_disable", item.get_closest_marker("slow") is not None)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Import what most tests need, where tests are run: with `-n` not in the process that shares them out."""
     if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):

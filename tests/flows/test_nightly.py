@@ -1,5 +1,5 @@
-"""Champion and challenger in a real MLflow registry, with DVC's cache as the place of their weights, and
-sweeps (tests/workspace.py)."""
+"""Champion and challenger in a real MLflow registry, with DVC's cache as the place of their weights
+(tests/workspace.py)."""
 
 import re
 import shutil
@@ -15,14 +15,11 @@ from tests.workspace import LIMIT_S, Commands, ans, dvc, executed, make
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("nightly"))
-
-
 def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
-    workspace: Path, commands: Commands
+    tmp_path: Path, commands: Commands
 ) -> None:
+    workspace = make(tmp_path)
+
     def night(score: str) -> str:
         return commands.ans(workspace, "nightly", FAKE_SCORE=score).splitlines()[-1]
 
@@ -73,24 +70,3 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
     shown = commands.ans(workspace, "nightly", status=2)
     assert "runs/smoke/data: run the pipeline first (`ans run`)" in shown
     assert len(shown.splitlines()) < 4
-
-
-def test_a_sweep_runs_every_combination_and_leaves_the_workspace_as_it_was(
-    workspace: Path, commands: Commands
-) -> None:
-    ans(workspace, "profile", "smoke", "--force")
-    commands.ans(workspace, "run")
-    executed(workspace)
-    before = {name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock")}
-    assert "did you mean 'rl'" in commands.ans(workspace, "sweep", "rll.kl=0.5", status=2)
-    shown = commands.ans(workspace, "sweep", "rl.kl=0.5,0.02", "--name", "kl")
-    ran = [line.split()[0] for line in executed(workspace)]
-    # of the first: the second has the workspace's own settings
-    assert ran == ["rl", "convert", "evaluate@rl", "report"]
-    assert re.search(r"^kl +-1 +-2\nrl\.kl +0\.5 +0\.02\n", shown, re.MULTILINE)
-    page = workspace / ".ans/sweeps/kl/page.html"
-    assert str(page) in shown
-    assert all(word in page.read_text() for word in ("kl-1", "kl-2", "rl.kl", "0.02", "gIoU"))
-    assert {name: (workspace / name).read_text() for name in before} == before
-    assert "Data and pipelines are up to date" in dvc(workspace, "repro")
-    assert executed(workspace) == []

@@ -10,10 +10,11 @@ import pytest
 
 from flows.sweep import plain_text, table
 from tests.flows.test_pipeline import start_stalled, until
-from tests.workspace import LIMIT_S, Commands, end_all, executed, living, make
+from tests.workspace import LIMIT_S, Commands, dvc, end_all, executed, living, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
-SWEEP = ("sweep", "rl.kl=0.5,0.25", "--name", "s")
+SWEEP = ("sweep", "rl.kl=0.5,0.02", "--name", "s")
+"""The second combination has the workspace's own settings."""
 
 
 @pytest.fixture
@@ -52,12 +53,18 @@ def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
     assert now() == before
     executed(workspace)
 
-    assert "sweep s: 2 of 2 to run" in ans(workspace, *SWEEP)
-    assert [line.split()[0] for line in executed(workspace)] == ["rl", "convert", "evaluate@rl", "report"] * 2
+    assert "did you mean 'rl'" in ans(workspace, "sweep", "rll.kl=0.5", status=2)
+    shown = ans(workspace, *SWEEP)
+    assert "sweep s: 2 of 2 to run" in shown
+    assert [line.split()[0] for line in executed(workspace)] == ["rl", "convert", "evaluate@rl", "report"]
+    page = workspace / ".ans/sweeps/s/page.html"
+    assert str(page) in shown
+    assert all(word in page.read_text() for word in ("s-1", "s-2", "rl.kl", "0.02", "gIoU"))
     shown = ans(workspace, *SWEEP)
     assert "sweep s: 0 of 2 to run" in shown
-    assert re.search(r"^s +-1 +-2\nrl\.kl +0\.5 +0\.25\n", shown, re.MULTILINE)
+    assert re.search(r"^s +-1 +-2\nrl\.kl +0\.5 +0\.02\n", shown, re.MULTILINE)
     assert "|" not in shown
+    assert "Data and pipelines are up to date" in dvc(workspace, "repro")
     assert executed(workspace) == []
     assert "an experiment s-1 with other settings" in ans(
         workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None
