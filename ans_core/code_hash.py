@@ -36,6 +36,7 @@ class CodeHashes:
         self._root, self._package = root, package
         self._cache: dict[str, dict[str, Any]] = read_cache(root / CACHE)
         self._modules: dict[tuple[str, ...], Path | None] = {}
+        self._read: dict[Path, dict[str, Any]] = {}
         self._changed = False
 
     def hash_of(self, modules: Iterable[str]) -> str:
@@ -61,9 +62,7 @@ class CodeHashes:
                     todo += self._facts(file)["imports"]
         files |= {file.parent / name for file in files for name in self._facts(file)["data"]}
         return sorted(
-            file
-            for file in files
-            if not file.is_relative_to(SETTINGS) and (self._root / file).stat().st_size > 0
+            file for file in files if not file.is_relative_to(SETTINGS) and self._facts(file)["stamp"][0] > 0
         )
 
     def _module_file(self, parts: tuple[str, ...]) -> Path | None:
@@ -77,6 +76,8 @@ class CodeHashes:
     def _facts(self, file: Path) -> dict[str, Any]:
         """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package
         data, `data`, that it names."""
+        if file in self._read:
+            return self._read[file]
         path, stat = self._root / file, (self._root / file).stat()
         entry = self._cache.get(file.as_posix(), {})
         stamp: list[int | str] = [stat.st_size, stat.st_mtime_ns]
@@ -86,6 +87,7 @@ class CodeHashes:
             entry = {"stamp": stamp, **facts(path, package=file.parent.parts)}
             self._cache[file.as_posix()] = entry
             self._changed = True
+        self._read[file] = entry
         return entry
 
     def _save(self) -> None:

@@ -8,10 +8,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -21,6 +23,7 @@ from tasks.stages import TABLE
 from tests import SHARED, forks
 
 ROOT = Path(__file__).resolve().parents[1]
+TOLD = ".ans/told.txt"
 LIMIT_S = 3000.0
 """Of one command. Not a measurement: a machine with other work on it takes ten times as long, and no test
 fails for that."""
@@ -131,16 +134,37 @@ def make(folder: Path) -> Path:
     return shutil.copytree(template(), folder, dirs_exist_ok=True)
 
 
+def make_finished(folder: Path) -> Path:
+    """One of these after `ans run`, whose output is in TOLD; nothing is executed since."""
+    made = once("finished", run_all)
+    shutil.copytree(made, folder, dirs_exist_ok=True, symlinks=True)
+    with closing(sqlite3.connect(folder / ".ans/mlflow.db")) as database, database:  # it names its folder
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            database.execute(
+                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (f"{made}/", f"{folder}/")
+            )
+    return folder
+
+
+def run_all(folder: Path) -> None:
+    make(folder)
+    shutil.rmtree(folder / ".ans")  # as a new checkout, which has no databases yet
+    (folder / TOLD).write_text(ans(folder, "run", FAKE_BAR="prepare"))
+
+
 def template() -> Path:
+    return once("template", fill)
+
+
+def once(name: str, fill: Callable[[Path], None]) -> Path:
     """Whichever process of this pytest run asks first makes it."""
-    folder = Path(os.environ[SHARED], "template")
+    folder = Path(os.environ[SHARED], name)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            fill(partial)
-            partial.rename(folder)
+            fill(folder)
+            folder.with_suffix(".whole").touch()
+        assert folder.with_suffix(".whole").exists(), f"{name} could not be made"
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 from flows.kept import settings_of_run
 from tasks import registry
 from tasks.tracking import client, experiment_id, find_runs
-from tests.workspace import LIMIT_S, Commands, ans, dvc, executed, make
+from tests.workspace import LIMIT_S, Commands, ans, dvc, executed, make, make_finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
     tmp_path: Path, commands: Commands
 ) -> None:
-    workspace = make(tmp_path)
+    workspace = make(tmp_path / "new")
 
     def night(score: str) -> str:
         return commands.ans(workspace, "nightly", FAKE_SCORE=score).splitlines()[-1]
@@ -28,7 +28,7 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
         return found and found.number
 
     assert "run the pipeline first" in commands.ans(workspace, "nightly", status=2)
-    commands.ans(workspace, "run")
+    workspace = make_finished(tmp_path / "finished")
     executed(workspace)
     assert (version("champion"), version("challenger")) == (None, "1")
     assert night("0.5") == "nightly-evals: first"

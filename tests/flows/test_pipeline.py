@@ -19,6 +19,7 @@ import yaml
 from tasks.stages import AGENT, STAGES, TABLE
 from tests.workspace import (
     LIMIT_S,
+    TOLD,
     Commands,
     ans,
     dvc,
@@ -27,6 +28,7 @@ from tests.workspace import (
     executed,
     living,
     make,
+    make_finished,
     run,
     template,
     words_of,
@@ -39,9 +41,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """A workspace after `ans run`, and what that printed."""
-    folder = make(tmp_path_factory.mktemp("finished"))
-    shutil.rmtree(folder / ".ans")  # as a new checkout, which has no databases yet
-    yield folder, ans(folder, "run", FAKE_BAR="prepare")
+    folder = make_finished(tmp_path_factory.mktemp("finished"))
+    yield folder, (folder / TOLD).read_text()
     end_all(folder)
 
 
@@ -291,7 +292,7 @@ def test_a_stage_killed_at_any_step_resumes_there_and_gives_the_same_result(
 
 
 def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_a_killed_one(
-    workspace_before_sft: Path,
+    workspace_before_sft: Path, commands: Commands
 ) -> None:
     workspace, words = workspace_before_sft, ["run", "rl.kl=0.5"]
     before = (workspace / "params.yaml").read_text()
@@ -312,7 +313,7 @@ def test_settings_given_to_ans_run_are_of_that_run_and_the_same_command_resumes_
     )
     parent = [run for run in mlflow_runs(workspace) if run["ans.kind"] == "pipeline"][-1]
     assert logged(workspace, parent["id"])[0]["rl.kl"] == "0.5"
-    assert ans(workspace, *words).count("cached") == len(NAMES)
+    assert commands.ans(workspace, *words).count("cached") == len(NAMES)
     assert executed(workspace) == []
 
 
@@ -521,9 +522,11 @@ def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(
     assert [line.split()[0] for line in executed(workspace)] == ["agent_sft@tools"]
 
 
-def test_the_pipeline_of_a_sam2_alone_ends_with_the_page_of_its_memory(workspace: Path) -> None:
-    ans(workspace, "profile", "sam2-memory", "--force")
-    told = ans(workspace, "run")
+def test_the_pipeline_of_a_sam2_alone_ends_with_the_page_of_its_memory(
+    workspace: Path, commands: Commands
+) -> None:
+    commands.ans(workspace, "profile", "sam2-memory", "--force")
+    told = commands.ans(workspace, "run")
     assert [line.split()[0] for line in executed(workspace)] == ["prepare", "base", "memory", "memory_report"]
     assert re.search(r"J&F without memory .* 0\.200 .* 0\.300", told)
     assert "runs/sam2-memory/memory_report/report.html" in told

@@ -10,7 +10,7 @@ import pytest
 
 from flows.sweep import plain_text, table
 from tests.flows.test_pipeline import start_stalled, until
-from tests.workspace import LIMIT_S, Commands, dvc, end_all, executed, living, make
+from tests.workspace import LIMIT_S, Commands, dvc, end_all, executed, living, make, make_finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 SWEEP = ("sweep", "rl.kl=0.5,0.02", "--name", "s")
@@ -25,11 +25,17 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
+@pytest.fixture
+def finished_workspace(tmp_path: Path) -> Iterator[Path]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield make_finished(tmp_path)
+    end_all(tmp_path)
+
+
 def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
-    workspace: Path, commands: Commands
+    finished_workspace: Path, commands: Commands
 ) -> None:
-    ans = commands.ans
-    ans(workspace, "run")
+    workspace, ans = finished_workspace, commands.ans
     executed(workspace)
     before = {
         name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")
