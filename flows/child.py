@@ -197,13 +197,14 @@ def repro(
     force: bool = False,
     say: Say = write_error,
 ) -> dict[str, float] | None:
-    """Run one stage, with `force` also if it is up to date, and return its metrics; None if its result came
-    from DVC's run cache. Wait while another dvc command is at work."""
+    """Run one stage that is not up to date (`is_up_to_date` has hashed its code), with `force` any, and
+    return its metrics; None if its result came from DVC's run cache. Wait while another dvc command is at
+    work."""
     with tempfile.TemporaryDirectory(prefix="ans-") as folder:
         note = Path(folder) / "note.json"
         environ = {**extra_environment, "ANS_NOTE": str(note)}
         waited_s = 0
-        command = ["-m", "flows.dvc_state", name, *(["--force"] if force else [])]
+        command = ["-m", "flows.dvc_state", name, "--force" if force else "--hashed"]
         while (
             status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ, say=say)
         ) == BUSY:

@@ -293,9 +293,9 @@ def end_all(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
-def main(target: str, force: bool = False) -> None:
-    """Run a stage; with `force` also if it is up to date. Exit codes: 0 done, BUSY, 1 failed. The stage finds
-    this process in ANS_PARENT_PID, and ends with it."""
+def main(target: str, *, force: bool = False, hashed: bool = False) -> None:
+    """Run a stage; with `force` also if it is up to date. `hashed`: the code was just hashed. Exit codes: 0
+    done, BUSY, 1 failed. The stage finds this process in ANS_PARENT_PID, and ends with it."""
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo
@@ -307,7 +307,7 @@ def main(target: str, force: bool = False) -> None:
     write_files_atomically()
     try:
         with Repo(".") as repo:
-            if target != code.NAME and hash_is_stale(repo):
+            if target != code.NAME and not hashed and hash_is_stale(repo):
                 repo.reproduce(code.NAME, single_item=True)
             repo.reproduce(target, single_item=True, force=force)
     except DvcException as error:
@@ -321,4 +321,4 @@ def main(target: str, force: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], force="--force" in sys.argv)
+    main(sys.argv[1], force="--force" in sys.argv, hashed="--hashed" in sys.argv)

@@ -36,8 +36,9 @@ pytest.register_assert_rewrite(
 if TYPE_CHECKING:
     from ans_core.model.network import Network
 
-LONGEST = {"test_slurm", "test_ray"}
-"""Modules that wait for most of the ten minutes that they take."""
+LONGEST = {"test_slurm", "test_ray", "test_stages"}
+"""Two modules that wait for most of the ten minutes that they take, and one that would end long after all
+others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
