@@ -242,17 +242,14 @@ def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) ->
 
 def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and
-    the report, `train/sft/loss` (the mean over the last steps) and `wall_s/sft`. Its curves, counts of
-    samples and the machine's load stay with the stage's own run."""
+    the report, and `train/sft/loss` (the mean over the last steps). Its curves, counts of samples and the
+    machine's load stay with the stage's own run; `describe` shows how long it took."""
     task, _, row = stage.partition("@")
     place = stage.replace("@", "/")
     shown = {}
     for name, value in metrics.items():
         part, _, rest = name.partition("/")
-        if name == "duration_s":
-            # last in the alphabet: MLflow compares the first metrics by default
-            shown[f"wall_s/{place}"] = value
-        elif task == "evaluate" and part == "eval":
+        if task == "evaluate" and part == "eval":
             shown[f"{row}/{rest}"] = value
         elif task == "report" and part in ROWS:
             shown[name] = value
@@ -289,19 +286,27 @@ def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, 
 
 
 def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
-    """Write the pipeline's stages, with links to the runs that made them, as the description of its run.
-    MLflow's page shows no tables."""
-    lines = []
+    """Write the pipeline's stages, with links to the runs that made them, as the description of its run
+    (MLflow's page shows no tables), and how long they took as metrics: `wall_s/sft`. These come after the
+    first result, since MLflow's page compares what was logged first."""
+    lines, took, shown = [], {}, mlflow.get_run(parent).data
     rows = [
         (run, "ran")
         for run in reversed(find_runs(mlflow, experiment, {"mlflow.parentRunId": parent}, limit=100))
     ]
-    tags = mlflow.get_run(parent).data.tags
-    rows += [(mlflow.get_run(run), "cached") for name, run in tags.items() if name.startswith("cached.")]
+    rows += [
+        (mlflow.get_run(run), "cached") for name, run in shown.tags.items() if name.startswith("cached.")
+    ]
     for run, how in rows:
         how = how if run.info.status == "FINISHED" else run.info.status.lower()
         link = f"[{run.data.tags['ans.stage']}](#/experiments/{experiment}/runs/{run.info.run_id})"
         lines.append(f"- {link}: {how}, {run.data.metrics.get('duration_s', 0):.0f} s")
+        if "duration_s" in run.data.metrics:
+            took[f"wall_s/{run.data.tags['ans.stage'].replace('@', '/')}"] = run.data.metrics["duration_s"]
+    if shown.metrics:
+        log_metrics(
+            mlflow, parent, {key: value for key, value in took.items() if shown.metrics.get(key) != value}
+        )
     mlflow.set_tag(parent, "mlflow.note.content", "\n".join(lines))
 
 

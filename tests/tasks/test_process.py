@@ -147,14 +147,11 @@ def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load(
     def shown(stage: str, *names: str) -> dict[str, float]:
         return pipeline_metrics(stage, dict.fromkeys(names, 0.5))
 
-    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {
-        "rl/video/val/J_F",
-        "wall_s/evaluate/rl",
-    }
+    assert set(shown("evaluate@rl", "eval/video/val/J_F", "system/cpu", "duration_s")) == {"rl/video/val/J_F"}
     assert set(shown("sft", "sft/loss", "mixture/drawn/rows", "train/loss")) == {"train/sft/loss"}
     assert set(shown("report", "rl/video/val/J_F", "system/cpu")) == {"rl/video/val/J_F"}
-    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == {"wall_s/prepare"}
-    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts", "wall_s/convert"}
+    assert set(shown("prepare", "samples/drawn/train", "duration_s")) == set()
+    assert set(shown("convert", "parity/texts", "duration_s")) == {"convert/parity/texts"}
 
 
 def test_a_run_is_named_by_what_tells_it_from_others() -> None:
