@@ -70,6 +70,11 @@ def described(device: torch.device) -> str:
     return f"{resolved('auto', device)} on {processor()} (bf16 takes {ratio:.2g} times as long as fp32)"
 
 
+def of_weights(dtype: torch.dtype, device: torch.device | str) -> str:
+    """Return the line that says how a model computes that is not trained: in the precision of its weights."""
+    return f"precision: {str(dtype).removeprefix('torch.')} on {device}"
+
+
 @functools.cache
 def warn_if_emulated(device: torch.device) -> None:
     """Warn, once, where half precision is slower than fp32."""

@@ -303,10 +303,9 @@ def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
         lines.append(f"- {link}: {how}, {run.data.metrics.get('duration_s', 0):.0f} s")
         if "duration_s" in run.data.metrics:
             took[f"wall_s/{run.data.tags['ans.stage'].replace('@', '/')}"] = run.data.metrics["duration_s"]
-    if shown.metrics:
-        log_metrics(
-            mlflow, parent, {key: value for key, value in took.items() if shown.metrics.get(key) != value}
-        )
+    new = {key: value for key, value in took.items() if shown.metrics.get(key) != value}
+    if new and shown.metrics:
+        log_metrics(mlflow, parent, new)
     mlflow.set_tag(parent, "mlflow.note.content", "\n".join(lines))
 
 

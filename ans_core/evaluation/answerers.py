@@ -83,7 +83,7 @@ def following(arguments: argparse.Namespace) -> Answerer:
 
 def answering(arguments: argparse.Namespace) -> Answerer:
     """Load a Sa2VA, or a base that is asked for boxes."""
-    from ans_core import dist
+    from ans_core import dist, precision
     from ans_core.benchmarks import box_baseline
     from ans_core.checkpoints import folder
     from ans_core.inference.sa2va import Sa2VA
@@ -94,7 +94,7 @@ def answering(arguments: argparse.Namespace) -> Answerer:
         checkpoint, device_map=device, dtype=arguments.dtype, quantize=arguments.quantize
     )
     if dist.rank() == 0:
-        print(f"precision: {str(model.dtype).removeprefix('torch.')} on {device}", file=sys.stderr)
+        print(precision.of_weights(model.dtype, device), file=sys.stderr)
     max_tokens = arguments.max_tokens or MAX_TOKENS
     if arguments.model.startswith(BOX):
         return box_baseline.answerer(

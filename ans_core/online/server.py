@@ -41,8 +41,6 @@ MOST_PIXELS = 128_000_000
 """Of all pictures of a request: they are decoded, and written anew."""
 MOST_WAITING = 32
 """Requests that are read or wait for the model; further ones are turned away with 503."""
-WAIT_S = 0.01
-"""A question waits for others that are answered with it; one alone takes twenty times as long."""
 PAGE = Path(__file__).with_name("page.html")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -100,8 +98,9 @@ def listening(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def server_of(engine: Engine, *, host: str, wait_s: float = WAIT_S) -> uvicorn.Server:
-    """Make the server. `host`: the address that it was given."""
+def server_of(engine: Engine, *, host: str, wait_s: float) -> uvicorn.Server:
+    """Make the server. host: the address that it was given. wait_s: how long a question waits for others, to be
+    answered with them."""
     return uvicorn.Server(
         uvicorn.Config(
             app_of(engine, host=host, wait_s=wait_s), limit_concurrency=MOST_WAITING, timeout_graceful_shutdown=3,

@@ -60,7 +60,7 @@ def machine_of(launch: Launch, dtype: str = "fp32", *, log: Log | None = None) -
 def show_precision(model: Network, log: Log) -> None:
     """Print and log the precision in which a model that is not trained computes: that of its weights."""
     if rank() == 0:
-        print(f"precision: {str(model.dtype).removeprefix('torch.')}, that of the weights, on {model.device}")
+        print(precision.of_weights(model.dtype, model.device))
         log({"precision/bf16": float(model.dtype == torch.bfloat16)}, 0)
 
 

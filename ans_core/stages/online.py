@@ -31,7 +31,7 @@ from ans_core.online.practice import Confirm, Relabel
 from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift, one_answer, poisoning, wrong_on
 from ans_core.online.store import Task
 from ans_core.online.worker import Worker
-from ans_core.stages.launch import machine_of
+from ans_core.stages.launch import machine_of, show_precision
 from ans_core.stages.online_parts import SERVED, Guard, Parts, loop_of, opened, schedule, worker_of
 from ans_core.train import loop
 from ans_core.train.loop import Curves, Machine
@@ -67,7 +67,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     """Run the stage. inputs: model, agent/rft. Writes online.json (arm -> figures at the end) and curves.csv
     (by arm and update)."""
     check_reader(cfg.agent.reader)
-    machine = machine_of(cfg.launch, log=log)
+    machine = machine_of(cfg.launch)
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)  # an arm's training takes the current one
     base, arms = inputs["model"], cfg.agent.online.simulation.arms
@@ -131,6 +131,7 @@ def run_arm(
     with opened(
         cfg, base=base, start=start, folder=folder / STORE, machine=machine, families=families
     ) as parts:
+        show_precision(parts.policy.model, log)
         stream = Stream(parts)
         if arm is None:
             return measured(parts), []

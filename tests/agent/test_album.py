@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +28,7 @@ from ans_core.pictures import rle
 from ans_core.pictures.overlay import COLOURS, OPACITY
 from ans_core.stages import agent_report
 from ans_core.types import RLE
+from tests.browser import found_by_probe
 
 LIMITS = Limits(turn_tokens=2)
 NOT_CYAN = 2
@@ -247,26 +245,9 @@ addEventListener("load", () => {
 def test_a_browser_shows_pictures_and_rewards_without_an_error(
     model: Network, tmp_path: Path, width: int
 ) -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
     page = write_page(model, tmp_path)
     page.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
-    command = [
-        chromium,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--dump-dom",
-        "--enable-logging=stderr",
-        f"--window-size={width},900",
-    ]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    found = json.loads(html.unescape(re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)[-1]))
+    found = found_by_probe(page.as_uri(), tmp_path, f"--window-size={width},900")
     assert len(found["pictures"]) == 8 + 1 + 2 + 1 + 6
     assert all(found["pictures"])
     assert len(found["rewards"]) == 8

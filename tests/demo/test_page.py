@@ -29,13 +29,13 @@ from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import Request
 from tests import tiny
+from tests.browser import CHROMIUM
 
 pytest.importorskip("gradio", reason="gradio is missing: pip install -c requirements/demo.txt -e '.[demo]'")
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser's driver is missing: pip install playwright"
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 
 WAIT_MS = 120_000

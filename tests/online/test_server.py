@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import html
 import http.client
 import io
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from PIL import Image
 from ans_core.online import server as servers
 from ans_core.online.engine import Engine, Query, Reply
 from ans_core.online.server import LARGEST, listening, server_of
+from tests.browser import found_by_probe
 from tests.online.test_practice import PICTURE
 from tests.online.test_store import experience, opened
 
@@ -59,7 +58,7 @@ class Running:
         self.engine = Answers()
         self.bound = listening("127.0.0.1", 0)
         self.port: int = self.bound.getsockname()[1]
-        self.server = server_of(self.engine, host=host)
+        self.server = server_of(self.engine, host=host, wait_s=0.0)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.bound]}, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -222,29 +221,20 @@ PROBE = f"""<script>
 
 @pytest.mark.slow
 def test_a_person_asks_and_judges_answers_on_the_page(server: Running, tmp_path: Path) -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
     with opened(tmp_path / "store") as store:
         number = store.add(experience(0), np.ones(4, np.float32))
         server.engine.store, server.engine.read_only, server.engine.kept = store, False, number
         probed = servers.PAGE.read_text().replace("</body>", f"{PROBE}</body>")
         assert isinstance(server.server.config.app, FastAPI)
         server.server.config.app.add_api_route("/probed", lambda: HTMLResponse(probed))
-        done = subprocess.run(
-            [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--enable-logging=stderr",
-             "--virtual-time-budget=20000", f"--user-data-dir={tmp_path / 'profile'}", f"http://127.0.0.1:{server.port}/probed"],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+        found = found_by_probe(f"http://127.0.0.1:{server.port}/probed", tmp_path)
         assert store.tasks([number])[0].true_answer == "a <b>zebra</b>"
-    found = json.loads(html.unescape(re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)[-1]))
     assert found == [
         ["checked", f"version 0, experience {number}; you said: right", "one look"],
         ["checked", f"version 0, experience {number}; you said: a <b>zebra</b>", "one look"],
         ["the picture is cut", "", ""],
     ]
     assert server.engine.asked == [["One?"], ["A clip?"], ["a damaged picture"]]
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/")
     reply_of_page = connection.getresponse()

@@ -21,6 +21,7 @@ from ans_core.report.figures import by_scale, curves
 from ans_core.report.metrics import MAIN, ROWS
 from ans_core.stages.report import run
 from ans_core.types import Sample
+from tests.browser import chromium
 
 BENCHMARKS = {
     "referring": "gIoU_all",
@@ -538,11 +539,8 @@ def tab():
     driver = pytest.importorskip(
         "playwright.sync_api", reason="the browser's driver is missing: pip install playwright"
     )
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no chromium on this machine")
     with driver.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = browsers.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser.new_page()
         browser.close()
 
