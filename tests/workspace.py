@@ -135,9 +135,10 @@ def make(folder: Path) -> Path:
 
 
 def make_finished(folder: Path) -> Path:
-    """One of these after `ans run`, whose output is in TOLD; nothing is executed since."""
+    """One of these after `ans run`, whose output is in TOLD, in the place of what was there."""
     made = once("finished", run_all)
-    shutil.copytree(made, folder, dirs_exist_ok=True, symlinks=True)
+    shutil.rmtree(folder)
+    shutil.copytree(made, folder)
     with closing(sqlite3.connect(folder / ".ans/mlflow.db")) as database, database:  # it names its folder
         for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             database.execute(
@@ -161,10 +162,11 @@ def once(name: str, fill: Callable[[Path], None]) -> Path:
     folder = Path(os.environ[SHARED], name)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
+        whole = folder.with_suffix(".whole")  # a database in it may name the folder, which can't be renamed
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)
             fill(folder)
-            folder.with_suffix(".whole").touch()
-        assert folder.with_suffix(".whole").exists(), f"{name} could not be made"
+            whole.touch()
     return folder
 
 

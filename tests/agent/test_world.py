@@ -76,9 +76,9 @@ def test_a_pattern_leaves_nothing_at_the_tile_and_has_one_mean() -> None:
 
 @pytest.mark.slow
 def test_priors_are_those_that_are_set() -> None:
-    """pattern: .2 + .8 / 4 = .4; text: .4 + .6 / 90. 100 questions: two standard deviations are .1."""
+    """pattern: .2 + .8 / 4 = .4; text: .4 + .6 / 90. 150 questions: two standard deviations are .08."""
     for family, share in (("pattern", 0.4), ("text", 0.407)):
-        drawn = questions(family, 100)
+        drawn = questions(family, 150)
         assert np.mean([question.answer == question.prior for question in drawn]) == pytest.approx(
             share, abs=0.1
         )

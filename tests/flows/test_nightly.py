@@ -28,7 +28,7 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
         return found and found.number
 
     assert "run the pipeline first" in commands.ans(workspace, "nightly", status=2)
-    workspace = make_finished(tmp_path / "finished")
+    workspace = make_finished(workspace)
     executed(workspace)
     assert (version("champion"), version("challenger")) == (None, "1")
     assert night("0.5") == "nightly-evals: first"

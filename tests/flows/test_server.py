@@ -440,18 +440,21 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, Up]]:
 @pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(both: tuple[Up, Up]) -> None:
-    one, other = both  # the other one is up since later
-    commands = [up.shown.splitlines()[-1] for up in both]
-    assert all("full-pipeline/current" in command for command in commands)
-    deployment(f"""{commands[0]} -p 'stages=["prepare"]' --watch""", one, check=True)
-    assert [executed(up.workspace) for up in both] == [["prepare from 0"], []]
-    deployment(f"""{commands[1]} -p 'overrides={{"rll.kl": 1}}' --watch""", other, check=False)
+    one, other = both
+    for checkout in both:
+        command = checkout.shown.splitlines()[-1]
+        assert "full-pipeline/current" in command
+        deployment(f"""{command} -p 'stages=["prepare"]' --watch""", checkout, check=True)
+        assert [executed(up.workspace) for up in both] == [
+            ["prepare from 0"] if up is checkout else [] for up in both
+        ]
+    deployment(f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch""", other, check=False)
     log = (other.workspace / ".ans/logs/server.log").read_text()
     assert "did you mean 'rl'" in log
     assert "Traceback" not in log
     # on the server that is up
     assert "stage base failed" in ans(other.workspace, "run", status=1, FAKE_STOP="base", **PROXY)
-    assert [flow_runs_of(up.record[0]) for up in both] == [1, 2]
+    assert [flow_runs_of(up.record[0]) for up in both] == [1, 3]
     # with the record of the services of the first
     copy = shutil.copytree(one.workspace, other.workspace.with_name("copy"))
     assert ans(copy, "down").strip() == "ended: nothing was up"

@@ -25,17 +25,11 @@ def workspace(tmp_path: Path) -> Iterator[Path]:
     end_all(tmp_path)
 
 
-@pytest.fixture
-def finished_workspace(tmp_path: Path) -> Iterator[Path]:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield make_finished(tmp_path)
-    end_all(tmp_path)
-
-
 def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
-    finished_workspace: Path, commands: Commands
+    workspace: Path, commands: Commands
 ) -> None:
-    workspace, ans = finished_workspace, commands.ans
+    ans = commands.ans
+    make_finished(workspace)
     executed(workspace)
     before = {
         name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")

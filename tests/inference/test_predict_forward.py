@@ -88,8 +88,8 @@ def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
     ("dtype", "mode", "names"),
     [
         ("bfloat16", "sa2va", ("image", "video", "vp")),
-        (torch.float16, "sa2va-i", ("video",)),
-        ("bfloat16", "keyframe", ("video",)),
+        (torch.float16, "sa2va-i", ("image", "video", "vp")),
+        ("bfloat16", "keyframe", ("video",)),  # the mode is that of clips alone
     ],
 )
 def test_in_half_precision_the_answers_are_nearly_the_same(

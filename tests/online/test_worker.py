@@ -10,6 +10,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ans_core.online import engine as engines
 from ans_core.online import overview
 from ans_core.online import store as stores
 from ans_core.online import worker as workers
+from ans_core.online.batching import Batching
 from ans_core.online.engine import Query
 from ans_core.online.learning import KlControl, OnlineLoop
 from ans_core.online.retention import forget
@@ -580,6 +582,31 @@ def test_a_damaged_store_keeps_no_answer_back_and_says_what_is_wrong(start: Star
         assert "put a backup in its place" in engine.trouble
         with pytest.raises(OSError, match="put a backup in its place"):
             overview.counts(parts.store)
+
+
+@pytest.mark.slow
+def test_unlike_questions_that_are_asked_at_once_get_the_answers_they_get_alone(
+    start: Start, tmp_path: Path
+) -> None:
+    """A long one, a clip, a picture that is cut, and one name twice."""
+    clip = Query(request="clip", question=QUESTION, frames=tuple(map(tiny.picture, range(3))), clip=True)
+    long = Query(request="long", question=f"{QUESTION} " * 20, frames=(tiny.picture(5),))
+    cut = Query(request="cut", question=QUESTION, frames=(tiny.picture(0)[:-40],))
+    whole = [*asked(0, 2), clip, long, *asked(0, 1)]
+    with online(start, tmp_path / "alone") as parts:
+        engine = parts.engine()
+        alone = {query.request: engine.answer([query])[0].turns for query in whole}
+    with online(start, tmp_path / "at_once") as parts:
+        engine = parts.engine()
+        for queries in (whole, [*whole, cut]):  # the second time each is answered by itself in the end
+            batching = Batching(engine.answer, size=len(queries), wait_s=3600)
+            with ThreadPoolExecutor(len(queries)) as pool:
+                replies = [pool.submit(batching.ask, query) for query in queries]
+            told = {one.request: reply.result().turns for one, reply in zip(whole, replies, strict=False)}
+            assert told == alone
+        with pytest.raises(ValueError, match="cannot read"):
+            replies[-1].result()
+        assert parts.store.size() == len(alone)
 
 
 @pytest.mark.slow
