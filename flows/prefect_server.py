@@ -27,9 +27,9 @@ from typing import Any
 from urllib.request import getproxies_environment
 
 from flows.paths import environment
+from tasks.ports import HOST
 from tasks.process import die_with_parent, imports_without_collector
 
-HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 START_S = 300.0
 END_S = 10.0

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -23,7 +22,8 @@ import psutil
 
 from flows.doctor import locks, scratch
 from flows.paths import environment, root
-from flows.prefect_server import HOST, deployment_command, wait_for
+from flows.prefect_server import deployment_command, wait_for
+from tasks.ports import HOST, free_port
 from tasks.tracking import EXPERIMENT
 
 UP_S = 300.0
@@ -90,13 +90,6 @@ def write_record(here: Path, services: list[Service]) -> None:
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(json.dumps([asdict(service) for service in services]), encoding="utf-8")
-
-
-def free_port(wanted: int) -> int:
-    for port in (wanted, 0):
-        with suppress(OSError), socket.create_server((HOST, port)) as probe:
-            return int(probe.getsockname()[1])
-    raise OSError(f"no port of {HOST} is free")
 
 
 def start_prefect(here: Path, port: int) -> Service:

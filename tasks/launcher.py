@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,11 +124,6 @@ def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str
             f"launch.processes is {processes}, on PET_NNODES={nodes} nodes: give a multiple of the nodes"
         )
     return [*(["--standalone"] if nodes == 1 else []), f"--nproc-per-node={processes // nodes}"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool:

@@ -27,13 +27,13 @@ from tasks import lock_file, provenance
 from tasks.code import Code
 from tasks.launcher import (
     check_sharding,
-    free_port,
     inference_processes_here,
     is_job,
     processes_here,
     ranks_command,
     run_job,
 )
+from tasks.ports import free_port
 from tasks.process import (
     die_with_parent,
     has_noted,

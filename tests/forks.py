@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.launcher import free_port
+from tasks.ports import free_port
 from tasks.process import die_with_parent, imports_without_collector
 from tests import RUNS, SHARED
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.ports import free_port
+from tasks.ports import free_port
 from tests.workspace import ROOT
 
 PLACE = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/lab/trainjobs"

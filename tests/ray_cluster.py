@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tasks.launcher import free_port
+from tasks.ports import free_port
 
 ROOT = Path(os.environ.get("ANS_RAY", "~/.cache/ans-ray")).expanduser()
 PYTHON = ROOT / "bin/python"

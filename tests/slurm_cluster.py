@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.launcher import free_port
+from tasks.ports import free_port
 from tests.workspace import words_of
 
 ROOT = Path(os.environ.get("ANS_SLURM", "~/.cache/ans-slurm")).expanduser()

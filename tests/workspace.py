@@ -135,10 +135,9 @@ def make(folder: Path) -> Path:
 
 
 def make_finished(folder: Path) -> Path:
-    """One of these after `ans run`, whose output is in TOLD, in the place of what was there."""
+    """One of these after `ans run`, whose output is in TOLD."""
     made = once("finished", run_all)
-    shutil.rmtree(folder)
-    shutil.copytree(made, folder)
+    shutil.copytree(made, folder, dirs_exist_ok=True)
     with closing(sqlite3.connect(folder / ".ans/mlflow.db")) as database, database:  # it names its folder
         for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             database.execute(

@@ -19,6 +19,8 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
     tmp_path: Path, commands: Commands
 ) -> None:
     workspace = make(tmp_path / "new")
+    assert "run the pipeline first" in commands.ans(workspace, "nightly", status=2)
+    workspace = make_finished(tmp_path / "finished")
 
     def night(score: str) -> str:
         return commands.ans(workspace, "nightly", FAKE_SCORE=score).splitlines()[-1]
@@ -27,8 +29,6 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
         found = registry.version_of(workspace, "smoke", alias)
         return found and found.number
 
-    assert "run the pipeline first" in commands.ans(workspace, "nightly", status=2)
-    workspace = make_finished(workspace)
     executed(workspace)
     assert (version("champion"), version("challenger")) == (None, "1")
     assert night("0.5") == "nightly-evals: first"

@@ -5,7 +5,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tqdm import tqdm
 
 from flows import progress
-from tests.ports import free_port
+from tasks.ports import free_port
 
 
 def test_a_bar_of_tqdm_tells_percent_and_what_is_done() -> None:

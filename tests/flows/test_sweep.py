@@ -18,18 +18,17 @@ SWEEP = ("sweep", "rl.kl=0.5,0.02", "--name", "s")
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path) -> Iterator[Path]:
     # what a shell starts in the background ignores it, and hands that down
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield make(tmp_path)
+    yield tmp_path
     end_all(tmp_path)
 
 
 def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
-    workspace: Path, commands: Commands
+    folder: Path, commands: Commands
 ) -> None:
-    ans = commands.ans
-    make_finished(workspace)
+    ans, workspace = commands.ans, make_finished(folder)
     executed(workspace)
     before = {
         name: (workspace / name).read_text() for name in ("params.yaml", "dvc.lock", "metrics/headline.json")
@@ -91,10 +90,10 @@ def test_a_terminal_gets_aligned_columns_and_the_path_of_the_page(tmp_path: Path
     ("setting", "next_stages"), [("rl.kl=0.3", ["base"]), ("seed=2", ["prepare", "base"])]
 )
 def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_stage(
-    workspace: Path, commands: Commands, setting: str, next_stages: list[str]
+    folder: Path, commands: Commands, setting: str, next_stages: list[str]
 ) -> None:
     """The stage at work has a result, unless they are its own: it would become that of the new ones."""
-    ans = commands.ans
+    ans, workspace = commands.ans, make(folder)
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1", **commands.server)
     executed(workspace)
     assert f"note: full-pipeline (pid {process.pid}" in ans(workspace, "profile", "smoke", setting, "--force")

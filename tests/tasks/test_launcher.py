@@ -16,7 +16,8 @@ import pytest
 from ans_core.config import Config, ConfigError, Launch, Memory
 from tasks import jobs, ray_jobs
 from tasks.jobs import Job
-from tasks.launcher import check_sharding, check_shares, free_port, is_job, ranks_command, run_job
+from tasks.launcher import check_sharding, check_shares, is_job, ranks_command, run_job
+from tasks.ports import free_port
 from tasks.runner import FLIGHT_RECORDER
 from tasks.stages import stage_named
 from tests.workspace import ROOT
@@ -169,7 +170,7 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
 def test_torch_knows_the_flight_recorders_variables() -> None:
     """It warns at the start of a process group of one that it calls otherwise now."""
     script = (
-        "import torch.distributed as dist; from tasks.launcher import free_port; dist.init_process_group('gloo', "
+        "import torch.distributed as dist; from tasks.ports import free_port; dist.init_process_group('gloo', "
         "init_method=f'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1); dist.destroy_process_group()"
     )
     variables = os.environ | FLIGHT_RECORDER | {"TORCH_FR_DUMP_TEMP_FILE": "unused"}

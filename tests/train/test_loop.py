@@ -647,7 +647,8 @@ def test_a_signal_to_one_process_makes_all_write_a_state_and_end_and_the_next_st
             script, str(tmp_path / f"scratch-{name}"), str(tmp_path / name), str(when), str(unit), processes=2
         )
 
-    assert [ended.status for ended in both("whole", -1)] == [0, 0]
+    whole = both("whole", -1)
+    assert [ended.status for ended in whole] == [0, 0], whole
     stopped = both("stopped", 5)
     assert [ended.status for ended in stopped] == [128 + signal.SIGUSR1] * 2, stopped
     assert [path.name for path in (tmp_path / "scratch-stopped/fit").glob("step-*")] == [f"step-{last:07d}"]
