@@ -22,7 +22,6 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -48,6 +47,7 @@ from ans_core.pictures import rle
 from ans_core.pictures.transforms import open_image
 from ans_core.types import Sample
 from perf.peak import watched
+from tasks.ports import free_port
 
 PER_PICTURE = 8
 SIDE = 640, 480
@@ -202,9 +202,7 @@ def s3(shards: Path, place: Path) -> Iterator[None]:
     """Serve the shards in an S3 server, which the environment names, and write a `.url` of them."""
     import boto3
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "a",

@@ -60,7 +60,7 @@ processes. TERM and USR1 go to all processes of the job, which write a state and
 then, since nobody has cancelled it and its time is not over, but Slurm wants its place (preemption) or said
 that its time is nearly over (--signal), is queued again and goes on; also where one node waited for another that
 was asked to end, until Slurm killed it."""
-PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+PORT = "from tasks.ports import EVERYWHERE, free_port; print(free_port(host=EVERYWHERE))"
 
 
 def options(job: Job) -> tuple[str, ...]:

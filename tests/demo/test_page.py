@@ -8,7 +8,6 @@ import io
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from ans_core.inference.prefill import prompt
 from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.types import Request
+from tasks.ports import free_port
 from tests import tiny
 from tests.browser import CHROMIUM
 
@@ -61,9 +61,7 @@ def model(tmp_path: Path, tiny_model: Network) -> Path:
 
 @pytest.fixture
 def url(model: Path, tmp_path: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = (tmp_path / "page.log").open("w+")
     command = [
         sys.executable,

@@ -1,0 +1,26 @@
+"""Ports that servers are about to take."""
+
+from __future__ import annotations
+
+import socket
+
+from tasks import ports
+
+
+def test_a_taken_port_is_not_given_and_the_first_free_one_is() -> None:
+    first, second = ports.free_port(), ports.free_port()
+    with socket.create_server((ports.HOST, first)):
+        assert ports.free_port(first, second) == second
+        assert ports.free_port(first) not in (first, 0)
+
+
+def test_a_port_that_is_free_at_one_address_alone_is_not_given_for_all() -> None:
+    wanted = ports.free_port(host=ports.EVERYWHERE)
+    assert ports.free_port(wanted, host=ports.EVERYWHERE) == wanted
+    with socket.create_server((ports.HOST, wanted)):
+        assert ports.free_port(wanted, host=ports.EVERYWHERE) != wanted
+
+
+def test_ports_lie_below_those_that_the_system_gives_to_connections() -> None:
+    with socket.create_server((ports.HOST, 0)) as given:
+        assert max(ports.free_port() for _ in range(20)) < given.getsockname()[1]
