@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 SPINS = "3000"
@@ -12,6 +14,13 @@ SPINS = "3000"
 def shared_words(processes: int) -> list[str]:
     """Return what comes between Python and a module that so many processes of one machine share."""
     return ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", f"--nproc-per-node={processes}"]
+
+
+def run_in(processes: int) -> int:
+    """Run this `ans` command in so many processes; return its exit status."""
+    command = [sys.executable, *shared_words(processes), "-m", "ans_core.cli", *sys.argv[1:]]
+    variables = thread_variables(0, processes=processes, environment=os.environ)
+    return subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
 
 
 def thread_variables(threads: int, *, processes: int, environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ steps, SFT's rows and losses.
 ans run                              # makes runs/tiny: sft, and rl to compare with
 python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
 python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
+python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` wrote
 python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
 """
 
@@ -20,6 +21,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
 from ans_core.data.collate import Batch, collate
+from ans_core.data.mixture import Source
 from ans_core.model import adapters
 from ans_core.model.network import Network
 from ans_core.stages import evaluate
@@ -28,6 +30,7 @@ from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
 from perf.bar import RESULTS, spread
 
+SELF = "self_captions"
 METRICS = (
     "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
     "referring/{split}/T_acc", "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
@@ -36,8 +39,9 @@ METRICS = (
 )  # fmt: skip
 
 
-def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
-    """Train the adapter that RL would train, by SFT's objective, and merge it."""
+def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path | None = None) -> Network:
+    """Train the adapter that RL would train, by SFT's objective, and merge it. captions: a set of the format
+    shards, with as large a share of the rows as all others together."""
     s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
     model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
     modules = adapters.policy_modules(model, drawing=cfg.rl.drawing)
@@ -45,7 +49,14 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
         model, adapters.rl_config(**cfg.rl.lora.model_dump(), modules=modules), seed=cfg.seed
     )
     seed = dist.seed_of(cfg.seed, "further sft")
-    mixture = mixture_of(cfg, data.sources(inputs["data"], "train"), seed=seed)
+    sources = data.sources(inputs["data"], "train")
+    if captions is not None:
+        samples = data.read_samples(format="shards", path=captions, name=SELF, split="train")
+        sources = [*sources, Source(name=SELF, samples=samples, kind="extra")]
+        shares = {source.kind: cfg.sft.mixture.get(source.kind, 0.0) for source in sources}
+        shares[SELF] = sum(shares.values())
+        cfg = cfg.model_copy(update={"sft": s.model_copy(update={"mixture": shares})})
+    mixture = mixture_of(cfg, sources, seed=seed)
     layout = sft_layout(cfg, model)
 
     def make(step: int, micro: int) -> Batch:
@@ -60,13 +71,13 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path) -> Network:
     return policies.merged("policy").requires_grad_(False).eval()
 
 
-def run(cfg: Config, name: str) -> None:
+def run(cfg: Config, name: str, captions: Path | None = None) -> None:
     runs = Path("runs") / cfg.profile
     inputs = {part: runs / part for part in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         inputs["model"] = here / "model"
-        checkpoint.save(trained(cfg, inputs, here / "training"), inputs["model"], metadata={})
+        checkpoint.save(trained(cfg, inputs, here / "training", captions), inputs["model"], metadata={})
         for part in ("out", "scratch"):
             (here / part).mkdir()
         found = evaluate.run(
@@ -117,9 +128,10 @@ if __name__ == "__main__":
     )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
+    parser.add_argument("--captions", type=Path, help="of `ans data caption`")
     arguments = parser.parse_args()
     config = load(Path("params.yaml"))
     name = arguments.name or config.profile
     if not arguments.table:
-        run(config, name)
+        run(config, name, arguments.captions)
     print(table(name, config.evaluate.split) if arguments.table else "done")

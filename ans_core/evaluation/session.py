@@ -26,7 +26,7 @@ from ans_core.evaluation.answerers import BOX, MAX_TOKENS, Model, model_of
 from ans_core.evaluation.predictions import PARTS, PREDICTIONS, by_picture, limited, predict_all
 from ans_core.fingerprint import fingerprint
 from ans_core.places import root
-from ans_core.processes import shared_words, thread_variables
+from ans_core.processes import run_in
 from ans_core.types import ImageRef
 from ans_core.written import write_atomically
 
@@ -138,9 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.job_words is not None and (job := arguments.job_words(arguments)) is not None:
         return subprocess.run([sys.executable, *job], check=False).returncode
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
-        command = [sys.executable, *shared_words(arguments.processes), "-m", "ans_core.cli", *sys.argv[1:]]
-        variables = thread_variables(0, processes=arguments.processes, environment=os.environ)
-        status = subprocess.run(command, env={**os.environ, **variables}, check=False).returncode
+        status = run_in(arguments.processes)
         lacking = any(
             runner.missing(*data_of(name, runner, arguments)) for name, (_, runner) in benchmarks.items()
         )
@@ -161,7 +159,7 @@ def go_on(session: Session, answer: Answerer, arguments: argparse.Namespace) -> 
     """Evaluate in the session's folder, from where an earlier run with the same settings stopped; return the
     exit status. Where the pipeline is there, its MLflow records the figures (`arguments.record`)."""
     if dist.rank() == 0:
-        same_settings(session)
+        check_settings(session.out, session.settings)
     # a faster process would write its answers into the folder before the first one has looked at it
     dist.wait_for_all()
     result = evaluate(session, answer, judge=True, page=True)
@@ -288,23 +286,24 @@ def code_hash(name: str, model: Model) -> str:
     )
 
 
-def same_settings(session: Session) -> None:
-    """Raise ValueError if the folder holds answers that other settings gave, or may have given."""
-    path = session.out / "settings.json"
-    if session.out.exists() and not session.out.is_dir():
-        raise ValueError(f"--out {session.out} is a file; a run needs a folder")
-    if (session.out / PREDICTIONS).exists() or (session.out / PARTS).exists():
+def check_settings(out: Path, settings: dict[str, Any]) -> None:
+    """Note the settings in the folder. Raises ValueError if it holds answers that other settings gave, or may
+    have given."""
+    path = out / "settings.json"
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; a run needs a folder")
+    if (out / PREDICTIONS).exists() or (out / PARTS).exists():
         try:
-            changed = changes(json.loads(path.read_text(encoding="utf-8")), session.settings)
+            changed = changes(json.loads(path.read_text(encoding="utf-8")), settings)
         except (FileNotFoundError, ValueError):
             changed = [f"{path.name} is missing or can't be read"]
         if changed:
             raise ValueError(
-                f"{session.out} holds another evaluation ({'; '.join(changed)}); give another --out, or "
+                f"{out} holds answers of other settings ({'; '.join(changed)}); give another --out, or "
                 "remove the folder"
             )
-    session.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(session.settings, indent=1) + "\n")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(settings, indent=1) + "\n")
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -113,3 +114,20 @@ class EncodedImages:
             vision=[self.vision[i] for i in kept],
             frames=None if self.frames is None else self.frames[list(kept)],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedBatch(ABC):
+    """Samples, their encoded pictures, and the model that reads them."""
+
+    batch: RlBatch
+    encoded: EncodedImages
+
+    @property
+    @abstractmethod
+    def model(self) -> Network: ...
+
+    @property
+    def frames(self) -> FrameFeatures:
+        assert self.encoded.frames is not None, "a loop that draws says so (Loop.decodes_masks)"
+        return self.encoded.frames

@@ -18,6 +18,7 @@ from ans_core.model.masks import upsample
 from ans_core.model.packing import Packed
 from ans_core.pictures import rle
 from ans_core.rewards.confidence import MaskPrediction
+from ans_core.rl.batch import EncodedBatch
 from ans_core.rl.mask_policy import mean_probability
 from ans_core.rl.rollout import Group
 from ans_core.rl.step import RolloutStep
@@ -26,7 +27,7 @@ from ans_core.types import RLE
 
 
 def decode_seg(
-    step: RolloutStep, packed: Packed, hidden: Float[Tensor, "B L D"]
+    step: EncodedBatch, packed: Packed, hidden: Float[Tensor, "B L D"]
 ) -> tuple[Float[Tensor, "P C"], MaskOutput]:
     """Return the embeddings of every row's `[SEG]` tokens and the masks they decode to."""
     at = (packed.input_ids == step.model.seg_token_id) & packed.loss_mask
@@ -79,19 +80,30 @@ def mask_loss(
     return step.mask_losses[0] * bce + step.mask_losses[1] * dice
 
 
+def drawn(
+    pictures: EncodedBatch, texts: Sequence[Sequence[str]]
+) -> tuple[list[tuple[int, str]], Float[Tensor, "P h w"]]:
+    """Draw what the texts about each sample mean, of which there must be one; return of each mask the sample
+    (its index) and the text, and the masks' logits. All texts of a picture share one packed row, and equal
+    ones are drawn once."""
+    distinct = [list(dict.fromkeys(own)) for own in texts]
+    groups = [
+        group_of(pictures, i, [referring_rollout(pictures, text) for text in own])
+        for i, own in enumerate(distinct)
+    ]
+    packed, hidden, _ = hidden_states(pictures, groups, [])
+    asked = [(i, text) for i, own in enumerate(distinct) for text in own]
+    return asked, pictures.model.sam2.shown(decode_seg(pictures, packed, hidden)[1])
+
+
 @torch.no_grad()
 def inverse_masks(step: RolloutStep, texts: Sequence[str]) -> list[MaskPrediction]:
-    """Return the inverse model's masks for G texts per sample. All texts of a picture share one packed
-    row, and one that several rollouts say is drawn once."""
+    """Return the inverse model's masks for G texts per sample."""
     size = step.settings.group
-    said = [dict.fromkeys(texts[i * size : (i + 1) * size]) for i in range(len(step.batch.samples))]
-    groups = [
-        group_of(step, i, [referring_rollout(step, text) for text in own]) for i, own in enumerate(said)
-    ]
-    asked = [(i, text) for i, own in enumerate(said) for text in own]
     with step.timer.part("draw"), step.policies.using(step.settings.inverse):
-        packed, hidden, _ = hidden_states(step, groups, [])
-        logits = step.model.sam2.shown(decode_seg(step, packed, hidden)[1])
+        asked, logits = drawn(
+            step, [texts[i * size : (i + 1) * size] for i in range(len(step.batch.samples))]
+        )
         confidence = mean_probability(logits.sigmoid(), logits > 0)
         targets = step.batch.targets[[i for i, _ in asked]]
         overlap = soft_iou(

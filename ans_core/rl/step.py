@@ -18,11 +18,10 @@ from torch import Tensor
 from ans_core.config.rl import Rl
 from ans_core.dist import seed_of
 from ans_core.model.adapters import Adapters
-from ans_core.model.grounding import FrameFeatures
 from ans_core.model.network import Network
 from ans_core.rewards import Reward
 from ans_core.rl import grpo
-from ans_core.rl.batch import EncodedImages, RlBatch
+from ans_core.rl.batch import EncodedBatch, EncodedImages, RlBatch
 from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MaskPolicy
 from ans_core.rl.practice import Practice
@@ -75,14 +74,12 @@ class Exploration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutStep:
+class RolloutStep(EncodedBatch):
     """One batch with the policies and settings that act on it."""
 
     policies: Adapters
     settings: Rl
     reader: Reader
-    batch: RlBatch
-    encoded: EncodedImages
     rewards: Mapping[str, Reward]
     mask_policy: MaskPolicy
     exploration: Exploration
@@ -109,11 +106,6 @@ class RolloutStep:
         return grpo.Objective(
             form=s.objective, clip_low=s.clip_low, clip_high=s.clip_high, max_tokens=s.max_tokens
         )
-
-    @property
-    def frames(self) -> FrameFeatures:
-        assert self.encoded.frames is not None, "a loop that draws says so (Loop.decodes_masks)"
-        return self.encoded.frames
 
     @staticmethod
     def joined(steps: Sequence[RolloutStep]) -> RolloutStep:

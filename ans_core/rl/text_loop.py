@@ -15,7 +15,13 @@ from ans_core.rl.experience import Experience
 from ans_core.rl.rollout import SampledAnswer, Segment, token_logps
 from ans_core.rl.scoring import score
 from ans_core.rl.step import RolloutStep
-from ans_core.rl.tokens import answers_of, hidden_states, question_segment, region_cells
+from ans_core.rl.tokens import (
+    answers_of,
+    hidden_states,
+    observed_features,
+    question_segment,
+    region_cells,
+)
 from ans_core.types import Prediction, Request
 
 
@@ -57,12 +63,18 @@ def experience_of(
 
 
 def read_reference(step: RolloutStep, done: Experience) -> None:
-    packed, hidden, _ = hidden_states(step, done.groups, done.regions, done.observed)
+    packed, hidden, _ = _hidden_states(step, done)
     done.reference = token_logps(step.model, packed, hidden, step.reader)[0]
 
 
 def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    return words_loss(step, done, *hidden_states(step, done.groups, done.regions, done.observed))
+    return words_loss(step, done, *_hidden_states(step, done))
+
+
+def _hidden_states(
+    step: RolloutStep, done: Experience
+) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
+    return hidden_states(step, done.groups, done.regions, observed_features(step, done.observed))
 
 
 def words_loss(

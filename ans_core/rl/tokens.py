@@ -16,7 +16,7 @@ from ans_core.data.collate import conversation_ids, prefix_ids
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.packing import Packed
 from ans_core.pictures import rle, transforms
-from ans_core.rl.batch import FramePart
+from ans_core.rl.batch import EncodedBatch, FramePart
 from ans_core.rl.rollout import Group, Rollout, Segment, pack
 from ans_core.rl.step import RolloutStep
 from ans_core.types import RLE
@@ -25,7 +25,7 @@ MASK_ANSWER = prompts.REFERRING_ANSWERS[0]
 """Teacher-forced: the policy explores the mask, not the words around `[SEG]`."""
 
 
-def group_of(step: RolloutStep, index: int, rollouts: Sequence[Rollout]) -> Group:
+def group_of(step: EncodedBatch, index: int, rollouts: Sequence[Rollout]) -> Group:
     """Make a group of rollouts that share the sample's picture."""
     tokens, marks = step.batch.views[index].tokens, step.model.backbone.marks
     prefix = prefix_ids(
@@ -34,7 +34,7 @@ def group_of(step: RolloutStep, index: int, rollouts: Sequence[Rollout]) -> Grou
     return Group(prefix=tuple(prefix), rollouts=tuple(rollouts))
 
 
-def answers_of(step: RolloutStep, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
+def answers_of(step: EncodedBatch, index: int, question: Segment, answers: Sequence[Segment]) -> Group:
     """Make a group of rollouts that share the picture and the question."""
     picture = group_of(step, index, ())
     last = replace(question, ids=question.ids[-1:])
@@ -44,7 +44,7 @@ def answers_of(step: RolloutStep, index: int, question: Segment, answers: Sequen
 
 
 def question_segment(
-    step: RolloutStep, text: str, cells: Sequence[int] = (), past: Sequence[tuple[str, str]] = ()
+    step: EncodedBatch, text: str, cells: Sequence[int] = (), past: Sequence[tuple[str, str]] = ()
 ) -> Segment:
     """Return the question, after earlier questions and answers, as a given segment. The first question
     comes without `<image>`."""
@@ -55,7 +55,7 @@ def question_segment(
     return Segment(ids=tuple(token for part in asked for token in part), trainable=False)
 
 
-def referring_rollout(step: RolloutStep, text: str) -> Rollout:
+def referring_rollout(step: EncodedBatch, text: str) -> Rollout:
     """Return the question for the object that `text` means, and the answer that draws it."""
     question = prompts.referring_question(expression_of(text), prompts.REFERRING_QUESTIONS[1])
     answer = MASK_ANSWER + prompts.TEMPLATES[step.model.config.template].suffix
@@ -63,18 +63,18 @@ def referring_rollout(step: RolloutStep, text: str) -> Rollout:
     return question_segment(step, question), Segment(ids=tuple(ids), trainable=True)
 
 
-def region_cells(step: RolloutStep, index: int, mask: RLE) -> Bool[Tensor, "h w"]:
+def region_cells(step: EncodedBatch, index: int, mask: RLE) -> Bool[Tensor, "h w"]:
     return transforms.grid_cells(rle.decode(mask), grid=step.batch.views[index].shown)
 
 
 def hidden_states(
-    step: RolloutStep,
+    step: EncodedBatch,
     groups: Sequence[Group],
     regions: list[list[Tensor]],
-    observed: Sequence[Sequence[FramePart]] = (),
+    observed: Sequence[list[ImageFeatures]] = (),
 ) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
     """Return packed tokens, their hidden states under the active adapter, and the rollout of every
-    trainable token."""
+    trainable token. observed: tokens of each sample's observed pictures (`observed_features`)."""
     multiple = step.model.length_multiple
     tokens, rollout = pack(groups, pad_id=step.model.tokenizer.pad_token_id or 0, multiple=multiple)
     device = step.model.device
@@ -86,12 +86,12 @@ def hidden_states(
     asked = [step.model.project(v) for v in step.encoded.vision]
     return (
         packed,
-        step.model.hidden_states(packed, asked, _observed_features(step, observed)),
+        step.model.hidden_states(packed, asked, observed),
         rollout.to(device),
     )
 
 
-def _observed_features(step: RolloutStep, parts: Sequence[Sequence[FramePart]]) -> list[list[ImageFeatures]]:
+def observed_features(step: RolloutStep, parts: Sequence[Sequence[FramePart]]) -> list[list[ImageFeatures]]:
     """Return the image tokens of each sample's observed pictures."""
     found = []
     for chosen, own in zip(step.batch.samples, parts, strict=True) if parts else ():

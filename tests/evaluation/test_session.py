@@ -154,7 +154,9 @@ def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
     assert ans(*words(data, model, tmp_path / "few"), "--limit", "3") == 0
     few = json.loads((tmp_path / "few/metrics.json").read_text())
     assert (few["metrics"]["expressions"], few["missing"]) == (3, 0)
-    with pytest.raises(ValueError, match=r"holds another evaluation .limit 3, now 4.; give another --out"):
+    with pytest.raises(
+        ValueError, match=r"holds answers of other settings .limit 3, now 4.; give another --out"
+    ):
         ans(*words(data, model, tmp_path / "few"), "--limit", "4")
 
 
@@ -206,7 +208,8 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
     inside = tmp_path / "data/out"  # what is written there is none of the benchmark's files
     given = cli.parse(words(tmp_path / "data", tmp_path / "model", inside))
     for _ in range(2):
-        eval_run.same_settings(asked := session_of("refcoco", given))
+        asked = session_of("refcoco", given)
+        eval_run.check_settings(asked.out, asked.settings)
         (inside / "predictions.jsonl").touch()
     if callable(change):
         change(tmp_path / "data", tmp_path / "model")
@@ -214,8 +217,9 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
         (asked.out / "settings.json").write_text(
             json.dumps({k: v for k, v in asked.settings.items() if k != change})
         )
+    again = session_of("refcoco", given)
     with pytest.raises(ValueError, match=rf"{told}\); give another --out, or remove the folder"):
-        eval_run.same_settings(session_of("refcoco", given))
+        eval_run.check_settings(again.out, again.settings)
 
 
 def test_the_code_that_answers_and_settings_that_are_gone_count(monkeypatch: pytest.MonkeyPatch):

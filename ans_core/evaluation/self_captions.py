@@ -1,0 +1,138 @@
+"""`ans data caption SET --model MODEL`: masks without words -> a data set of regions with captions that the model itself
+gave them (ans_core/rl/self_captions.py)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from ans_core import dist
+from ans_core.benchmarks.loops import caption_request, true_mask
+from ans_core.benchmarks.public.asked import Item
+from ans_core.benchmarks.public.files import Lines
+from ans_core.checkpoints.checkpoint import config_hash, weights_hash
+from ans_core.code_hash import CodeHashes
+from ans_core.data import shard
+from ans_core.data.formats import FORMATS, SPLITS
+from ans_core.data.index import nameless_index
+from ans_core.data.selection import Joined, Selected, unnamed
+from ans_core.evaluation.predictions import NAME, by_picture, name_of, predict_all
+from ans_core.evaluation.session import check_settings
+from ans_core.fingerprint import fingerprint
+from ans_core.inference.sa2va import Sa2VA
+from ans_core.rl.self_captions import CaptionOptions, SelfCaption, self_captions
+from ans_core.types import Prediction
+from ans_core.written import atomic_folder
+
+BATCH = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Captioned(Prediction):
+    whole: float
+    score: float
+    gain: float
+
+
+def caption(
+    model: str,
+    name: str,
+    path: Path,
+    form: str,
+    split: str,
+    *,
+    out: Path,
+    count: int = 0,
+    keep: float = 0.5,
+    options: CaptionOptions | None = None,
+    device: str | None = None,
+) -> str:
+    """Caption the masks without words of a split, and write the best of them with their captions as a new data
+    set `out` (format shards, with their pictures); return what is in it. A killed run goes on from
+    `.<out>.parts` beside it, and several processes share the work; all of them must call it.
+
+    count: pictures, as the seed chooses; 0: all. keep: share of the captions that are kept, those that gained
+    most by being chosen.
+    Raises ValueError where `out` exists, and for a set without such masks.
+    """
+    options = options or CaptionOptions()
+    if out.exists():
+        raise ValueError(f"{out} exists; give a new folder")
+    if split not in (splits := SPLITS[form](path)):
+        raise ValueError(f"{path} has no split {split!r}; name one with --split: {', '.join(splits)}")
+    parts = out.with_name(f".{out.name}.parts")
+    settings = {
+        "data": str(path.resolve()), "data_files": fingerprint(path), "split": split, "count": count,
+        "weights": weights_hash(model), "config": config_hash(model), **asdict(options),
+        "code": CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.rl.self_captions",)),
+    }  # fmt: skip
+
+    dist.after_the_first(lambda: check_settings(parts, settings))
+    every = unnamed(
+        Joined([nameless_index(FORMATS[form](path, name=name, split=split), dataset=name, parent=parts)])
+    )
+    chosen = _of_pictures(every, count, options.seed)
+    if not len(chosen):
+        raise ValueError(f"{path} has no masks without words in {split}: nothing to caption")
+    network = Sa2VA.from_pretrained(model, device_map=device or "auto")
+
+    def items() -> Iterator[Item]:
+        for region in map(every.__getitem__, chosen):
+            request = caption_request(region, true_mask(region))
+            yield Item(name=region.sample_id, request=request, facts={"region": region})
+
+    def answer(items: Sequence[Item]) -> list[Prediction]:
+        found = self_captions(network, [item.facts["region"] for item in items], options)
+        return [_captioned(one) for one in found]
+
+    made = predict_all(by_picture(items, BATCH), answer, _record, out=parts, desc="captions")
+    if dist.rank():
+        return ""
+    said = Lines(made, name_of)
+    gains = sorted((line["gain"] for line in said.values() if line["text"]), reverse=True)
+    if not gains:
+        raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}")
+    least = gains[max(1, round(keep * len(gains))) - 1]
+    kept = [line for line in said.values() if line["text"] and line["gain"] >= least]
+    names = {line[NAME] for line in kept}
+    captioned = (
+        replace(region, text=said[region.sample_id]["text"], meta={"score": said[region.sample_id]["score"]})
+        for region in map(every.__getitem__, chosen)
+        if region.sample_id in names
+    )
+    with atomic_folder(out) as partial:
+        shard.write(captioned, partial / split)
+    shutil.rmtree(parts)
+    whole, score = (fmean(line[key] for line in kept) for key in ("whole", "score"))
+    return (
+        f"{len(kept):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
+        f"of {whole:.3f}, with words left out and in turned pictures, too, {score:.3f} in the mean\n"
+        f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
+    )
+
+
+def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " some"]:
+    """Return the places of all masks of so many pictures (0: all), which the seed chooses."""
+    pictures = np.unique(every.numbers)
+    if not 0 < count < len(pictures):
+        return np.arange(len(every))
+    chosen = [pictures[dist.permuted(i, len(pictures), seed, "self captions")] for i in range(count)]
+    return np.flatnonzero(np.isin(every.numbers, chosen))
+
+
+def _captioned(found: SelfCaption | None) -> _Captioned:
+    if found is None:
+        return _Captioned(text="", whole=0.0, score=0.0, gain=0.0)
+    return _Captioned(text=found.text, whole=found.ious[0], score=found.score, gain=found.gain)
+
+
+def _record(item: Item, answer: Prediction) -> dict[str, Any]:
+    assert isinstance(answer, _Captioned)
+    return {key: getattr(answer, key) for key in ("text", "whole", "score", "gain")}

@@ -1,0 +1,109 @@
+"""`ans data caption`: masks without words in, a data set of regions with captions out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ans_core import data
+from ans_core.checkpoints import checkpoint
+from ans_core.evaluation import self_captions as captioning
+from ans_core.model.network import Network
+from ans_core.pictures import rle
+from ans_core.rl.self_captions import CaptionOptions
+from ans_core.types import Sample
+from tests import tiny
+
+OPTIONS = CaptionOptions(samples=8, max_tokens=60, finalists=2, choices=1)
+MASKS = (tiny.square(8, 8, 24, 24), tiny.square(30, 30, 60, 50))
+
+
+@pytest.fixture
+def masks(tmp_path: Path) -> Path:
+    """Five pictures with two masks each, in SA-1B's layout."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"sa_{number}.png").write_bytes(tiny.picture(number))
+        image = {"image_id": number, "width": tiny.SIDE, "height": tiny.SIDE, "file_name": f"sa_{number}.png"}
+        annotations = [{"id": i, "segmentation": mask} for i, mask in enumerate(MASKS)]
+        (folder / f"sa_{number}.json").write_text(json.dumps({"image": image, "annotations": annotations}))
+    return folder
+
+
+@pytest.fixture
+def model(own_model: Network, tmp_path: Path) -> str:
+    own_model.internvl.lm_head.weight.mul_(0.1)  # so that answers end
+    checkpoint.save(own_model, tmp_path / "model", metadata={})
+    return str(tmp_path / "model")
+
+
+def caption(model: str, masks: Path, out: Path, count: int = 0, keep: float = 1.0) -> str:
+    return captioning.caption(
+        model, "photos", masks, "sa1b", "train",
+        out=out, count=count, keep=keep, options=OPTIONS, device="cpu",
+    )  # fmt: skip
+
+
+def read(out: Path) -> list[Sample]:
+    return data.read_samples(format="shards", path=out, name="captions", split="train")
+
+
+def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pictures(
+    model: str, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said = caption(model, masks, tmp_path / "once")
+    samples = read(tmp_path / "once")
+    assert said.startswith(f"{len(samples)} captions of 10 masks are kept")
+    assert 4 <= len(samples) <= 10
+    assert {sample.task for sample in samples} == {"region_caption"}
+    assert all(sample.text and 0 <= sample.meta["score"] <= 1 for sample in samples)
+    outlines = {mask["counts"] for mask in MASKS}
+    assert {sample.masks[0][0]["counts"] for sample in samples} == outlines  # type: ignore[index]
+    assert rle.area(samples[0].masks[0][0])  # type: ignore[arg-type]
+    pictures = {tiny.picture(number) for number in range(5)}
+    assert {sample.frames[0] if isinstance(sample.frames[0], bytes) else b"" for sample in samples} <= (
+        pictures | {b""}
+    )
+
+    batches = []
+    chosen = captioning.self_captions
+
+    def ends(network: Network, regions: list[Sample], options: CaptionOptions) -> object:
+        batches.append(len(regions))
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return chosen(network, regions, options)
+
+    monkeypatch.setattr(captioning, "self_captions", ends)
+    with pytest.raises(KeyboardInterrupt):
+        caption(model, masks, tmp_path / "twice")
+    assert not (tmp_path / "twice").exists()
+    assert caption(model, masks, tmp_path / "twice").split("\n")[0] == said.split("\n")[0]
+    assert batches == [8, 2, 2]
+    assert [(s.sample_id, s.text, s.meta) for s in read(tmp_path / "twice")] == [
+        (s.sample_id, s.text, s.meta) for s in samples
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "once", "photos", "twice"]
+
+    with pytest.raises(ValueError, match="twice exists; give a new folder"):
+        caption(model, masks, tmp_path / "twice")
+    caption(model, masks, tmp_path / "some", count=2, keep=0.5)
+    some = read(tmp_path / "some")
+    whole = {s.sample_id: s.text for s in samples}
+    assert 1 <= len(some) <= 2
+    assert len({one.image_id for one in some}) <= 2
+    assert all(whole[one.sample_id] == one.text for one in some)
+
+
+def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(tiny.picture(0))
+    record = {"image": "a.png", "text": "red square", "masks": [MASKS[0]], "split": "train"}
+    (tmp_path / "annotations.json").write_text(json.dumps([record]))
+    words = (model, "words", tmp_path / "annotations.json", "annotations")
+    with pytest.raises(ValueError, match="has no masks without words in train: nothing to caption"):
+        captioning.caption(*words, "train", out=tmp_path / "out", device="cpu")
+    with pytest.raises(ValueError, match="has no split 'val'; name one with --split: train"):
+        captioning.caption(*words, "val", out=tmp_path / "out", device="cpu")
