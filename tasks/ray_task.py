@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,6 @@ import ray
 from ray import train
 from ray.train.collective import broadcast_from_rank_zero
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer without torch
-
-from tasks.ports import EVERYWHERE, free_port
 
 RESTARTS = 3
 """After a process, worker or node that is lost. Nodes that Ray drains do not count."""
@@ -41,7 +40,8 @@ def work(job: dict) -> None:
     if rank == 0 and status_noted(notes) != USER_ERROR and not Path(f"{notes}.stop").exists():
         Path(f"{notes}.json").unlink(missing_ok=True)
         Path(f"{notes}.begun").touch()
-        place = (ray.util.get_node_ip_address(), free_port(host=EVERYWHERE))
+        with socket.create_server(("", 0)) as free:  # not tasks.ports, which Ray's Python does not have
+            place = (ray.util.get_node_ip_address(), free.getsockname()[1])
     place = broadcast_from_rank_zero(place)
     if place is None:
         return
