@@ -1,8 +1,9 @@
-"""`ans data caption SET --model MODEL`: masks without words -> a data set of regions with captions that the model itself
-gave them (ans_core/rl/self_captions.py)."""
+"""`ans data caption SET --model MODEL`: masks without words -> a data set of regions with the captions that the
+model itself gave them (ans_core/rl/self_captions.py)."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,19 +17,19 @@ from jaxtyping import Int
 from ans_core import dist
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.benchmarks.public.asked import Item
-from ans_core.benchmarks.public.files import Lines
 from ans_core.checkpoints.checkpoint import config_hash, weights_hash
+from ans_core.checkpoints.folder import local_folder
 from ans_core.code_hash import CodeHashes
 from ans_core.data import shard
 from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.index import nameless_index
 from ans_core.data.selection import Joined, Selected, unnamed
-from ans_core.evaluation.predictions import NAME, by_picture, name_of, predict_all
+from ans_core.evaluation.predictions import NAME, by_picture, predict_all
 from ans_core.evaluation.session import check_settings
 from ans_core.fingerprint import fingerprint
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.rl.self_captions import CaptionOptions, SelfCaption, self_captions
-from ans_core.types import Prediction
+from ans_core.types import Prediction, Sample
 from ans_core.written import atomic_folder
 
 BATCH = 8
@@ -60,31 +61,40 @@ def caption(
 
     count: pictures, as the seed chooses; 0: all. keep: share of the captions that are kept, those that gained
     most by being chosen.
-    Raises ValueError where `out` exists, and for a set without such masks.
+    Raises ValueError where `out` exists, for another share than one of 0 to 1, and for a set without such
+    masks.
     """
     options = options or CaptionOptions()
+    if not 0 < keep <= 1:
+        raise ValueError(f"keep {keep:g}: the share of the captions that are kept is above 0 and at most 1")
     if out.exists():
         raise ValueError(f"{out} exists; give a new folder")
     if split not in (splits := SPLITS[form](path)):
         raise ValueError(f"{path} has no split {split!r}; name one with --split: {', '.join(splits)}")
-    parts = out.with_name(f".{out.name}.parts")
-    settings = {
-        "data": str(path.resolve()), "data_files": fingerprint(path), "split": split, "count": count,
-        "weights": weights_hash(model), "config": config_hash(model), **asdict(options),
-        "code": CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.rl.self_captions",)),
-    }  # fmt: skip
+    parts, checkpoint = out.with_name(f".{out.name}.parts"), local_folder(model)
 
-    dist.after_the_first(lambda: check_settings(parts, settings))
+    def prepare() -> None:
+        settings = {
+            "data": str(path.resolve()), "data_files": fingerprint(path), "split": split, "count": count,
+            "weights": weights_hash(checkpoint), "config": config_hash(checkpoint), **asdict(options),
+            "code": CodeHashes(Path(__file__).resolve().parents[2]).hash_of(("ans_core.rl.self_captions",)),
+        }  # fmt: skip
+        check_settings(parts, settings)
+
+    dist.after_the_first(prepare)
     every = unnamed(
         Joined([nameless_index(FORMATS[form](path, name=name, split=split), dataset=name, parent=parts)])
     )
     chosen = _of_pictures(every, count, options.seed)
     if not len(chosen):
         raise ValueError(f"{path} has no masks without words in {split}: nothing to caption")
-    network = Sa2VA.from_pretrained(model, device_map=device or "auto")
+    network = Sa2VA.from_pretrained(checkpoint, device_map=device or str(dist.pick_device("auto")))
+
+    def regions() -> Iterator[Sample]:
+        return map(every.__getitem__, chosen)
 
     def items() -> Iterator[Item]:
-        for region in map(every.__getitem__, chosen):
+        for region in regions():
             request = caption_request(region, true_mask(region))
             yield Item(name=region.sample_id, request=request, facts={"region": region})
 
@@ -95,22 +105,22 @@ def caption(
     made = predict_all(by_picture(items, BATCH), answer, _record, out=parts, desc="captions")
     if dist.rank():
         return ""
-    said = Lines(made, name_of)
-    gains = sorted((line["gain"] for line in said.values() if line["text"]), reverse=True)
+    with made.open(encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]  # in the order of the items
+    gains = sorted((line["gain"] for line in lines if line["text"]), reverse=True)
     if not gains:
         raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}")
     least = gains[max(1, round(keep * len(gains))) - 1]
-    kept = [line for line in said.values() if line["text"] and line["gain"] >= least]
-    names = {line[NAME] for line in kept}
+    kept = {line[NAME]: line for line in lines if line["text"] and line["gain"] >= least}
     captioned = (
-        replace(region, text=said[region.sample_id]["text"], meta={"score": said[region.sample_id]["score"]})
-        for region in map(every.__getitem__, chosen)
-        if region.sample_id in names
+        replace(region, text=line["text"], meta={"score": line["score"]})
+        for region in regions()
+        if (line := kept.get(region.sample_id))
     )
     with atomic_folder(out) as partial:
         shard.write(captioned, partial / split)
     shutil.rmtree(parts)
-    whole, score = (fmean(line[key] for line in kept) for key in ("whole", "score"))
+    whole, score = (fmean(line[key] for line in kept.values()) for key in ("whole", "score"))
     return (
         f"{len(kept):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
         f"of {whole:.3f}, with words left out and in turned pictures, too, {score:.3f} in the mean\n"

@@ -129,8 +129,8 @@ def _compare(
         [parts_of(region, caption.text) for caption in own]
         for region, own in zip(seen.batch.samples, captions, strict=True)
     ]
-    drawn = drawn_ious(seen, [list(chain.from_iterable(own)) for own in parts])
-    for own, texts, ious in zip(captions, parts, drawn, strict=True):
+    compared = drawn_ious(seen, [list(chain.from_iterable(own)) for own in parts])
+    for own, texts, ious in zip(captions, parts, compared, strict=True):
         rest = iter(ious)
         for caption, some in zip(own, texts, strict=True):
             caption.ious.append(fmean(islice(rest, len(some))))
@@ -200,10 +200,15 @@ def _not_short(captions: Sequence[SelfCaption]) -> list[SelfCaption]:
 
 
 def _encoded(model: Network, batch: RlBatch) -> _Pictures:
+    """Encode each picture once, however many of the regions are in it."""
     batch = batch.to(model.device)
-    vision = model.vision_features(batch.views).split(batch.views)
-    encoded = EncodedImages(vision=vision, frames=model.sam2.encode(batch.pixels))
-    return _Pictures(network=model, batch=batch, encoded=encoded)
+    frames = [region.frames for region in batch.samples]
+    pictures = list(dict.fromkeys(frames))
+    shown = batch.take([frames.index(picture) for picture in pictures])
+    vision = model.vision_features(shown.views).split(shown.views)
+    encoded = EncodedImages(vision=vision, frames=model.sam2.encode(shown.pixels))
+    of_regions = encoded.take([pictures.index(picture) for picture in frames])
+    return _Pictures(network=model, batch=batch, encoded=of_regions)
 
 
 def _turned(batch: RlBatch, model: Network) -> RlBatch:

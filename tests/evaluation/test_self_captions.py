@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ans_core import data
 from ans_core.checkpoints import checkpoint
 from ans_core.evaluation import self_captions as captioning
 from ans_core.model.network import Network
-from ans_core.pictures import rle
+from ans_core.pictures import rle, transforms
 from ans_core.rl.self_captions import CaptionOptions
 from ans_core.types import Sample
 from tests import tiny
@@ -63,10 +67,9 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
     outlines = {mask["counts"] for mask in MASKS}
     assert {sample.masks[0][0]["counts"] for sample in samples} == outlines  # type: ignore[index]
     assert rle.area(samples[0].masks[0][0])  # type: ignore[arg-type]
-    pictures = {tiny.picture(number) for number in range(5)}
-    assert {sample.frames[0] if isinstance(sample.frames[0], bytes) else b"" for sample in samples} <= (
-        pictures | {b""}
-    )
+    for one in samples:
+        drawn = Image.open(io.BytesIO(tiny.picture(int(one.image_id))))
+        assert transforms.open_image(one.frames[0]).tobytes() == drawn.convert("RGB").tobytes()
 
     batches = []
     chosen = captioning.self_captions
@@ -90,6 +93,10 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
 
     with pytest.raises(ValueError, match="twice exists; give a new folder"):
         caption(model, masks, tmp_path / "twice")
+    with pytest.raises(
+        ValueError, match="keep 50: the share of the captions that are kept is above 0 and at most 1"
+    ):
+        caption(model, masks, tmp_path / "some", keep=50.0)
     caption(model, masks, tmp_path / "some", count=2, keep=0.5)
     some = read(tmp_path / "some")
     whole = {s.sample_id: s.text for s in samples}
@@ -107,3 +114,31 @@ def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_pa
         captioning.caption(*words, "train", out=tmp_path / "out", device="cpu")
     with pytest.raises(ValueError, match="has no split 'val'; name one with --split: train"):
         captioning.caption(*words, "val", out=tmp_path / "out", device="cpu")
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_where_one_was_ended_and_write_what_one_writes(
+    model: str, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of ten masks each batch has eight at most, so that one process has more to do than the other."""
+    words = (model, "photos", masks.resolve(), "sa1b", "train")
+    captioning.caption(*words, out=tmp_path / "one", keep=1.0, device="cpu")
+    chosen, batches = captioning.self_captions, iter((True, False))
+
+    def ends(*asked: object) -> object:
+        if next(batches):
+            return chosen(*asked)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(captioning, "self_captions", ends)
+    with pytest.raises(KeyboardInterrupt):
+        captioning.caption(*words, out=tmp_path / "two", keep=1.0, device="cpu")
+    command = [
+        sys.executable, "-m", "ans_core.cli", "data", "caption", str(masks), "--format", "sa1b",
+        "--model", model, "--out", str(tmp_path / "two"), "--keep", "1", "--device", "cpu", "--processes", "2",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("masks are kept") == 1
+    one, two = ([(s.sample_id, s.text, s.meta) for s in read(tmp_path / name)] for name in ("one", "two"))
+    assert two == one

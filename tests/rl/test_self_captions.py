@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from ans_core.model.network import Network
-from ans_core.pictures import media, transforms
+from ans_core.pictures import media, rle, transforms
 from ans_core.rl import self_captions as own
 from ans_core.rl.batch import RlBatch, rl_batch
 from ans_core.rl.drawing import inverse_masks
@@ -70,8 +70,6 @@ def test_what_is_drawn_is_what_the_inverse_model_of_rl_draws(own_model: Network)
 
 
 def tiny_mask(mask: object, *, side: int) -> np.ndarray:
-    from ans_core.pictures import rle
-
     full = rle.decode(mask)  # type: ignore[arg-type]
     return np.asarray(Image.fromarray(full).resize((side, side), Image.Resampling.NEAREST), dtype=bool)
 
@@ -157,3 +155,24 @@ def test_weights_in_half_precision_caption_too(talker: Network):
     found = own.self_captions(talker, REGIONS, OPTIONS)
     assert any(found)
     assert all(0 <= one.score <= 1 for one in found if one is not None)
+
+
+def test_a_picture_of_several_regions_is_encoded_once_and_each_region_as_if_alone(own_model: Network):
+    two = [tiny.region(0, "", sample_id=name, masks=((box,),)) for name, box in (
+        ("left", tiny.square(0, 0, 24, 24)), ("right", tiny.square(30, 0, 60, 24))
+    )]  # fmt: skip
+    batch = rl_batch([two[0], REGIONS[1], two[1]], [""] * 3, own_model, mask_size=32)
+    encoded: list[int] = []
+    encode = own_model.sam2.encode
+
+    def counts(pixels: torch.Tensor) -> object:
+        encoded.append(len(pixels))
+        return encode(pixels)
+
+    own_model.sam2.encode = counts  # type: ignore[method-assign,assignment]
+    texts = ["a red square", "left"]
+    together = own.drawn_ious(own._encoded(own_model, batch), [texts] * 3)
+    assert encoded == [2]
+    for number in range(3):
+        alone = own.drawn_ious(own._encoded(own_model, batch.take([number])), [texts])
+        assert together[number] == pytest.approx(alone[0], abs=1e-5)
