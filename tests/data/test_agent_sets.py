@@ -129,7 +129,7 @@ def test_mathvistas_problems_are_conversations(tmp_path: Path) -> None:
     assert (sample.question, sample.text) == ("Hint: an integer.\nQuestion: How many?", "4")
     assert sample.meta == {"kind": "free_form", "category": "geometry"}
     agent_sets.write(tmp_path / "annot_testmini.json", {"1": agent_sets.PROBLEM | {"image": "images/2.jpg"}})
-    with pytest.raises(DataError, match=r"problem 1: the image 'images/2\.jpg' is in none of"):
+    with pytest.raises(DataError, match=r"problem '1': the image 'images/2\.jpg' is in none of"):
         read("mathvista", tmp_path, "testmini")
 
 

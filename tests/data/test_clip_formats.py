@@ -18,6 +18,7 @@ from PIL import Image
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, checks, clip_files, infer
 from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.media import Media
 from ans_core.data.pictures import check_pictures
 from ans_core.pictures import rle, transforms
 from ans_core.types import Masklet, Sample, VideoFrames
@@ -119,7 +120,8 @@ def test_numbers_that_can_be_no_objects_are_refused_with_what_to_write(tmp_path)
     def objects(labels: np.ndarray) -> list[int]:
         Image.fromarray(labels).save(tmp_path / "0.png")
         height, width = labels.shape
-        return list(clip_files.palette_masklets(tmp_path, ["0"], height=height, width=width, where="here"))
+        clip = Media(frames=(), height=height, width=width)
+        return list(clip_files.palette_masklets(tmp_path, ["0"], clip, where="here"))
 
     with pytest.raises(
         DataError, match=r"hold 127 and 255, which look like grey levels .* number the objects 1, 2"
@@ -266,11 +268,12 @@ def test_frames_of_a_folder_are_in_order_of_time_whatever_their_suffixes(tmp_pat
     palettes = tmp_path / "palettes"
     palettes.mkdir()
     Image.fromarray(labels).save(palettes / "1.PNG", "PNG")
-    (masklet,) = clip_files.palette_masklets(palettes, listed, height=4, width=4, where="here").values()
+    clip = Media(frames=(), height=4, width=4)
+    (masklet,) = clip_files.palette_masklets(palettes, listed, clip, where="here").values()
     assert pixels(masklet) == [None, 1, None, None, None, None]
     Image.fromarray(labels).save(palettes / "12.PNG", "PNG")
     with pytest.raises(checks.DataError, match=r"12\.PNG annotates a frame that the clip doesn't have"):
-        clip_files.palette_masklets(palettes, listed, height=4, width=4, where="here")
+        clip_files.palette_masklets(palettes, listed, clip, where="here")
 
 
 @needs_reference

@@ -20,6 +20,7 @@ from ans_core import prompts
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, clip_files, grounded, infer
 from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption
 from ans_core.pictures import rle, transforms
@@ -229,10 +230,11 @@ def test_phrases_that_share_words_are_merged_trimmed_or_left_out():
 
     caption = "two men in red and a dog"
     found = [phrase(0, 7, 0), phrase(0, 7, 8), phrase(4, 7, 16), phrase(8, 18, 24), phrase(15, 24, 32)]
-    made = grounded.sample(caption, found, image=(Path("a.png"), 64, 64), sample_id="0")
+    picture = Media(frames=(Path("a.png"),), height=64, width=64)
+    made = grounded.sample(caption, found, image=picture, sample_id="0")
     assert [caption[a:b] for a, b in made.phrases] == ["two men", "in red", "and a dog"]
     assert areas(made) == [32, 16, 16]
-    bare = grounded.sample(caption, [], image=(Path("a.png"), 64, 64), sample_id="0")
+    bare = grounded.sample(caption, [], image=picture, sample_id="0")
     assert (bare.text, bare.phrases, bare.masks) == (caption, (), ())
 
 
@@ -398,9 +400,10 @@ def test_frames_of_a_clip_are_turned_alike_and_places_are_not_told_of_a_turned_p
     for name, orientation in (("1.png", 3), ("2.png", 3), ("3.png", 1)):
         write_turned(tmp_path / name, orientation)
     frames = tuple(tmp_path / f"{n}.png" for n in (1, 2, 3))
-    assert clip_files.size_of(frames[:2], where="here") == (6, 8)
+    clip = clip_files.clip_of(frames[:2], where="here")
+    assert (clip.height, clip.width) == (6, 8)
     with pytest.raises(DataError, match=r"the EXIF tag of .*3\.png.* turns it, unlike the first frame"):
-        clip_files.size_of(frames, where="here")
+        clip_files.clip_of(frames, where="here")
     region = {"id": 1, "image": "1.png", "segmentation": block(), "category": "dog", "bbox": [2, 1, 3, 2]}
     (tmp_path / "manifest.jsonl").write_text(json.dumps(region))
     split = split_by_image("1.png")

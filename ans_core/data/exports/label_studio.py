@@ -11,41 +11,33 @@ import numpy as np
 from jaxtyping import UInt8
 
 from ans_core.data.exports.labelled import (
-    NO_PIXEL,
     SUFFIXES,
     TEXTS,
     Export,
     Shape,
     clipped,
+    corners,
+    each,
     ellipse,
     find,
-    records,
     turned,
 )
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.pictures import rle
-from ans_core.types import RLE
 
 
 def read(place: Path, file: Path) -> Export:
     """Read the format `JSON` (not JSON-MIN, which has no sizes). Pictures are in `images/` beside it, or
     beside it, also by the names that uploading gave them. Of several annotations of a task the ground truth
     counts; without one the task is a fault."""
-    export, faults = Export(file=file), checks.Faults(file)
-    for number, task in enumerate(checks.load_list(file)):
-        with faults:
-            _task(
-                task,
-                export,
-                file,
-                f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}",
-                faults,
-            )
-    faults.tell()
-    return export
+    return each(file, enumerate(checks.load_list(file)), _task)
 
 
-def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faults) -> None:
+def _task(numbered: tuple[int, Any], export: Export) -> None:
+    number, task = numbered
+    file = export.file
+    where = f"{file}: task {task.get('id', number) if isinstance(task, dict) else number}"
     if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
         raise checks.DataError(f"{where}: no task with data; export as JSON, not JSON-MIN or CSV")
     done = [one for one in _objects(task, "annotations", where=where) if not one.get("was_cancelled")]
@@ -58,28 +50,17 @@ def _task(task: Any, export: Export, file: Path, where: str, faults: checks.Faul
     if not results:
         export.left_out["tasks without an annotation"] += 1
         return
-    picture = find(
-        [file.parent / "images", file.parent], _picture_name(task["data"], results, where=where), where=where
-    )
+    name = _picture_name(task["data"], results, where=where)
+    picture = find([file.parent / "images", file.parent], name, where=where)
     regions: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         regions.setdefault(str(result.get("id")), []).append(result)
     shapes = []
     for name, parts in regions.items():
-        with faults:
-            try:
-                shape = _shape(parts, picture, where=f"{where}, region {name}")
-            except checks.NoPixelError:
-                export.left_out[NO_PIXEL] += 1
-                continue
-            if shape:
+        with export.faults:
+            if shape := _shape(parts, picture, export, where=f"{where}, region {name}"):
                 shapes.append(shape)
-            else:
-                export.left_out[
-                    f"of type {', '.join(sorted({str(part.get('type')) for part in parts}))}, which has no "
-                    "pixels"
-                ] += 1
-    export.labelled += records(picture, shapes, split=None)
+    export.add(picture, shapes, split=None)
 
 
 def _objects(holder: dict[str, Any], key: str, *, where: str) -> list[dict[str, Any]]:
@@ -116,8 +97,8 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
     return unquote(local[0] if local else address.path)
 
 
-def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape | None:
-    """Return the object that the results with one id describe; None if they draw nothing."""
+def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, *, where: str) -> Shape | None:
+    """Return the object that the results with one id describe; None if they draw nothing, which is counted."""
     if not all(isinstance(part.get("value", {}), dict) for part in parts):
         raise checks.DataError(
             f"{where}: value is {[rle.short(part.get('value')) for part in parts]}, not an object; export "
@@ -128,6 +109,7 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
         (part for part in parts if {"rle", "points", "radiusX", "x"} & part.get("value", {}).keys()), None
     )
     if drawing is None or str(drawing.get("type")).startswith(("keypoint", "vector", "relation")):
+        export.without_pixels(", ".join(sorted({str(part.get("type")) for part in parts})))
         return None
     if drawing.get("image_rotation"):
         raise checks.DataError(
@@ -135,8 +117,10 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
             "itself instead"
         )
     stated = (drawing.get("original_height"), drawing.get("original_width"))
-    height, width = checks.image_size(picture, where=where, stated=stated)
-    mask = _mask(values, height=height, width=width, where=where)
+    media = picture_of(picture, where=where, stated=stated)
+    mask = export.mask(_segmentation(values, media, where=where), media, where=where)
+    if mask is None:
+        return None
     labels = [
         label
         for key, value in values.items()
@@ -161,41 +145,27 @@ def _shape(parts: list[dict[str, Any]], picture: Path, *, where: str) -> Shape |
     )
 
 
-def _mask(value: dict[str, Any], *, height: int, width: int, where: str) -> RLE:
+def _segmentation(value: dict[str, Any], picture: Media, *, where: str) -> object:
     """Coordinates are percent of the picture's sides; a rectangle turns around its upper left corner, an
     ellipse around its centre."""
     if "rle" in value:
-        return checks.mask(
-            rle.encode(brush(value["rle"], height=height, width=width, where=where)),
-            height=height,
-            width=width,
-            where=where,
-        )
-    across, down = width / 100, height / 100
+        return rle.encode(brush(value["rle"], height=picture.height, width=picture.width, where=where))
+    across, down = picture.width / 100, picture.height / 100
     try:
         if "points" in value:
-            polygon = [part for x, y in value["points"] for part in (x * across, y * down)]
-        elif "radiusX" in value:
-            centre = value["x"] * across, value["y"] * down
-            outline = ellipse(*centre, value["radiusX"] * across, value["radiusY"] * down)
-            polygon = turned(outline, centre, float(value.get("rotation", 0)))
+            points = [(x * across, y * down) for x, y in value["points"]]
         else:
-            x, y, wide, high = (
-                value["x"] * across,
-                value["y"] * down,
-                value["width"] * across,
-                value["height"] * down,
-            )
-            polygon = turned(
-                [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)],
-                (x, y),
-                float(value.get("rotation", 0)),
-            )
+            start = x, y = value["x"] * across, value["y"] * down
+            if "radiusX" in value:
+                points = ellipse(x, y, value["radiusX"] * across, value["radiusY"] * down)
+            else:
+                points = corners(x, y, x + value["width"] * across, y + value["height"] * down)
+            points = turned(points, start, float(value.get("rotation", 0)))
+        return clipped(points, picture)
     except (KeyError, TypeError, ValueError) as error:
         raise checks.DataError(
             f"{where}: no rectangle, polygon, ellipse or brush ({error!r}): {rle.short(value)}"
         ) from None
-    return checks.mask(clipped(polygon, height, width), height=height, width=width, where=where)
 
 
 def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:

@@ -6,9 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
+from xml.etree import ElementTree
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -17,12 +19,15 @@ from PIL import Image
 from ans_core import nearest_file
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import SPLIT_OF
+from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import MEANT
 from ans_core.pictures import rle
 from ans_core.types import RLE
 
 NO_PIXEL = "objects without a pixel"
 """A reason to leave out."""
+Item = TypeVar("Item")
+Point = tuple[float, float]
 ImportedTask = Literal["referring", "region_caption"]
 SPLITS = {"train": "train", "val": "val", "test": "test"} | MEANT
 """Name of a folder, subset or tag -> split."""
@@ -50,6 +55,21 @@ class Labelled:
     split: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """An object of a picture: its mask, its label, and texts about it by the name of their field."""
+
+    mask: RLE
+    label: str
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+def joined(pieces: Sequence[Shape]) -> Shape:
+    """Return the one object of which shapes of a label are pieces."""
+    texts = dict.fromkeys(text for piece in pieces for text in piece.texts)
+    return replace(pieces[0], mask=rle.union([piece.mask for piece in pieces]), texts=tuple(texts))
+
+
 @dataclass(kw_only=True)
 class Export:
     file: Path
@@ -60,13 +80,44 @@ class Export:
     """Whether masks are of pictures as labelling tools show them, upright, where sizes don't tell that they
     are of the stored pixels."""
 
-    def mask(self, segmentation: object, *, height: int, width: int, where: str) -> RLE | None:
+    def __post_init__(self) -> None:
+        self.faults = checks.Faults(self.file)
+
+    def mask(self, segmentation: object, picture: Media, *, where: str) -> RLE | None:
         """Decode an object's mask. One that teaches nothing, as it has no pixel, is counted and None."""
         try:
-            return checks.mask(segmentation, height=height, width=width, where=where)
+            return picture.mask(segmentation, where=where)
         except checks.NoPixelError:
             self.left_out[NO_PIXEL] += 1
             return None
+
+    def without_pixels(self, kind: str) -> None:
+        """Count a shape of this type, as points and lines."""
+        self.left_out[f"of type {kind}, which has no pixels"] += 1
+
+    def add(self, picture: Path, shapes: Iterable[Shape], *, split: str | None) -> None:
+        """Add a referring record a text, which means all objects that have it (a label where an object has no
+        text), and a region caption an object with a caption."""
+        meant: dict[str, tuple[str, list[RLE]]] = {}
+        captions: list[Labelled] = []
+        for shape in shapes:
+            texts = [
+                (TEXTS[name], checks.text(text, where=str(picture)))
+                for name, text in shape.texts
+                if name in TEXTS and text.strip()
+            ]
+            for task, text in texts or [("referring", shape.label)]:
+                if task == "referring":
+                    meant.setdefault(checks.text_key(text), (text, []))[1].append(shape.mask)
+                else:
+                    masks = [shape.mask]
+                    captions.append(
+                        Labelled(picture=picture, text=text, masks=masks, task="region_caption", split=split)
+                    )
+        self.labelled += [
+            Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()
+        ]
+        self.labelled += captions
 
     def check(self) -> None:
         if not self.labelled:
@@ -77,50 +128,21 @@ class Export:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """An object of a picture: its mask, its label, and texts about it by the name of their field."""
-
-    mask: RLE
-    label: str
-    texts: tuple[tuple[str, str], ...] = ()
-
-
-def records(picture: Path, shapes: Iterable[Shape], *, split: str | None) -> list[Labelled]:
-    """Return a referring record a text, which means all objects that have it (a label where an object has no
-    text), and a region caption an object with a caption."""
-    meant: dict[str, tuple[str, list[RLE]]] = {}
-    captions: list[Labelled] = []
-    for shape in shapes:
-        texts = [
-            (TEXTS[name], checks.text(text, where=str(picture)))
-            for name, text in shape.texts
-            if name in TEXTS and text.strip()
-        ]
-        for task, text in texts or [("referring", shape.label)]:
-            if task == "referring":
-                meant.setdefault(checks.text_key(text), (text, []))[1].append(shape.mask)
-            else:
-                captions.append(
-                    Labelled(
-                        picture=picture, text=text, masks=[shape.mask], task="region_caption", split=split
-                    )
-                )
-    return [
-        Labelled(picture=picture, text=text, masks=masks, split=split) for text, masks in meant.values()
-    ] + captions
-
-
-def each_picture(
-    place: Path, files: Iterable[Path], read: Callable[[Path, Export, checks.Faults], None]
-) -> Export:
-    """Read files that hold the labels of one picture each. Raises DataError for all faults together."""
-    export, faults = Export(file=place), checks.Faults(place)
-    for file in files:
-        with faults:
-            read(file, export, faults)
-    faults.tell()
+def each(file: Path, items: Iterable[Item], read: Callable[[Item, Export], None]) -> Export:
+    """Read what holds the labels of one picture each. Raises DataError for all faults together."""
+    export = Export(file=file)
+    for item in items:
+        with export.faults:
+            read(item, export)
+    export.faults.tell()
     return export
+
+
+def xml_root(file: Path) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(file.read_bytes())
+    except (ElementTree.ParseError, LookupError) as error:  # LookupError: an encoding that nobody knows
+        raise checks.DataError(f"{file}: no XML ({error}); export it again") from None
 
 
 def split_of(file: Path, place: Path) -> str | None:
@@ -195,42 +217,44 @@ def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
     )
 
 
-def turned(points: Sequence[tuple[float, float]], around: tuple[float, float], degrees: float) -> list[float]:
-    """Return the polygon's coordinates, turned clockwise as seen on the screen."""
+def corners(left: float, top: float, right: float, bottom: float) -> list[Point]:
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def turned(points: Iterable[Point], around: Point, degrees: float) -> list[Point]:
+    """Turn points clockwise as seen on the screen."""
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     x0, y0 = around
     return [
-        part
+        (x0 + (x - x0) * cosine - (y - y0) * sine, y0 + (x - x0) * sine + (y - y0) * cosine)
         for x, y in points
-        for part in (x0 + (x - x0) * cosine - (y - y0) * sine, y0 + (x - x0) * sine + (y - y0) * cosine)
     ]
 
 
-def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[tuple[float, float]]:
+def ellipse(x: float, y: float, radius_x: float, radius_y: float) -> list[Point]:
     """Return an ellipse as a polygon of 72 points."""
     steps = [math.radians(5 * step) for step in range(72)]
     return [(x + radius_x * math.cos(angle), y + radius_y * math.sin(angle)) for angle in steps]
 
 
-def clipped(polygon: Sequence[float], height: int, width: int) -> list[float]:
-    """Move points to the picture's edge: tools draw a little over it, and circles and turned boxes may leave
-    the picture."""
-    return [min(max(value, 0), (width, height)[place % 2]) for place, value in enumerate(polygon)]
+def clipped(points: Iterable[Point], picture: Media) -> list[list[float]]:
+    """Return the points as a polygon, moved to the picture's edge: tools draw a little over it, and circles
+    and turned boxes may leave the picture."""
+    moved = [(min(max(x, 0), picture.width), min(max(y, 0), picture.height)) for x, y in points]
+    return [[*chain.from_iterable(moved)]]
 
 
-def placed(
-    part: Bool[np.ndarray, "h w"], *, left: int, top: int, height: int, width: int, where: str
-) -> Bool[np.ndarray, "H W"]:
+def placed(part: Bool[np.ndarray, "h w"], picture: Media, *, left: int, top: int, where: str) -> RLE:
     """Return the mask of the picture whose box from (left, top) on is `part`."""
-    full = np.zeros((height, width), bool)
+    full = np.zeros((picture.height, picture.width), bool)
     box = full[top : top + part.shape[0], left : left + part.shape[1]]
     if left < 0 or top < 0 or box.shape != part.shape:
         raise checks.DataError(
             f"{where}: its box of [height, width] = {list(part.shape)} at {[left, top]} leaves the picture "
-            f"of {width} x {height}"
+            f"of {picture.width} x {picture.height}"
         )
     box[:] = part
-    return full
+    return rle.encode(full)
 
 
 def colour_codes(picture: Image.Image) -> Int64[np.ndarray, "H W"]:

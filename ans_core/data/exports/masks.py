@@ -15,14 +15,14 @@ from ans_core.data.exports.labelled import (
     Export,
     Shape,
     colour_codes,
-    each_picture,
+    each,
     listed_splits,
     of_stem,
-    records,
     split_of,
 )
 from ans_core.data.formats import checks
 from ans_core.data.formats.layouts import MASK_FOLDERS, mask_files
+from ans_core.data.formats.media import picture_of
 from ans_core.pictures import rle
 from ans_core.pictures.object_numbers import VOID, smoothed, with_inside
 
@@ -70,10 +70,9 @@ def read(place: Path, file: Path) -> Export:
     rims: list[str] = []
     """Why masks look smoothed. A mask of a few thin things may; most masks of a set don't."""
 
-    def picture(mask: Path, export: Export, faults: checks.Faults) -> None:
-        image = pairs[mask]
-        height, width = checks.image_size(mask, where=str(mask))
-        checks.image_size(image, where=str(mask), stated=(height, width))
+    def read_mask(mask: Path, export: Export) -> None:
+        size = picture_of(mask, where=str(mask))
+        picture_of(pairs[mask], where=str(mask), stated=(size.height, size.width))
         values = _values(mask, coloured=classes.coloured)
         if is_binary:
             values //= VOID
@@ -96,9 +95,9 @@ def read(place: Path, file: Path) -> Export:
                 ]
         if not shapes:
             export.left_out["pictures without an object"] += 1
-        export.labelled += records(image, shapes, split=listed.get(mask.stem) or split_of(mask, place))
+        export.add(pairs[mask], shapes, split=listed.get(mask.stem) or split_of(mask, place))
 
-    export = each_picture(root, pairs, picture)
+    export = each(root, pairs, read_mask)
     if len(rims) > len(pairs) / 2:
         raise checks.DataError(f"{rims[0]} (so in {len(rims)} of {len(pairs)} masks)")
     return export

@@ -16,10 +16,10 @@ from ans_core.data.exports.labelled import (
     colour_codes,
     find,
     picture_folders,
-    records,
     split_of_file,
 )
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.pictures import rle
 
 
@@ -42,41 +42,31 @@ def read(place: Path, file: Path) -> Export:
     names = checks.by_id(content.get("categories", []), "id", where=f"{file}: category")
     folders = picture_folders(file)
     segments = [file.with_suffix(""), file.parent.parent / file.stem, file.parent]
-    export, faults = Export(file=file), checks.Faults(file)
-    for number, value in enumerate(content["annotations"]):
-        with faults:
-            where = f"{file}: annotation {number}"
-            annotation = checks.record(Annotation, value, where=where)
-            if annotation.image_id not in images:
-                raise checks.DataError(
-                    f"{where}: image_id {rle.short(annotation.image_id)} is in no list of the file"
-                )
-            image = images[annotation.image_id]
-            picture = find(folders, str(image.get("file_name")), where=where)
-            height, width = checks.image_size(
-                picture, where=where, stated=(image.get("height"), image.get("width"))
-            )
-            ids = _ids(find(segments, annotation.file_name, where=where), height, width, where=where)
+    export, split = Export(file=file), split_of_file(file, place)
+    for _, where, annotation in export.faults.records(Annotation, content["annotations"], noun="annotation"):
+        with export.faults:
+            image = _listed(images, "image_id", annotation.image_id, where=where)
+            path = find(folders, str(image.get("file_name")), where=where)
+            picture = picture_of(path, where=where, stated=(image.get("height"), image.get("width")))
+            ids = _ids(find(segments, annotation.file_name, where=where), picture, where=where)
             shapes = []
             for part in annotation.segments_info:
                 segment = checks.record(Segment, part, where=where)
-                if segment.category_id not in names:
-                    raise checks.DataError(
-                        f"{where}: category_id {rle.short(segment.category_id)} is in no list of the file"
-                    )
-                label = checks.text(
-                    names[segment.category_id].get("name"), where=f"{file}: category {segment.category_id}"
-                )
-                if mask := export.mask(
-                    rle.encode(ids == segment.id), height=height, width=width, where=where
-                ):
+                category = _listed(names, "category_id", segment.category_id, where=where)
+                label = checks.text(category.get("name"), where=f"{file}: category {segment.category_id}")
+                if mask := export.mask(rle.encode(ids == segment.id), picture, where=where):
                     shapes.append(Shape(mask=mask, label=label))
-            export.labelled += records(picture, shapes, split=split_of_file(file, place))
-    faults.tell()
+            export.add(path, shapes, split=split)
     return export
 
 
-def _ids(file: Path, height: int, width: int, *, where: str) -> Int64[np.ndarray, "H W"]:
-    checks.image_size(file, where=where, stated=(height, width))
-    with Image.open(file) as picture:
-        return colour_codes(picture)
+def _listed(by_id: dict[Any, Any], key: str, number: Any, *, where: str) -> Any:
+    if number not in by_id:
+        raise checks.DataError(f"{where}: {key} {rle.short(number)} is in no list of the file")
+    return by_id[number]
+
+
+def _ids(file: Path, picture: Media, *, where: str) -> Int64[np.ndarray, "H W"]:
+    picture_of(file, where=where, stated=(picture.height, picture.width))
+    with Image.open(file) as opened:
+        return colour_codes(opened)

@@ -5,18 +5,32 @@ from __future__ import annotations
 import csv
 import json
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ans_core.data.exports.labelled import TEXTS, Export, Shape, clipped, ellipse, find, records, split_of
+from ans_core.data.exports.labelled import (
+    TEXTS,
+    Export,
+    Point,
+    Shape,
+    clipped,
+    corners,
+    each,
+    ellipse,
+    find,
+    split_of,
+)
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media, upright_picture
 from ans_core.pictures import rle
 
 CORNERS = {
     "polygon": ("all_points_x", "all_points_y"),
     "rect": ("x", "y", "width", "height"),
     "circle": ("cx", "cy", "r"),
-} | {"ellipse": ("cx", "cy", "rx", "ry")}
+    "ellipse": ("cx", "cy", "rx", "ry"),
+}
 LABELS = ("label", "name", "class", "category", "type", "object")
 """Names of the attribute that is the label, where a region has several."""
 
@@ -26,31 +40,27 @@ def read(place: Path, file: Path) -> Export:
     Pictures are beside the file or in `images/`."""
     content = _of_csv(file) if file.suffix.lower() == ".csv" else checks.load_json(file)
     pictures = content.get("_via_img_metadata", content)
-    export, faults = Export(file=file), checks.Faults(file)
-    for key, value in pictures.items():
+
+    def read_picture(keyed: tuple[str, Any], export: Export) -> None:
+        key, value = keyed
         where = f"{file}: {rle.short(key)}"
-        with faults:
-            regions = value.get("regions") if isinstance(value, dict) else None
-            if not isinstance(regions, list | dict) or not isinstance(value.get("filename"), str):
-                raise checks.DataError(
-                    f"{where}: no picture with filename and regions, but {rle.short(value)}"
-                )
-            if not regions:
-                export.left_out["pictures without a region"] += 1
-                continue
-            picture = find([file.parent / "images", file.parent], value["filename"], where=where)
-            height, width = checks.shown_size(picture, where=where)
-            shapes = []
-            # a dict: version 1
-            for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):
-                with faults:
-                    if shape := _shape(
-                        region, export, height=height, width=width, where=f"{where}, region {number}"
-                    ):
-                        shapes.append(shape)
-            export.labelled += records(picture, shapes, split=split_of(picture, place))
-    faults.tell()
-    return export
+        regions = value.get("regions") if isinstance(value, dict) else None
+        if not isinstance(regions, list | dict) or not isinstance(value.get("filename"), str):
+            raise checks.DataError(f"{where}: no picture with filename and regions, but {rle.short(value)}")
+        if not regions:
+            export.left_out["pictures without a region"] += 1
+            return
+        path = find([file.parent / "images", file.parent], value["filename"], where=where)
+        picture = upright_picture(path, where=where)
+        shapes = []
+        # a dict: version 1
+        for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):
+            with export.faults:
+                if shape := _shape(region, picture, export, where=f"{where}, region {number}"):
+                    shapes.append(shape)
+        export.add(path, shapes, split=split_of(path, place))
+
+    return each(file, pictures.items(), read_picture)
 
 
 def _of_csv(file: Path) -> dict[str, Any]:
@@ -76,23 +86,23 @@ def _of_csv(file: Path) -> dict[str, Any]:
     return pictures
 
 
-def _shape(region: Any, export: Export, *, height: int, width: int, where: str) -> Shape | None:
+def _shape(region: Any, picture: Media, export: Export, *, where: str) -> Shape | None:
     if not isinstance(region, dict) or not isinstance(geometry := region.get("shape_attributes"), dict):
         raise checks.DataError(f"{where} is {rle.short(region)}, without shape_attributes")
     kind = str(geometry.get("name"))
     if kind not in CORNERS:
-        export.left_out[f"of type {kind}, which has no pixels"] += 1
+        export.without_pixels(kind)
         return None
     values = [geometry.get(key) for key in CORNERS[kind]]
     try:
-        polygon = _polygon(kind, values)
+        points = _points(kind, values)
     except (TypeError, ValueError):
         raise checks.DataError(
             f"{where}: {kind} has {CORNERS[kind]} = {rle.short(values)}, which are not numbers"
         ) from None
-    if kind != "polygon":  # VIA keeps polygons inside: points far outside are of another picture
-        polygon = clipped(polygon, height, width)
-    mask = export.mask([polygon], height=height, width=width, where=where)
+    # VIA keeps polygons inside: points far outside are of another picture
+    polygons = [[*chain.from_iterable(points)]] if kind == "polygon" else clipped(points, picture)
+    mask = export.mask(polygons, picture, where=where)
     attributes = {
         str(key).strip(): text
         for key, value in (region.get("region_attributes") or {}).items()
@@ -113,14 +123,14 @@ def _shape(region: Any, export: Export, *, height: int, width: int, where: str) 
     return Shape(mask=mask, label=label, texts=texts) if mask else None
 
 
-def _polygon(kind: str, values: list[Any]) -> list[float]:
+def _points(kind: str, values: list[Any]) -> list[Point]:
     if kind == "polygon":
-        return [float(part) for point in zip(*values, strict=True) for part in point]
+        return [(float(x), float(y)) for x, y in zip(*values, strict=True)]
     x, y, *sizes = map(float, values)
     if kind == "rect":
         wide, high = sizes
-        return rle.rectangle(x, y, x + wide, y + high)
-    return [part for point in ellipse(x, y, sizes[0], sizes[-1]) for part in point]
+        return corners(x, y, x + wide, y + high)
+    return ellipse(x, y, sizes[0], sizes[-1])
 
 
 def _text(value: Any) -> str:

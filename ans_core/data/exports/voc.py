@@ -4,7 +4,7 @@ polygons, else boxes."""
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import numpy as np
 from jaxtyping import UInt8
@@ -13,14 +13,15 @@ from PIL import Image
 from ans_core.data.exports.labelled import (
     Export,
     Shape,
-    each_picture,
+    each,
     find,
     listed_splits,
     of_stem,
-    records,
     split_of,
+    xml_root,
 )
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.pictures import rle
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -31,45 +32,32 @@ def read(place: Path, files: list[Path]) -> Export:
     is the mask of its whole area. Lists in `ImageSets/` tell the split, else folders named train, val ..."""
     listed = listed_splits(place)
 
-    def picture(file: Path, export: Export, faults: checks.Faults) -> None:
-        try:
-            root = ElementTree.fromstring(file.read_bytes())
-        except (ElementTree.ParseError, LookupError) as error:
-            raise checks.DataError(f"{file}: no XML ({error}); export it again") from None
-        base = file.parent.parent
-        image = _picture(
-            [base / "JPEGImages", base / "images", file.parent, base],
-            file,
-            root.findtext("filename") or "",
-        )
-        sides = (_integer(root.findtext(f"size/{side}")) for side in ("height", "width"))
-        height, width = checks.image_size(image, where=str(file), stated=(next(sides), next(sides)))
+    def read_file(file: Path, export: Export) -> None:
+        root, base = xml_root(file), file.parent.parent
+        folders = [base / "JPEGImages", base / "images", file.parent, base]
+        # the XML file's own name stays right where pictures were renamed
+        path = of_stem(folders, file.stem) or find(folders, root.findtext("filename") or "", where=str(file))
+        stated = (_integer(root.findtext("size/height")), _integer(root.findtext("size/width")))
+        picture = picture_of(path, where=str(file), stated=stated)
         objects = root.findall("object")
-        instances = _instances(base / "SegmentationObject" / f"{file.stem}.png", height, width)
+        instances = _instances(base / "SegmentationObject" / f"{file.stem}.png", picture)
         shapes = []
         for number, element in enumerate(objects):
-            with faults:
+            with export.faults:
                 where = f"{file}: object {number}"
                 segmentation: object = (
                     rle.encode(instances == number + 1)
                     if instances is not None
                     else [_polygon(element, where=where)]
                 )
-                if mask := export.mask(segmentation, height=height, width=width, where=where):
-                    shapes.append(
-                        Shape(mask=mask, label=checks.text(element.findtext("name"), where=f"{where}, name"))
-                    )
+                if mask := export.mask(segmentation, picture, where=where):
+                    label = checks.text(element.findtext("name"), where=f"{where}, name")
+                    shapes.append(Shape(mask=mask, label=label))
         if not objects:
             export.left_out["pictures without an object"] += 1
-        export.labelled += records(image, shapes, split=listed.get(file.stem) or split_of(file, place))
+        export.add(path, shapes, split=listed.get(file.stem) or split_of(file, place))
 
-    return each_picture(place, files, picture)
-
-
-def _picture(folders: list[Path], file: Path, name: str) -> Path:
-    """Return the picture of the XML file's own name, which stays right where pictures were renamed, else the
-    one it names."""
-    return of_stem(folders, file.stem) or find(folders, name, where=str(file))
+    return each(place, files, read_file)
 
 
 def _integer(text: str | None) -> int | None:
@@ -77,19 +65,19 @@ def _integer(text: str | None) -> int | None:
     return int(text) or None if text and text.isdecimal() else None
 
 
-def _instances(file: Path, height: int, width: int) -> UInt8[np.ndarray, "H W"] | None:
+def _instances(file: Path, picture: Media) -> UInt8[np.ndarray, "H W"] | None:
     if not file.is_file():
         return None
-    checks.image_size(file, where=str(file), stated=(height, width))
-    with Image.open(file) as picture:
-        if picture.mode not in ("P", "L"):
+    picture_of(file, where=str(file), stated=(picture.height, picture.width))
+    with Image.open(file) as opened:
+        if opened.mode not in ("P", "L"):
             raise checks.DataError(
                 f"{file} has colours, not numbers of objects; give labelmap.txt beside SegmentationClass"
             )
-        return np.asarray(picture)
+        return np.asarray(opened)
 
 
-def _polygon(element: ElementTree.Element, *, where: str) -> list[float]:
+def _polygon(element: Element, *, where: str) -> list[float]:
     """Return the object's polygon (x1, y1, x2, y2, ... as elements), or its box as one."""
     try:
         if (polygon := element.find("polygon")) is not None:

@@ -4,13 +4,15 @@ records."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each_picture, records, split_of
+from ans_core.data.exports.labelled import SUFFIXES, Export, Shape, each, split_of
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import upright_picture
 from ans_core.pictures import rle
 
 NOT_LISTED = "pictures that no list of data.yaml names"
@@ -60,32 +62,32 @@ def read(place: Path, file: Path) -> Export:
             "or remove these"
         )
 
-    def picture(label: Path, export: Export, faults: checks.Faults) -> None:
-        image = labels[label]
-        height, width = checks.shown_size(image, where=str(label))
+    def read_labels(label: Path, export: Export) -> None:
+        path = labels[label]
+        picture = upright_picture(path, where=str(label))
         shapes = []
         for number, line in enumerate(checks.load_text(label).splitlines(), start=1):
             if not line.strip():
                 continue
-            with faults:
+            with export.faults:
                 where = f"{label}: line {number}"
                 kind, polygon = _line(line, where=where)
                 if kind not in names:
                     raise checks.DataError(
                         f"{where}: class {kind} is not in {file.name}, which has {sorted(names)}"
                     )
-                scaled = [share * (width, height)[place % 2] for place, share in enumerate(polygon)]
-                if mask := export.mask([scaled], height=height, width=width, where=where):
-                    shapes.append(
-                        Shape(mask=mask, label=checks.text(names[kind], where=f"{file}: class {kind}"))
-                    )
-        split = splits.of(image, root)
+                sides = cycle((picture.width, picture.height))
+                scaled = [share * side for share, side in zip(polygon, sides, strict=False)]
+                if mask := export.mask([scaled], picture, where=where):
+                    label_text = checks.text(names[kind], where=f"{file}: class {kind}")
+                    shapes.append(Shape(mask=mask, label=label_text))
+        split = splits.of(path, root)
         if splits.listed and not split:
             export.left_out[NOT_LISTED] += 1
             return
-        export.labelled += records(image, shapes, split=split or split_of(image, place))
+        export.add(path, shapes, split=split or split_of(path, place))
 
-    export = each_picture(root, labels, picture)
+    export = each(root, labels, read_labels)
     if missing := len(pictures) - len(labels):
         export.left_out["pictures without a label file"] += missing
     return export

@@ -46,6 +46,7 @@ from ans_core.data.formats import (
     virl39k,
 )
 from ans_core.data.formats.files import split_files
+from ans_core.data.formats.media import upright
 from ans_core.types import Sample
 
 ALONE = (
@@ -67,7 +68,7 @@ def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample
         checks.check_split(split, SPLITS[form](path), path=path)
     for sample in READERS[form](path, split=split):
         # shards have been made of upright masks
-        yield replace(sample if form == "shards" else checks.upright(sample), dataset=name)
+        yield replace(sample if form == "shards" else upright(sample), dataset=name)
 
 
 FORMATS = {form: partial(_samples, form) for form in MODULES}

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.turns import Turn, exchanges
-from ans_core.types import Sample, VideoFrames
+from ans_core.data.formats.files import split_files
+from ans_core.data.formats.media import Media
+from ans_core.data.formats.turns import Turn, conversation, exchanges
+from ans_core.types import Sample
 
-FILE = "video_chat.json"
+FILES = ("video_chat.json",)
 FOLDERS = ("Activity_Videos", "videos", "")
 
 
@@ -20,33 +22,20 @@ class Record(checks.Record):
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    file = path / FILE
+    file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
-    videos: dict[str, tuple[VideoFrames, tuple[int, int]]] = {}
-    for number, value in enumerate(checks.load_list(file)):
+    videos: dict[str, Media] = {}
+    for number, where, record in faults.records(Record, checks.load_list(file)):
         with faults:
-            where = f"{file}: record {number}"
-            record = checks.record(Record, value, where=where)
             if record.video not in videos:
                 # those named .mkv may lie there as .mp4
                 names = (record.video, record.video.replace(".mkv", ".mp4"))
-                video = clip_files.find_video((path / folder for folder in FOLDERS), names, where=where)
-                frames = clip_files.video_frames(video, where=where)
-                videos[record.video] = frames, clip_files.size_of(frames, where=where)
-            frames, (height, width) = videos[record.video]
+                folders = [file.parent / folder for folder in FOLDERS]
+                videos[record.video] = clip_files.find_video(folders, names, where=where)
             turns = [
                 turn.model_copy(update={"value": turn.value.replace("<video>", "")})
                 for turn in record.conversations
             ]
-            *past, (question, answer) = exchanges(turns)
-            yield Sample(
-                    sample_id=str(number), image_id=record.video, frames=frames, height=height,
-                    width=width, task="conversation", text=answer, question=question, past=tuple(past),
-                )  # fmt: skip
-    faults.tell()
-
-
-def splits(path: Path) -> list[str]:
-    if not (path / FILE).is_file():
-        raise checks.DataError(f"{path} holds no {FILE}")
-    return ["train"]
+            yield conversation(
+                exchanges(turns), videos[record.video], sample_id=str(number), image_id=record.video
+            )

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -20,8 +19,8 @@ import jiter
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ans_core import prompts
-from ans_core.pictures import orientation, rle, transforms
-from ans_core.types import RLE, ImageRef, Sample, VideoFrames
+from ans_core.pictures import rle, transforms
+from ans_core.types import ImageRef
 
 TOLD = 20
 """Number of a file's faults that are listed one by one."""
@@ -53,6 +52,15 @@ class Unusable(Exception):
 
 class NoSplit(DataError):
     """The data set does not have the split that was asked for."""
+
+
+class Record(BaseModel):
+    """Base of all records: types are strict (no "1" for 1); unknown keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+
+R = TypeVar("R", bound=Record)
 
 
 _count: ContextVar[Callable[[], object]] = ContextVar("count", default=lambda: None)
@@ -99,11 +107,30 @@ class Faults:
         self._innermost = False
         if isinstance(error, Unusable):
             self.unusable[str(error)] += 1
-        elif isinstance(error, DataError) and (message := str(error)) not in self.first:
+        elif isinstance(error, DataError):
+            self.add(error)
+        return isinstance(error, (Unusable, DataError))
+
+    def add(self, fault: DataError) -> None:
+        if (message := str(fault)) not in self.first:
             self.count += 1
             if len(self.first) < TOLD:
                 self.first[message] = None
-        return isinstance(error, (Unusable, DataError))
+
+    def records(
+        self, form: type[R], values: list[Any] | dict[str, Any], *, noun: str = "record"
+    ) -> Iterator[tuple[Any, str, R]]:
+        """Yield (number or key, place, record) of the well-formed values; then raise what was wrong with any,
+        as `tell` does."""
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            where = f"{self.file}: {noun} {rle.short(key)}"
+            try:
+                well_formed = record(form, value, where=where)
+            except DataError as fault:
+                self.add(fault)
+            else:
+                yield key, where, well_formed
+        self.tell()
 
     def tell(self, part: str = "") -> None:
         """Log the notes and what is left out. Raise DataError if anything was wrong, or no record is left (`part`:
@@ -146,15 +173,6 @@ Id = Annotated[Any, AfterValidator(as_id)]
 Integer = Annotated[int, BeforeValidator(as_integer)]
 
 
-class Record(BaseModel):
-    """Base of all records: types are strict (no "1" for 1); unknown keys are ignored."""
-
-    model_config = ConfigDict(strict=True)
-
-
-R = TypeVar("R", bound=Record)
-
-
 def record(form: type[R], value: object, *, where: str) -> R:
     try:
         return form.model_validate(value)
@@ -193,31 +211,6 @@ def _keys(form: type[Record]) -> list[str]:
     return sorted(field.alias or name for name, field in form.model_fields.items())
 
 
-def image_size(
-    image: ImageRef, *, where: str, stated: tuple[int | None, int | None] = (None, None)
-) -> tuple[int, int]:
-    """Read (height, width) from the file's header, without the pixels. `stated` is the size in the
-    annotations, None if they have none.
-
-    A stated size below 1 is unknown, too, as VGG's annotator writes -1. Where an EXIF tag turns the picture
-    by a quarter, `stated` tells whether the annotations are of the upright picture or of the stored pixels.
-    Where it does not, they are of the stored pixels, as in COCO; `upright` turns their masks.
-    """
-    stated = tuple(None if isinstance(side, int | float) and side <= 0 else side for side in stated)  # type: ignore[assignment]
-    try:
-        (width, height), turn = transforms.stored(image)
-    except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
-    if orientation.swaps_sides(turn) and stated == (width, height):
-        return width, height
-    if stated[0] not in (None, height) or stated[1] not in (None, width):
-        raise DataError(
-            f"{where}: the annotations are of a picture of [height, width] = {rle.short(list(stated))}, the "
-            f"file has {[height, width]}; put the original there, or scale the annotations too"
-        )
-    return height, width
-
-
 def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
     """Read (height, width) of the upright picture from the file's header."""
     try:
@@ -225,26 +218,6 @@ def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
     except ValueError as error:
         raise DataError(f"{where}: {error}") from None
     return height, width
-
-
-def upright(sample: Sample) -> Sample:
-    """Turn the masks of pictures whose EXIF tag turns them, as `transforms.open_image` turns the pictures.
-    Masks of upright pictures stay, as the sample's size tells where a picture is turned by a quarter."""
-    if isinstance(sample.frames, VideoFrames):
-        return sample
-    turns = [transforms.stored(frame)[1] for frame in sample.frames]
-    if set(turns) == {orientation.UPRIGHT}:
-        return sample
-    width, height = transforms.image_size(sample.frames[0])
-    if (
-        orientation.swaps_sides(turns[0])
-        and (sample.height, sample.width) == (height, width)
-        and height != width
-    ):
-        return sample
-    masks = (zip(masklet, turns, strict=True) for masklet in sample.masks)
-    shown = tuple(tuple(mask and rle.upright(mask, turn) for mask, turn in masklet) for masklet in masks)
-    return replace(sample, masks=shown, height=height, width=width)
 
 
 def inside(folder: Path, name: str, *, where: str) -> Path:
@@ -256,47 +229,6 @@ def inside(folder: Path, name: str, *, where: str) -> Path:
             "and name it from there"
         )
     return folder / name
-
-
-def mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None) -> RLE:
-    """Decode one object's mask; it must have the image's size and at least one pixel. `faults` counts
-    polygons that are left out."""
-    made = some_mask(segmentation, height=height, width=width, where=where, faults=faults)
-    if rle.area(made) == 0:
-        raise NoPixelError(
-            f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty "
-            "list of masks)"
-        )
-    return made
-
-
-def some_mask(
-    segmentation: object, *, height: int, width: int, where: str, faults: Faults | None = None
-) -> RLE:
-    """Decode a mask as `mask` does, but allow an empty one."""
-    try:
-        made = rle.from_annotation(segmentation, height=height, width=width, where=where)
-    except rle.NoOutlineError as error:
-        raise NoPixelError(str(error)) from None
-    except ValueError as error:
-        raise DataError(str(error)) from None
-    if faults:
-        faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(
-            segmentation, height=height, width=width
-        )
-    return made
-
-
-def usable_mask(segmentation: object, *, height: int, width: int, where: str, faults: Faults) -> RLE:
-    """Decode one object's mask as `mask` does, but raise Unusable for an empty one and for none: published
-    sets have objects smaller than a pixel."""
-    try:
-        made = some_mask(segmentation, height=height, width=width, where=where, faults=faults)
-    except NoPixelError:
-        raise Unusable("no mask: no polygon [x1, y1, x2, y2, ...] of at least 3 points") from None
-    if rle.area(made) == 0:
-        raise Unusable("a mask without a pixel")
-    return made
 
 
 def text(value: object, *, where: str) -> str:
@@ -404,9 +336,18 @@ def starts_with(path: Path, mark: bytes) -> bool:
 
 def load_list(path: Path) -> list[Any]:
     """Load a list of at least one record."""
-    records = load_json(path)
-    if not isinstance(records, list) or not records:
-        raise DataError(f"{path}: expected a list with at least one record, found {rle.short(records)}")
+    return _filled(load_json(path), list, path)
+
+
+def load_object(path: Path) -> dict[str, Any]:
+    """Load an object of at least one record."""
+    return _filled(load_json(path), dict, path)
+
+
+def _filled(records: Any, kind: type, path: Path) -> Any:
+    if not isinstance(records, kind) or not records:
+        noun = "a list" if kind is list else "an object"
+        raise DataError(f"{path}: expected {noun} with at least one record, found {rle.short(records)}")
     return records
 
 

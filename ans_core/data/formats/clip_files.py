@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from ans_core import nearest_file
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import url_of
+from ans_core.data.formats.media import UNSTATED, Media, Stated, picture_of
 from ans_core.pictures import object_numbers, rle, transforms, video_file
 from ans_core.pictures.media import place_in_time
 from ans_core.types import RLE, FilePart, Frames, Masklet, Sample, VideoFrames
@@ -59,13 +61,14 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(map(file, names))
 
 
-def find_video(folders: Iterable[Path], names: Sequence[str], *, where: str) -> Path:
+def find_file(folders: Iterable[Path], names: Iterable[str], *, where: str, noun: str = "video") -> Path:
     """Return the first file of these names in these folders. Raises DataError where there is none."""
-    tried = [checks.inside(folder, name, where=where) for folder in folders for name in dict.fromkeys(names)]
-    if video := next((file for file in tried if file.is_file()), None):
-        return video
+    different = list(dict.fromkeys(names))
+    tried = [checks.inside(folder, name, where=where) for folder in folders for name in different]
+    if existing := next((file for file in tried if file.is_file()), None):
+        return existing
     raise checks.DataError(
-        f"{where}: the video {rle.short(names[0])} is at none of {', '.join(map(str, tried))}; put (or "
+        f"{where}: the {noun} {rle.short(different[0])} is at none of {', '.join(map(str, tried))}; put (or "
         "link) it there" + nearest_file.hint(*tried)
     )
 
@@ -75,6 +78,11 @@ def video_frames(video: Path, *, where: str) -> VideoFrames:
         return video_file.frames_of(video)
     except ValueError as error:
         raise checks.DataError(f"{where}: {error}") from None
+
+
+def find_video(folders: Iterable[Path], names: Iterable[str], *, where: str) -> Media:
+    """Return all frames of the first video of these names in these folders."""
+    return clip_of(video_frames(find_file(folders, names, where=where), where=where), where=where)
 
 
 def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
@@ -95,24 +103,29 @@ def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(every[number] for number in numbers)
 
 
-def size_of(
-    frames: Frames, *, where: str, stated: tuple[int | None, int | None] = (None, None)
-) -> tuple[int, int]:
-    """Read (height, width) from the headers of all frames, which must be of one size."""
-    first = checks.image_size(frames[0], where=where, stated=stated)
+def clip_of(frames: Frames, *, where: str, stated: Stated = UNSTATED) -> Media:
+    """Read the size from the headers of all frames, which must be of one size."""
+    first = picture_of(frames[0], where=where, stated=stated)
     turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
-        if (size := checks.image_size(frame, where=where, stated=stated)) != first:
+        other = picture_of(frame, where=where, stated=stated)
+        if (other.height, other.width) != (first.height, first.width):
             raise checks.DataError(
-                f"{where}: {getattr(frame, 'name', frame)} is {size}, the first frame {first} (height, "
-                "width); the frames of a video are of one size"
+                f"{where}: {getattr(frame, 'name', frame)} is {(other.height, other.width)}, the first frame "
+                f"{(first.height, first.width)} (height, width); the frames of a video are of one size"
             )
         if transforms.stored(frame)[1] != turn:
             raise checks.DataError(
                 f"{where}: the EXIF tag of {frame!r} turns it, unlike the first frame; turn the pixels and "
                 "drop the tag"
             )
-    return first
+    return replace(first, frames=frames)
+
+
+def clip_in(folder: Path, *, where: str) -> tuple[list[str], Media]:
+    """Return the clip whose frames are a folder's pictures, and their names."""
+    names = listed(folder, where=where)
+    return names, clip_of(frames_of(folder, names, where=where), where=where)
 
 
 def visible(masklet: Masklet, *, where: str) -> Masklet:
@@ -122,9 +135,7 @@ def visible(masklet: Masklet, *, where: str) -> Masklet:
     return masklet
 
 
-def palette_masklets(
-    folder: Path, names: Sequence[str], *, height: int, width: int, where: str
-) -> dict[int, Masklet]:
+def palette_masklets(folder: Path, names: Sequence[str], clip: Media, *, where: str) -> dict[int, Masklet]:
     """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its
     number, in rising order.
 
@@ -144,7 +155,7 @@ def palette_masklets(
         )
     files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
-        read = list(threads.map(lambda file: _objects(file, height=height, width=width, where=where), files))
+        read = list(threads.map(lambda file: _objects(file, clip, where=where), files))
     per_frame = [None if frame is None else frame[0] for frame in read]
     numbers = {number for frame in per_frame if frame is not None for number in frame}
     if reason := object_numbers.fault(
@@ -157,24 +168,24 @@ def palette_masklets(
         if object_numbers.is_binary(numbers)
         else {n: n for n in sorted(numbers - {object_numbers.VOID})}
     )
-    absent = rle.empty(height, width)
+    absent = rle.empty(clip.height, clip.width)
     return {
         n: tuple(None if frame is None else frame.get(pixel, absent) for frame in per_frame)
         for n, pixel in objects.items()
     }
 
 
-def _objects(file: Path, *, height: int, width: int, where: str) -> tuple[dict[int, RLE], set[int]] | None:
+def _objects(file: Path, clip: Media, *, where: str) -> tuple[dict[int, RLE], set[int]] | None:
     """Return the mask of every number but 0, void's as well, and the numbers that are not edges alone; None
     without the file."""
     if not file.is_file():
         return None
-    pixels = read_numbers(file, height=height, width=width, where=where)
+    pixels = _numbers(file, clip, where=where)
     numbers = np.flatnonzero(np.bincount(pixels.ravel()))
     return {int(n): rle.encode(pixels == n) for n in numbers if n}, object_numbers.with_inside(pixels)
 
 
-def read_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np.ndarray, "H W"]:
+def _numbers(file: Path, clip: Media, *, where: str) -> UInt8[np.ndarray, "H W"]:
     """Read a PNG of object numbers (palette or grey): 0 is background."""
     try:
         with Image.open(file) as picture:
@@ -188,35 +199,24 @@ def read_numbers(file: Path, *, height: int, width: int, where: str) -> UInt8[np
         if isinstance(error, checks.DataError):
             raise
         raise checks.DataError(f"{where}: {file} can't be read ({error}); fetch it again") from None
-    if pixels.shape != (height, width):
+    if pixels.shape != (clip.height, clip.width):
         raise checks.DataError(
-            f"{where}: {file} is {pixels.shape}, the frames {(height, width)} (height, width); scale "
+            f"{where}: {file} is {pixels.shape}, the frames {(clip.height, clip.width)} (height, width); scale "
             "neither alone"
         )
     return pixels
 
 
-def tracking_sample(
-    video: str,
-    masklets: Mapping[Any, Masklet],
-    *,
-    frames: Frames,
-    height: int,
-    width: int,
-    meta: Mapping[str, Any] = {},
-) -> Sample:
-    """Return one sample of all objects of a clip, whose numbers are in meta's `object_ids`. Each object's
-    prompt is its mask in the first annotated frame that shows it."""
-    return Sample(
-        sample_id=video,
-        image_id=video,
-        frames=frames,
-        height=height,
-        width=width,
+def tracking_sample(name: str, masklets: Mapping[Any, Masklet], media: Media) -> Sample:
+    """Return one sample of all objects of a clip or picture, whose numbers are in meta's `object_ids`. Each
+    object's prompt is its mask in the first annotated frame that shows it."""
+    return media.sample(
+        sample_id=name,
+        image_id=name,
         task="tracking",
         text="",
         masks=tuple(masklets.values()),
-        meta={"object_ids": list(masklets), **meta},
+        meta={"object_ids": list(masklets)},
     )
 
 

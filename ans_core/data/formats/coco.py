@@ -17,8 +17,9 @@ from pydantic import Field
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import RLE, ImageFile, Sample
+from ans_core.types import RLE, Frames, Sample
 
 FILES = (
     "instances*.json",
@@ -55,8 +56,7 @@ class Category(checks.Record):
 class AnnotatedPicture:
     id: Any
     """Of several of one file the first."""
-    height: int
-    width: int
+    media: Media
     annotations: list[int]
     """Their places in the file."""
 
@@ -95,11 +95,11 @@ def instances(
     """
     content = checks.record(Content, checks.load_json(file), where=str(file))
     faults = faults or checks.Faults(file)
-    names = _names(content.categories, file)
+    names = category_names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
     pictures = _pictures(content, images, located, file=file, faults=faults)
     faults.usable = 0  # of the annotations
-    for image, picture in pictures.items():
+    for picture in pictures.values():
         objects: dict[Any, list[tuple[RLE, bool]]] = {}
         for number in picture.annotations:
             with faults:
@@ -110,9 +110,7 @@ def instances(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
                     )
                 outline = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-                mask = checks.usable_mask(
-                    outline, height=picture.height, width=picture.width, where=where, faults=faults
-                )
+                mask = picture.media.usable_mask(outline, where=where, faults=faults)
                 shapes = objects.setdefault(first_of[annotation.category_id], [])
                 if (shape := (mask, bool(annotation.iscrowd))) in shapes:
                     faults.notes["objects are there twice and are one"] += 1
@@ -120,12 +118,9 @@ def instances(
                     shapes.append(shape)
         for category_id, shapes in objects.items():
             crowds = [place for place, (_, crowd) in enumerate(shapes) if crowd]
-            yield Sample(
+            yield picture.media.sample(
                 sample_id=f"{picture.id}_{category_id}",
                 image_id=str(picture.id),
-                frames=(image,),
-                height=picture.height,
-                width=picture.width,
                 task="referring",
                 text=text(names[category_id]),
                 masks=tuple((mask,) for mask, _ in shapes),
@@ -142,7 +137,7 @@ def _pictures(
     *,
     file: Path,
     faults: checks.Faults,
-) -> dict[ImageFile, AnnotatedPicture]:
+) -> dict[Frames, AnnotatedPicture]:
     """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
     time, masks take no memory."""
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
@@ -152,7 +147,7 @@ def _pictures(
             places[checks.as_id(value["image_id"])].append(number)
         except (TypeError, LookupError, ValueError):
             places[None].append(number)  # all that will be refused
-    pictures: dict[ImageFile, AnnotatedPicture] = {}
+    pictures: dict[Frames, AnnotatedPicture] = {}
     for image_id, numbers in places.items():
         if image_id not in images_by_id:
             for number in numbers:
@@ -166,13 +161,13 @@ def _pictures(
         with faults:
             where = f"{file}: image {rle.short(image_id)}"
             picture = checks.record(Picture, images_by_id[image_id], where=where)
-            image, height, width = images.find(
+            media = images.find(
                 located(picture.file_name), where=where, stated=(picture.height, picture.width)
             )
-            if image in pictures:
+            if media.frames in pictures:
                 faults.notes["images have the file of another and are one with it"] += 1
-            record = AnnotatedPicture(id=image_id, height=height, width=width, annotations=[])
-            pictures.setdefault(image, record).annotations.extend(numbers)
+            record = AnnotatedPicture(id=image_id, media=media, annotations=[])
+            pictures.setdefault(media.frames, record).annotations.extend(numbers)
     return pictures
 
 
@@ -201,15 +196,11 @@ def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, 
     return firsts
 
 
-def _names(categories: list[Any], file: Path) -> dict[Any, str]:
-    checks.by_id(categories, "id", where=f"{file}: category")
-    read = [
-        checks.record(Category, value, where=f"{file}: category {number}")
-        for number, value in enumerate(categories)
-    ]
-    return {
-        category.id: " ".join(
-            checks.text(category.name, where=f"{file}: category {rle.short(category.id)}").split()
-        )
-        for category in read
-    }
+def category_names(values: list[Any], file: Path, *, spelt: Callable[[str], str] = str) -> dict[Any, str]:
+    """Return the names of categories by id, each with single blanks, after `spelt`."""
+    names = {}
+    for number, value in checks.by_id(values, "id", where=f"{file}: category").items():
+        where = f"{file}: category {rle.short(number)}"
+        name = spelt(checks.record(Category, value, where=where).name)
+        names[number] = " ".join(checks.text(name, where=where).split())
+    return names

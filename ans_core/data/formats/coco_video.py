@@ -22,10 +22,11 @@ from pydantic import Field
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats import files as media
-from ans_core.data.formats.coco import first_of_name, outline_or_box
+from ans_core.data.formats.coco import category_names, first_of_name, outline_or_box
+from ans_core.data.formats.files import file_of, url_of
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import RLE, ImageFile, Masklet, Sample
+from ans_core.types import RLE, Frames, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
 Side = checks.Integer | None
@@ -36,11 +37,6 @@ class Source(checks.Record):
     annotations: list[Any] | None = None
     videos: list[Any] = []
     images: list[Any] = []
-
-
-class Category(checks.Record):
-    id: checks.Id
-    name: str
 
 
 class Video(checks.Record):
@@ -62,6 +58,11 @@ class Picture(checks.Record):
     height: Side = None
     width: Side = None
 
+    @property
+    def order(self) -> int | None:
+        numbers = (self.frame_id, self.order_in_video, self.frame_index)
+        return next((number for number in numbers if number is not None), None)
+
 
 class Annotation(checks.Record):
     id: checks.Id
@@ -79,13 +80,9 @@ class FrameAnnotation(Annotation):
     bbox: Any = None
 
     @property
-    def owner(self) -> Any:
-        return self.image_id
-
-    @property
-    def identity(self) -> tuple[str, Any]:
-        number = self.track_id if self.instance_id is None else self.instance_id
-        return ("category", self.category_id) if number is None else ("instance", number)
+    def number(self) -> Any:
+        """Return the object's number in the clip, None for one without identity."""
+        return self.track_id if self.instance_id is None else self.instance_id
 
 
 class MaskletAnnotation(Annotation):
@@ -94,36 +91,30 @@ class MaskletAnnotation(Annotation):
     video_id: checks.Id
     segmentations: list[Any]
 
-    @property
-    def owner(self) -> Any:
-        return self.video_id
-
 
 @dataclass(kw_only=True)
 class Clip:
     """A video while its annotations are collected."""
 
     name: str
-    files: tuple[ImageFile, ...]
-    height: int
-    width: int
+    media: Media
     annotated: list[bool]
     category: dict[Any, Any] = field(default_factory=dict)
     """Object -> category, in the order of the annotations."""
     masks: dict[Any, dict[int, RLE]] = field(default_factory=lambda: defaultdict(dict))
     """Object -> masks by frame."""
+    joined: set[Any] = field(default_factory=set)
+    """Objects that are all of a category."""
 
-    def masklet(self, identity: Any) -> Masklet:
-        absent = rle.empty(self.height, self.width)
-        masks = self.masks[identity]
+    def masklet(self, number: Any) -> Masklet:
+        absent, masks = rle.empty(self.media.height, self.media.width), self.masks[number]
         return tuple(
             masks.get(place, absent) if annotated else None for place, annotated in enumerate(self.annotated)
         )
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    files = _files(path)
-    file = files[split]
+    file = _files(path)[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
         raise checks.DataError(
@@ -138,40 +129,42 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         path,
     ]
     faults = checks.Faults(file)
-    words = _categories(source, file)
+    words = category_names(source.categories, file, spelt=lambda name: name.replace("_", " "))
     first_of = first_of_name(words, faults)
     clips: dict[Any, Clip] = {}
-    video_of: dict[tuple[ImageFile, ...], Any] = {}
-    places: dict[Any, tuple[Any, int]] = {}
+    video_of: dict[Frames, Any] = {}
+    places: dict[Any, tuple[Clip, int]] = {}
     for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
         with faults:
             clip = _clip(video, pictures, roots, where=where)
-            if (other := video_of.setdefault(clip.files, video.id)) != video.id:
+            if (other := video_of.setdefault(clip.media.frames, video.id)) != video.id:
                 raise checks.DataError(
                     f"{where} has the frames of video {rle.short(other)}; give the annotations of both one "
                     "video_id"
                 )
             clips[video.id] = clip
-            places |= {picture.id: (video.id, place) for place, picture in enumerate(pictures)}
+            places |= {picture.id: (clip, place) for place, picture in enumerate(pictures)}
+    owner = "image" if source.images else "video"
     owners = {record["id"] for record in source.images or source.videos}
+    form: type[FrameAnnotation | MaskletAnnotation] = FrameAnnotation if source.images else MaskletAnnotation
     for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
         with faults:
             where = f"{file}: annotation {rle.short(number)}"
-            annotation: FrameAnnotation | MaskletAnnotation
-            if source.images:
-                annotation = checks.record(FrameAnnotation, value, where=where)
-            else:
-                annotation = checks.record(MaskletAnnotation, value, where=where)
+            annotation = checks.record(form, value, where=where)
             if annotation.category_id not in words:
                 raise checks.DataError(
                     f"{where}: category_id {rle.short(annotation.category_id)} is not in categories"
                 )
-            if annotation.owner not in owners:
-                of = "image_id" if source.images else "video_id"
-                raise checks.DataError(f"{where}: {of} {rle.short(annotation.owner)} is not in {of[:-3]}s")
-            if not annotation.iscrowd:
-                annotation = annotation.model_copy(update={"category_id": first_of[annotation.category_id]})
-                _add(annotation, clips, places, where=where, faults=faults)
+            if (of := getattr(annotation, f"{owner}_id")) not in owners:
+                raise checks.DataError(f"{where}: {owner}_id {rle.short(of)} is not in {owner}s")
+            if annotation.iscrowd:
+                continue
+            category = first_of[annotation.category_id]
+            # that a clip or picture has a fault is noted already
+            if isinstance(annotation, FrameAnnotation) and of in places:
+                _add_mask(annotation, category, *places[of], where=where, faults=faults)
+            elif isinstance(annotation, MaskletAnnotation) and of in clips:
+                _add_masklet(annotation, category, clips[of], where=where, faults=faults)
     for clip in clips.values():
         with faults:
             yield from _samples(clip, words, file=file)
@@ -199,16 +192,6 @@ def _files(path: Path) -> dict[str, Path]:
     if not files:
         raise checks.DataError(f"{path} holds no *.json, annotations/*.json or <split>/instances.json")
     return files
-
-
-def _categories(source: Source, file: Path) -> dict[Any, str]:
-    """Return the names by id, as words."""
-    categories = checks.by_id(source.categories, "id", where=f"{file}: category")
-    where = {n: f"{file}: category {rle.short(n)}" for n in categories}
-    return {
-        n: checks.text(checks.record(Category, c, where=where[n]).name.replace("_", " "), where=where[n])
-        for n, c in categories.items()
-    }
 
 
 ClipRecord = tuple[Video, list[Picture], str]
@@ -244,19 +227,13 @@ def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Cl
         with faults:
             where = f"{file}: video {rle.short(key)}"
             video = checks.record(Video, listed_videos.get(key, {"id": key}), where=where)
-            orders = [_order(picture) for picture in pictures]
+            orders = [picture.order for picture in pictures]
             if None in orders or len(set(orders)) != len(orders):
                 raise checks.DataError(
                     f"{where}: frame_id (or order_in_video, frame_index) is missing or comes twice; it "
                     "numbers the images"
                 )
-            yield video, sorted(pictures, key=_order), where  # type: ignore[arg-type]
-
-
-def _order(picture: Picture) -> int | None:
-    return next(
-        (n for n in (picture.frame_id, picture.order_in_video, picture.frame_index) if n is not None), None
-    )
+            yield video, sorted(pictures, key=lambda picture: picture.order), where  # type: ignore[arg-type, return-value]
 
 
 def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, where: str) -> Clip:
@@ -264,7 +241,7 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
     if len(set(names)) != len(names):
         raise checks.DataError(f"{where}: a file comes twice among its frames")
     root = next(
-        (r for r in roots if media.url_of(r, names[0]) or checks.inside(r, names[0], where=where).is_file()),
+        (r for r in roots if url_of(r, names[0]) or checks.inside(r, names[0], where=where).is_file()),
         None,
     )
     if root is None:
@@ -272,114 +249,81 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
             f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the "
             "frames there" + nearest_file.hint(*(r / names[0] for r in roots))
         )
-    files = tuple(media.picture(root, name, where=where) for name in names)
-    height, width = clip_files.size_of(files, where=where, stated=(video.height, video.width))
+    files = tuple(file_of(root, name, where=where) for name in names)
+    media = clip_files.clip_of(files, where=where, stated=(video.height, video.width))
     for picture in pictures:
-        if any(
-            stated is not None and stated not in (-1, 0, of)
-            for stated, of in ((picture.height, height), (picture.width, width))
-        ):
-            raise checks.DataError(f"{where}: image {rle.short(picture.id)} is said to be of {[picture.height, picture.width]}, the frames "
-                                   f"are of {[height, width]} (height, width)")  # fmt: skip
+        sides = ((picture.height, media.height), (picture.width, media.width))
+        if any(stated not in (None, -1, 0, side) for stated, side in sides):
+            raise checks.DataError(
+                f"{where}: image {rle.short(picture.id)} is said to be of {[picture.height, picture.width]}, "
+                f"the frames are of {[media.height, media.width]} (height, width)"
+            )
     name = str(video.id) if video.name is None else video.name
-    return Clip(
-        name=name,
-        files=files,
-        height=height,
-        width=width,
-        annotated=[picture.is_det_keyframe for picture in pictures],
-    )
+    return Clip(name=name, media=media, annotated=[picture.is_det_keyframe for picture in pictures])
 
 
-def _add(
-    annotation: FrameAnnotation | MaskletAnnotation,
-    clips: dict[Any, Clip],
-    places: dict[Any, tuple[Any, int]],
-    *,
-    where: str,
-    faults: checks.Faults,
+def _add_masklet(
+    annotation: MaskletAnnotation, category: Any, clip: Clip, *, where: str, faults: checks.Faults
 ) -> None:
-    """Put one annotation's mask or masks into its clip, unless that has a fault, which is told already."""
-    if isinstance(annotation, MaskletAnnotation):
-        if annotation.video_id in clips:
-            _add_masklet(annotation, clips[annotation.video_id], where=where, faults=faults)
-    elif annotation.image_id in places:
-        key, place = places[annotation.image_id]
-        _add_mask(annotation, clips[key], place, where=where, faults=faults)
-
-
-def _add_masklet(annotation: MaskletAnnotation, clip: Clip, *, where: str, faults: checks.Faults) -> None:
-    if len(annotation.segmentations) != len(clip.files):
-        raise checks.DataError(
-            f"{where}: {len(annotation.segmentations)} segmentations for {len(clip.files)} frames of "
-            f"{clip.name}"
-        )
-    clip.annotated = [True] * len(clip.files)
-    clip.category[annotation.id] = annotation.category_id
-    for place, mask in enumerate(annotation.segmentations):
+    masks, frames = annotation.segmentations, len(clip.media.frames)
+    if len(masks) != frames:
+        raise checks.DataError(f"{where}: {len(masks)} segmentations for {frames} frames of {clip.name}")
+    clip.annotated = [True] * frames
+    clip.category[annotation.id] = category
+    for place, mask in enumerate(masks):
         if mask is not None:
             here = f"{where}, frame {place}"
             clip.masks[annotation.id][place] = _mask(mask, clip, where=here, faults=faults)
 
 
-def _mask(segmentation: Any, clip: Clip, *, where: str, faults: checks.Faults) -> RLE:
-    """Decode a mask; one without any outline is empty, as that of an absent object, and counted."""
-    try:
-        return checks.some_mask(
-            segmentation, height=clip.height, width=clip.width, where=where, faults=faults
-        )
-    except checks.NoPixelError:
-        faults.notes["masks have no outline: the object counts as absent"] += 1
-        return rle.empty(clip.height, clip.width)
-
-
 def _add_mask(
-    annotation: FrameAnnotation, clip: Clip, place: int, *, where: str, faults: checks.Faults
+    annotation: FrameAnnotation, category: Any, clip: Clip, place: int, *, where: str, faults: checks.Faults
 ) -> None:
-    kind, number = identity = annotation.identity
-    if clip.category.setdefault(identity, annotation.category_id) != annotation.category_id:
-        raise checks.DataError(
-            f"{where}: {kind} {rle.short(number)} of {clip.name} had another category_id before"
-        )
+    number, shown = annotation.number, rle.short(annotation.number)
+    is_joined = number is None
+    if is_joined:
+        number = f"category {category}"
+        clip.joined.add(number)
+    if clip.category.setdefault(number, category) != category:
+        raise checks.DataError(f"{where}: instance {shown} of {clip.name} had another category_id before")
     shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
     mask = _mask(shape, clip, where=where, faults=faults)
-    if (earlier := clip.masks[identity].get(place)) is not None:
-        if kind == "instance":
+    if (earlier := clip.masks[number].get(place)) is not None:
+        if not is_joined:
             raise checks.DataError(
-                f"{where}: instance {rle.short(number)} comes twice in image {rle.short(annotation.image_id)}"
+                f"{where}: instance {shown} comes twice in image {rle.short(annotation.image_id)}"
             )
         mask = rle.union([earlier, mask])
     clip.annotated[place] = True
-    clip.masks[identity][place] = mask
+    clip.masks[number][place] = mask
+
+
+def _mask(segmentation: Any, clip: Clip, *, where: str, faults: checks.Faults) -> RLE:
+    """Decode a mask; one without any outline is empty, as that of an absent object, and counted."""
+    try:
+        return clip.media.some_mask(segmentation, where=where, faults=faults)
+    except checks.NoPixelError:
+        faults.notes["masks have no outline: the object counts as absent"] += 1
+        return rle.empty(clip.media.height, clip.media.width)
 
 
 def _samples(clip: Clip, words: dict[Any, str], *, file: Path) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
-    joined: dict[Any, list[int]] = {}
-    for identity, category in clip.category.items():
-        number = (
-            identity
-            if not isinstance(identity, tuple)
-            else identity[1]
-            if identity[0] == "instance"
-            else f"category {identity[1]}"
-        )
+    for number, category in clip.category.items():
         where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
-        by_category[category][number] = clip_files.visible(clip.masklet(identity), where=where)
-        if isinstance(identity, tuple) and identity[0] == "category":
-            joined[category] = [len(by_category[category]) - 1]
-    return [
-        Sample(
-            sample_id=f"{clip.name}_{category}",
-            image_id=clip.name,
-            frames=clip.files,
-            height=clip.height,
-            width=clip.width,
-            task="referring",
-            text=words[category],
-            masks=tuple(masklets.values()),
-            meta={"category": words[category], "object_ids": list(masklets)}
-            | ({"joined": joined[category]} if category in joined else {}),
+        by_category[category][number] = clip_files.visible(clip.masklet(number), where=where)
+    samples = []
+    for category, masklets in by_category.items():
+        joined = [place for place, number in enumerate(masklets) if number in clip.joined]
+        samples.append(
+            clip.media.sample(
+                sample_id=f"{clip.name}_{category}",
+                image_id=clip.name,
+                task="referring",
+                text=words[category],
+                masks=tuple(masklets.values()),
+                meta={"category": words[category], "object_ids": list(masklets)}
+                | ({"joined": joined} if joined else {}),
+            )
         )
-        for category, masklets in by_category.items()
-    ]
+    return samples

@@ -33,18 +33,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for clip in clips[split]:
         where = f"{path}: clip {clip}"
         with faults:
-            frames_folder = checks.inside(pictures, clip, where=where)
-            names = clip_files.listed(frames_folder, where=where)
-            frames = clip_files.frames_of(frames_folder, names, where=where)
-            height, width = clip_files.size_of(frames, where=where)
-            masklets = clip_files.palette_masklets(
-                annotations / clip, names, height=height, width=width, where=where
-            )
+            names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where=where)
+            masklets = clip_files.palette_masklets(annotations / clip, names, media, where=where)
             if not masklets:
                 raise checks.DataError(
                     f"{where}: {annotations / clip} shows no object, only background; leave the clip out"
                 )
-            yield clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width)
+            yield clip_files.tracking_sample(clip, masklets, media)
     faults.tell()
 
 

@@ -15,6 +15,7 @@ from pydantic import FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import split_files
+from ans_core.data.formats.turns import conversation
 from ans_core.types import Sample
 
 FILES = ("nlq_train.json", "nlq_val.json", "annotations/nlq_train.json", "annotations/nlq_val.json")
@@ -57,20 +58,16 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
             where = f"{file}: clip {clip.clip_uid}"
-            folders = (file.parent / inner for inner in FOLDERS)
+            folders = [file.parent / inner for inner in FOLDERS]
             video = clip_files.find_video(folders, [f"{clip.clip_uid}{clip_files.VIDEO}"], where=where)
-            frames = clip_files.video_frames(video, where=where)
-            height, width = clip_files.size_of(frames, where=where)
             for sample_id, value in _queries(clip):
                 with faults:
-                    query = checks.record(Query, value, where=f"{where}, query {sample_id}")
-                    question, answer = _words(query, where=f"{where}, query {sample_id}")
+                    here = f"{where}, query {sample_id}"
+                    query = checks.record(Query, value, where=here)
+                    words = _words(query, where=here)
                     faults.once(f"query {sample_id}", where=where)
-                    yield Sample(
-                        sample_id=sample_id, image_id=clip.clip_uid, frames=frames,
-                        height=height, width=width, task="conversation", question=question, text=answer,
-                        meta={"kind": query.template or ""},
-                    )  # fmt: skip
+                    meta = {"kind": query.template or ""}
+                    yield conversation([words], video, sample_id=sample_id, image_id=clip.clip_uid, meta=meta)
     faults.tell()
 
 

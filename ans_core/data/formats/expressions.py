@@ -3,7 +3,7 @@ mask_dict files -> masklets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
@@ -19,6 +20,12 @@ from ans_core.types import Masklet, Sample
 class Expression(checks.Record):
     exp: str
     kind: str | None = None
+
+
+class AnnotatedExpression(Expression):
+    """MeViS' and ReVOS': the objects meant, by their keys in mask_dict.json."""
+
+    anno_id: list[checks.Id] | None = None
 
 
 class Video(checks.Record):
@@ -37,8 +44,8 @@ class ExpressionRef:
     video: str
     number: str
     frames: tuple[str, ...]
-    height: int
-    width: int
+    """Their names."""
+    media: Media
     where: str
 
 
@@ -57,24 +64,27 @@ class MaskDict:
             )
         self.masklet = lru_cache(maxsize=64)(self._masklet)  # a video's expressions share their objects
 
-    def _masklet(self, anno: str, frames: int, height: int, width: int) -> Masklet:
+    def _masklet(self, anno: str, clip: Media) -> Masklet:
         where = f"{self.file}: {anno}"
         if anno not in self.entries:
             raise checks.DataError(
                 f"{where} is missing; the expressions and {self.file.name} must be of one release"
             )
-        masks = self.entries[anno]
+        masks, frames = self.entries[anno], len(clip.frames)
         if not isinstance(masks, list) or len(masks) != frames:
             raise checks.DataError(
                 f"{where} is {rle.short(masks)}, not a list with one mask (or null) for each of the video's "
                 f"{frames} frames"
             )
-        absent = rle.empty(height, width)
-        masklet = tuple(
-            absent if m is None else checks.some_mask(m, height=height, width=width, where=where)
-            for m in masks
-        )
+        absent = rle.empty(clip.height, clip.width)
+        masklet = tuple(absent if m is None else clip.some_mask(m, where=where) for m in masks)
         return clip_files.visible(masklet, where=where)
+
+    def masklets(self, expression: AnnotatedExpression, ref: ExpressionRef) -> tuple[Masklet, ...]:
+        """Return the masklets of an expression's annotations."""
+        if expression.anno_id is None:
+            raise no_truth(ref.where, "anno_id")
+        return tuple(self.masklet(str(anno), ref.media) for anno in expression.anno_id)
 
 
 def load_videos(file: Path) -> dict[str, Any]:
@@ -84,47 +94,42 @@ def load_videos(file: Path) -> dict[str, Any]:
 
 def read_expressions(
     file: Path,
-    videos: Mapping[str, Any],
+    videos: dict[str, Any],
     form: type[E],
     *,
-    folder: Callable[[str, str], Path],
+    folders: Sequence[Path],
     masklets: Callable[[E, ExpressionRef], tuple[Masklet, ...]],
     kind: Callable[[E, ExpressionRef], str | None] = lambda expression, ref: expression.kind,
 ) -> Iterator[Sample]:
-    """Read the videos that `load_videos` has loaded from `file`. `folder(video, where)` holds a video's
-    frames; `masklets` are the objects meant; `kind` is what results are split by."""
+    """Read the videos that `load_videos` has loaded from `file`. A video's frames are in the first of
+    `folders` that has it; `masklets` are the objects meant; `kind` is what results are split by."""
     faults = checks.Faults(file)
-    for video, value in videos.items():
-        where = f"{file}: video {rle.short(video)}"
+    for video, where, record in faults.records(Video, videos, noun="video"):
         with faults:
-            record = checks.record(Video, value, where=where)
-            frames = clip_files.frames_of(folder(video, where), record.frames, where=where)
-            height, width = clip_files.size_of(frames, where=where)
+            frames = clip_files.frames_of(_folder(folders, video, where=where), record.frames, where=where)
+            media = clip_files.clip_of(frames, where=where)
             for number, content in record.expressions.items():
                 with faults:
                     here = f"{where}, expression {rle.short(number)}"
                     expression = checks.record(form, content, where=here)
                     ref = ExpressionRef(
-                        video=video,
-                        number=number,
-                        frames=tuple(record.frames),
-                        height=height,
-                        width=width,
-                        where=here,
+                        video=video, number=number, frames=tuple(record.frames), media=media, where=here
                     )
                     kind_name = kind(expression, ref)
-                    yield Sample(
+                    yield media.sample(
                         sample_id=f"{video}_{number}",
                         image_id=video,
-                        frames=frames,
-                        height=height,
-                        width=width,
                         task="referring",
                         text=checks.text(expression.exp, where=here),
                         masks=masklets(expression, ref),
                         meta={"kind": kind_name} if kind_name is not None else {},
                     )
-    faults.tell()
+
+
+def _folder(folders: Sequence[Path], video: str, *, where: str) -> Path:
+    """Return a video's folder: the first that is there, or has <video>.mp4 in its place, else the last."""
+    *others, last = (checks.inside(folder, video, where=where) for folder in folders)
+    return next((f for f in others if f.is_dir() or Path(f"{f}{clip_files.VIDEO}").is_file()), last)
 
 
 def no_truth(where: str, key: str) -> checks.DataError:

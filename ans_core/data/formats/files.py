@@ -11,6 +11,7 @@ from typing import Any
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import UNSTATED, Media, Stated, picture_of, together
 from ans_core.pictures import rle
 from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageFile
@@ -58,7 +59,7 @@ def _named(file: Path) -> tuple[str, str | None]:
     return match["name"] if match else file.stem, "val" if split in ("valid", "validation") else split
 
 
-def picture(folder: Path, name: str, *, where: str) -> ImageFile:
+def file_of(folder: Path, name: str, *, where: str) -> ImageFile:
     """Return the picture that an annotation names, as `checks.inside` does, or the one behind a URL."""
     path = folder if is_url(name) else checks.inside(folder, name, where=where)
     url = name if is_url(name) else url_of(folder, name)
@@ -85,18 +86,6 @@ def _line(file: Path, _changed: int) -> str:
     return checks.load_text(file).strip().rstrip("/")
 
 
-def shown(names: Sequence[str], pictures: Sequence[tuple[ImageFile, int, int]]) -> dict[str, Any]:
-    """Return the fields of a sample about these pictures (file, height, width), at least one."""
-    (_, height, width), *_ = pictures
-    return {
-        "frames": tuple(file for file, _, _ in pictures),
-        "stills": len(pictures) > 1,
-        "image_id": "+".join(names),
-        "height": height,
-        "width": width,
-    }
-
-
 class ImageFolders:
     """The folders in which a data set's pictures may be; only those that exist are looked into, in their
     order."""
@@ -109,25 +98,23 @@ class ImageFolders:
             for folder in tried
             if folder.is_dir() or url_of(folder, "")
         ]
-        self._cache: dict[tuple[str, tuple[int | None, int | None]], tuple[ImageFile, int, int]] = {}
+        self._cache: dict[tuple[str, Stated], Media] = {}
         if not self.folders:
             raise checks.DataError(
                 f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
                 "images at one of them"
             )
 
-    def shown(self, names: Sequence[str], *, where: str) -> dict[str, Any]:
-        """Return the fields of a sample about one picture or several: frames, stills, image_id, height, width."""
-        return shown(names, [self.find(name, where=where) for name in names])
-
-    def find(
-        self, name: str, *, where: str, stated: tuple[int | None, int | None] = (None, None)
-    ) -> tuple[ImageFile, int, int]:
-        """Return file, height and width. `stated` is the [height, width] that the annotations give."""
+    def find(self, name: str, *, where: str, stated: Stated = UNSTATED) -> Media:
+        """Return a picture. `stated` is the [height, width] that the annotations give."""
         if (name, stated) not in self._cache:
             image = self._path(name, where=where)
-            self._cache[name, stated] = (image, *checks.image_size(image, where=where, stated=stated))
+            self._cache[name, stated] = picture_of(image, where=where, stated=stated)
         return self._cache[name, stated]
+
+    def all_of(self, names: Sequence[str], *, where: str) -> Media:
+        """Return the pictures that one question is about."""
+        return together([self.find(name, where=where) for name in names])
 
     def _path(self, name: str, *, where: str) -> ImageFile:
         """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may
@@ -136,7 +123,7 @@ class ImageFolders:
         names = dict.fromkeys((name, leaf, leaf.rpartition("_")[2]))
         for folder in self.folders:
             for candidate in names:
-                path = picture(folder, candidate, where=where)
+                path = file_of(folder, candidate, where=where)
                 if isinstance(path, FilePart) or path.is_file():
                     return path
         folders = ", ".join(map(str, self.folders))

@@ -18,6 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import parquet_table
+from ans_core.data.formats.media import Media
+from ans_core.data.formats.turns import conversation
 from ans_core.types import Sample
 
 COLUMNS = ("text", "id")
@@ -79,16 +81,8 @@ def _sample(row: dict[str, Any], *, where: str) -> Sample:
     lines = first_lines(row["text"])
     text = checks.text("\n".join(lines), where=where)
     width, height = SIDE
-    return Sample(
-        sample_id=row["id"],
-        image_id=row["id"],
-        frames=(page(lines),),
-        height=height,
-        width=width,
-        task="conversation",
-        question=ASKED,
-        text=text,
-    )
+    media = Media(frames=(page(lines),), height=height, width=width)
+    return conversation([(ASKED, text)], media, sample_id=row["id"], image_id=row["id"])
 
 
 def first_lines(text: str) -> list[str]:

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import ImageFile, Sample
+from ans_core.types import Sample
 
 FILES = ("flickr*_GCG_*.json",)
 WORDS, SIDE = 3, 32
@@ -56,10 +57,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
     faults.usable = 0  # of the pictures
-    for number, value in enumerate(content.images):
+    for _, where, picture in faults.records(Picture, content.images, noun="image"):
         with faults:
-            where = f"{file}: image {number}"
-            picture = checks.record(Picture, value, where=where)
             if len(picture.caption.split()) < WORDS or min(picture.height, picture.width) < SIDE:
                 raise checks.Unusable(
                     f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels"
@@ -68,7 +67,6 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
             yield grounded.sample(picture.caption, caption_phrases, image=image, sample_id=str(picture.id))
-    faults.tell()
 
 
 def _by_image(
@@ -91,31 +89,17 @@ def _by_image(
 
 
 def _phrases(
-    annotations: list[tuple[str, Annotation]],
-    caption: str,
-    image: tuple[ImageFile, int, int],
-    faults: checks.Faults,
+    annotations: list[tuple[str, Annotation]], caption: str, image: Media, faults: checks.Faults
 ) -> list[grounded.Phrase]:
     """Return one phrase per annotation, its first words; upstream, too, leaves out those to be ignored and
     those without an area."""
-    _, height, width = image
     phrases = []
     for where, annotation in annotations:
         if not annotation.ignore and (annotation.area is None or annotation.area > 0):
-            start, end = grounded.span(
-                annotation.tokens_positive[0], caption, where=f"{where}: tokens_positive"
-            )
-            phrases.append(
-                (
-                    start,
-                    end,
-                    [
-                        checks.usable_mask(
-                            annotation.sam_mask, height=height, width=width, where=where, faults=faults
-                        )
-                    ],
-                )
-            )
+            positions = annotation.tokens_positive[0]
+            start, end = grounded.span(positions, caption, where=f"{where}: tokens_positive")
+            mask = image.usable_mask(annotation.sam_mask, where=where, faults=faults)
+            phrases.append((start, end, [mask]))
     if not phrases:
         raise checks.Unusable("a caption without a mask")
     return phrases

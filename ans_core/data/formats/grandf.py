@@ -12,8 +12,9 @@ from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import ImageFile, Sample
+from ans_core.types import Sample
 
 FILES = ("*train.json", "*val.json", "*test.json")
 PUBLISHED = "GCG"
@@ -37,34 +38,20 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
     file = split_files(path, FILES)[split]
     images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
-    faults = checks.Faults(file)
-    for number, value in enumerate(checks.load_list(file)):
+    detail, faults = PUBLISHED in file.name, checks.Faults(file)
+    for number, where, record in faults.records(Caption, checks.load_list(file)):
         with faults:
-            where = f"{file}: record {number}"
-            record = checks.record(Caption, value, where=where)
             caption = grounded.caption_of(record.caption, where=where)
             image = images.find(record.file_name, where=where)
             phrases = _phrases(record, caption, image, where=where)
-            yield grounded.sample(
-                caption, phrases, image=image, sample_id=str(number), detail=PUBLISHED in file.name
-            )
-    faults.tell()
+            yield grounded.sample(caption, phrases, image=image, sample_id=str(number), detail=detail)
 
 
-def _phrases(
-    record: Caption, caption: str, image: tuple[ImageFile, int, int], *, where: str
-) -> list[grounded.Phrase]:
-    _, height, width = image
+def _phrases(record: Caption, caption: str, image: Media, *, where: str) -> list[grounded.Phrase]:
     phrases = []
     for phrase, grounding in record.groundings.items():
         if grounding is not None:
             here = f"{where}, phrase {rle.short(phrase)}"
             start, end = grounded.span(grounding.token_positives, caption, where=f"{here}: token_positives")
-            phrases.append(
-                (
-                    start,
-                    end,
-                    [checks.mask(m, height=height, width=width, where=here) for m in grounding.rle_masks],
-                )
-            )
+            phrases.append((start, end, [image.mask(m, where=here) for m in grounding.rle_masks]))
     return phrases

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import RLE, ImageFile, Sample
+from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = (
     "images", "../images", "../images/grandf/train", "../images/grandf/val_test",
@@ -41,7 +42,7 @@ def sample(
     caption: str,
     phrases: Iterable[Phrase],
     *,
-    image: tuple[ImageFile, int, int],
+    image: Media,
     sample_id: str,
     detail: bool = True,
 ) -> Sample:
@@ -56,13 +57,9 @@ def sample(
         if not spans or end > spans[-1][1]:
             spans.append((start, end))
     ends = [min(spans[n][1], spans[n + 1][0]) for n in range(len(spans) - 1)] + [end for _, end in spans[-1:]]
-    file, height, width = image
-    return Sample(
+    return image.sample(
         sample_id=sample_id,
-        image_id=file.stem,
-        frames=(file,),
-        height=height,
-        width=width,
+        image_id=image.stem,
         task="grounded_caption",
         text=caption,
         masks=tuple((rle.union(merged[words]),) for words in spans),

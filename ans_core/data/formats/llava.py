@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_files
-from ans_core.data.formats.turns import Turn, exchanges
+from ans_core.data.formats.turns import Turn, conversation, exchanges
 from ans_core.types import Sample
 
 FILES = ("llava_*.json", "*instruct*.json", "*mix*.json")
@@ -29,22 +29,12 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     with its questions), and those of which turns.py can make no conversation.
     """
     file = split_files(path, FILES)[split]
-    images = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path))
-    faults = checks.Faults(file)
-    for number, value in enumerate(checks.load_list(file)):
+    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path)), checks.Faults(file)
+    for number, where, record in faults.records(Record, checks.load_list(file)):
         with faults:
-            where = f"{file}: record {number}"
-            record = checks.record(Record, value, where=where)
             names = [record.image] if isinstance(record.image, str) else record.image
             if not names:
                 raise checks.Unusable("text alone, without a picture")
-            *past, (question, answer) = exchanges(record.conversations, pictures=len(names))
-            yield Sample(
-                sample_id=str(number),
-                **images.shown(names, where=where),
-                task="conversation",
-                text=answer,
-                question=question,
-                past=tuple(past),
-            )
-    faults.tell()
+            pairs = exchanges(record.conversations, pictures=len(names))
+            shown = images.all_of(names, where=where)
+            yield conversation(pairs, shown, sample_id=str(number), image_id="+".join(names))

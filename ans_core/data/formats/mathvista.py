@@ -30,27 +30,17 @@ class Problem(checks.Record):
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
-    problems = checks.load_json(file)
-    if not isinstance(problems, dict) or not problems:
-        raise checks.DataError(f"{file}: expected an object with a problem for each pid")
     images, faults = ImageFolders(file.parent, [".", "images"], where=str(path)), checks.Faults(file)
-    for pid, value in problems.items():
+    for pid, where, problem in faults.records(Problem, checks.load_object(file), noun="problem"):
         with faults:
-            where = f"{file}: problem {pid}"
-            problem = checks.record(Problem, value, where=where)
-            image, height, width = images.find(problem.image, where=where)
-            yield Sample(
+            yield images.find(problem.image, where=where).sample(
                 sample_id=pid,
                 image_id=problem.image,
-                frames=(image,),
-                height=height,
-                width=width,
                 task="conversation",
                 question=checks.text(problem.query or problem.question, where=where),
                 text=checks.text(problem.answer, where=where),
                 meta={"kind": problem.question_type, "category": str(problem.metadata.get("task", ""))},
             )
-    faults.tell()
 
 
 def splits(path: Path) -> list[str]:

@@ -12,13 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.data.formats import checks, expressions
-from ans_core.types import Masklet, Sample
+from ans_core.types import Sample
 
 FILES = "meta_expressions*.json"
-
-
-class Expression(expressions.Expression):
-    anno_id: list[checks.Id] | None = None
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -32,14 +28,17 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     videos = expressions.load_videos(files[0])
     second = _second(videos)
 
-    def kind(expression: Expression, ref: expressions.ExpressionRef) -> str | None:
+    def kind(expression: expressions.AnnotatedExpression, ref: expressions.ExpressionRef) -> str | None:
         return expression.kind or (("target" if expression.anno_id else "no_target") if second else None)
 
-    yield from expressions.read_expressions(
-        files[0], videos, Expression, folder=lambda video,
-        where: checks.inside(path / split / "JPEGImages", video, where=where),
-        masklets=lambda expression, ref: objects(expression, ref, masks), kind=kind,
-    )  # fmt: skip
+    return expressions.read_expressions(
+        files[0],
+        videos,
+        expressions.AnnotatedExpression,
+        folders=[path / split / "JPEGImages"],
+        masklets=masks.masklets,
+        kind=kind,
+    )
 
 
 def _second(videos: Mapping[str, Any]) -> bool:
@@ -47,17 +46,6 @@ def _second(videos: Mapping[str, Any]) -> bool:
     groups = [value.get("expressions") for value in videos.values() if isinstance(value, dict)]
     each = (expression for some in groups if isinstance(some, dict) for expression in some.values())
     return any(isinstance(expression, dict) and expression.get("anno_id") == [] for expression in each)
-
-
-def objects(
-    expression: Expression, ref: expressions.ExpressionRef, masks: expressions.MaskDict
-) -> tuple[Masklet, ...]:
-    """Return the masklets of an expression's annotations."""
-    if expression.anno_id is None:
-        raise expressions.no_truth(ref.where, "anno_id")
-    return tuple(
-        masks.masklet(str(anno), len(ref.frames), ref.height, ref.width) for anno in expression.anno_id
-    )
 
 
 def splits(path: Path) -> list[str]:

@@ -17,9 +17,10 @@ from pydantic import Field
 from ans_core import prompts
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_files
+from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import REGION
-from ans_core.data.formats.turns import Turn, exchanges
-from ans_core.types import RLE, ImageFile, Sample
+from ans_core.data.formats.turns import Turn, conversation, exchanges
+from ans_core.types import RLE, Sample
 
 FILES = ("osprey_*.json",)
 SHORT_FORM = "short_form"
@@ -57,25 +58,16 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     make no conversation.
     """
     file = split_files(path, FILES)[split]
-    images = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path))
-    faults = checks.Faults(file)
-    for number, value in enumerate(checks.load_list(file)):
+    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path)), checks.Faults(file)
+    for number, where, record in faults.records(Record, checks.load_list(file)):
         with faults:
-            where = f"{file}: record {number}"
-            record = checks.record(Record, value, where=where)
             if (record.conversations is None) == (record.description is None):
                 raise checks.DataError(
                     f"{where}: it has to have one of the keys conversations and description"
                 )
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                checks.usable_mask(
-                    r.segmentation,
-                    height=record.height,
-                    width=record.width,
-                    where=f"{where}, annotation {i}",
-                    faults=faults,
-                )
+                image.usable_mask(r.segmentation, where=f"{where}, annotation {i}", faults=faults)
                 for i, r in enumerate(record.annotation)
             ]
             if record.conversations is not None:
@@ -85,34 +77,15 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 yield from _captions(
                     record.description or [], masks, image, sample_id=str(number), where=where
                 )
-    faults.tell()
 
 
-def _conversation(
-    turns: list[Turn],
-    masks: list[RLE],
-    image: tuple[ImageFile, int, int],
-    *,
-    sample_id: str,
-    end: str,
-) -> Sample:
+def _conversation(turns: list[Turn], masks: list[RLE], image: Media, *, sample_id: str, end: str) -> Sample:
     pairs = [
         (_words(question, len(masks)) + end, _words(answer, len(masks)))
         for question, answer in exchanges(turns)
     ]
-    file, height, width = image
-    return Sample(
-        sample_id=sample_id,
-        image_id=file.stem,
-        frames=(file,),
-        height=height,
-        width=width,
-        task="conversation",
-        text=pairs[-1][1],
-        question=pairs[-1][0],
-        past=tuple(pairs[:-1]),
-        masks=tuple((mask,) for mask in masks),
-    )
+    masklets = tuple((mask,) for mask in masks)
+    return conversation(pairs, image, sample_id=sample_id, image_id=image.stem, masks=masklets)
 
 
 def _words(text: str, regions: int) -> str:
@@ -124,27 +97,18 @@ def _words(text: str, regions: int) -> str:
 
 
 def _captions(
-    descriptions: list[str],
-    masks: list[RLE],
-    image: tuple[ImageFile, int, int],
-    *,
-    sample_id: str,
-    where: str,
+    descriptions: list[str], masks: list[RLE], image: Media, *, sample_id: str, where: str
 ) -> list[Sample]:
     """Make one caption per description, of the region whose number it begins with, without that beginning."""
-    file, height, width = image
     samples = []
     for number, description in enumerate(descriptions):
         match = DESCRIBED.fullmatch(_words(description, len(masks)).strip())
         if match is None:
             raise checks.Unusable("a description that does not begin with `<region1>: `")
         samples.append(
-            Sample(
+            image.sample(
                 sample_id=f"{sample_id}_{number}",
-                image_id=file.stem,
-                frames=(file,),
-                height=height,
-                width=width,
+                image_id=image.stem,
                 task="region_caption",
                 text=checks.text(match[2], where=f"{where}, description {number}"),
                 masks=((masks[int(match[1]) - 1],),),

@@ -17,17 +17,18 @@ import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ans_core import prompts
 from ans_core.config.section import nearest
 from ans_core.data.formats import checks, finetune
-from ans_core.data.formats.files import picture, shown
+from ans_core.data.formats.files import file_of
+from ans_core.data.formats.media import Media, picture_of, together
 from ans_core.pictures import rle
 from ans_core.storage import is_url
-from ans_core.types import Masklet, Sample, Task
+from ans_core.types import Masklet, Sample
 
 FILES = ("annotations.json", "annotations.jsonl")
 MEANT = {"validation": "val", "valid": "val", "dev": "val", "training": "train", "testing": "test"}
@@ -96,7 +97,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults, parts = checks.Faults(file), set[str]()
     seen: dict[int, str] = {}
     others = 0
-    latest, about = list[str](), dict[str, Any]()  # a picture's records mostly follow each other
+    latest = list[str]()  # a picture's records mostly follow each other
     for where, sample_id, record in _records(file, faults):
         with faults:
             parts.add(record.part)
@@ -108,17 +109,17 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 others += 1
                 continue
             if record.names != latest:
-                files = [picture(file.parent, name, where=where) for name in record.names]
-                about = shown(record.names, [(one, *checks.image_size(one, where=where)) for one in files])
+                files = [file_of(file.parent, name, where=where) for name in record.names]
+                about = together([picture_of(one, where=where) for one in files])
                 latest = record.names
-            masks = _masks(record, height=about["height"], width=about["width"], where=where, faults=faults)
+            masks = _masks(record, about, where=where, faults=faults)
             if record.task != "referring":
                 outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
                 _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
-            yield Sample(
+            yield about.sample(
                 sample_id=sample_id,
-                **about,
-                task=cast(Task, record.task),
+                image_id="+".join(record.names),
+                task=record.task,
                 text=texts[-1],
                 masks=masks,
                 question=texts[0] if isinstance(record, Conversation) else None,
@@ -238,9 +239,7 @@ def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
         raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
 
 
-def _masks(
-    record: Record, *, height: int, width: int, where: str, faults: checks.Faults
-) -> tuple[Masklet, ...]:
+def _masks(record: Record, about: Media, *, where: str, faults: checks.Faults) -> tuple[Masklet, ...]:
     if isinstance(record, Phrase):
         return ()
     noun, segmentations = (
@@ -252,9 +251,7 @@ def _masks(
     reason = ""
     for number, segmentation in enumerate(segmentations):
         try:
-            mask = checks.usable_mask(
-                segmentation, height=height, width=width, where=f"{where}, {noun} {number}", faults=faults
-            )
+            mask = about.usable_mask(segmentation, where=f"{where}, {noun} {number}", faults=faults)
         except checks.Unusable as unusable:
             reason = str(unusable)
         else:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.pictures import rle
 from ans_core.types import RLE, Sample
 
@@ -41,18 +42,14 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(path / split)
     for file in sorted((path / split).glob("*.json")):
         with faults:
-            image = file.with_suffix(".jpg")
-            height, width = checks.image_size(image, where=str(file))
+            picture = picture_of(file.with_suffix(".jpg"), where=str(file))
             query = checks.record(Query, checks.load_json(file, encoding=ENCODING), where=str(file))
-            mask = _mask(query.shapes, height=height, width=width, where=str(file), faults=faults)
+            mask = _mask(query.shapes, picture, where=str(file), faults=faults)
             for number, text in enumerate(query.text):
                 words = checks.text(text, where=f"{file}, text {number}")
-                yield Sample(
+                yield picture.sample(
                     sample_id=f"{file.stem}_{number}",
                     image_id=file.stem,
-                    frames=(image,),
-                    height=height,
-                    width=width,
                     task="referring",
                     text=prompts.SENTENCE_QUESTION.format(text=words) if query.is_sentence else words,
                     masks=((mask,),),
@@ -68,7 +65,7 @@ def splits(path: Path) -> list[str]:
     return names
 
 
-def _mask(shapes: list[Shape], *, height: int, width: int, where: str, faults: checks.Faults) -> RLE:
+def _mask(shapes: list[Shape], picture: Media, *, where: str, faults: checks.Faults) -> RLE:
     """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one
     under it does not."""
     labelled = []
@@ -77,13 +74,9 @@ def _mask(shapes: list[Shape], *, height: int, width: int, where: str, faults: c
             faults.notes["shapes of fewer than 3 points are left out"] += 1
         elif shape.label.lower() != OLD:
             polygon = [value for point in shape.points for value in point]
-            labelled.append(
-                (
-                    checks.some_mask([polygon], height=height, width=width, where=f"{where}, shape {number}"),
-                    shape.label.lower(),
-                )
-            )
-    target: Bool[np.ndarray, "H W"] = np.zeros((height, width), bool)
+            mask = picture.some_mask([polygon], where=f"{where}, shape {number}")
+            labelled.append((mask, shape.label.lower()))
+    target: Bool[np.ndarray, "H W"] = np.zeros((picture.height, picture.width), bool)
     for mask, label in sorted(labelled, key=lambda shape: -rle.area(shape[0])):
         target[rle.decode(mask)] = "ignore" not in label
     if not target.any():

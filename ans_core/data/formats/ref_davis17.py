@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ans_core.data.formats import checks, clip_files, davis, ref_youtube_vos
 from ans_core.pictures import rle
-from ans_core.types import Masklet, Sample
+from ans_core.types import Sample
 
 TEXTS = {
     "annotator1_first_frame": ("Davis17_annot1.txt", "utf-8"),
@@ -107,14 +107,11 @@ def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
 def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts]) -> list[Sample]:
     where = f"{root}: clip {clip}"
     pictures = davis.quality_folder(root / "JPEGImages")
-    folder = checks.inside(pictures, clip, where=where)
-    names = clip_files.listed(folder, where=where)
-    frames = clip_files.frames_of(folder, names, where=where)
-    height, width = clip_files.size_of(frames, where=where)
+    names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where=where)
     annotations = davis.quality_folder(
         next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1])
     )
-    masklets = clip_files.palette_masklets(annotations / clip, names, height=height, width=width, where=where)
+    masklets = clip_files.palette_masklets(annotations / clip, names, media, where=where)
     described = {kind: sorted(texts.get(clip, {})) for kind, texts in by_kind.items()}
     objects = next(iter(described.values()))
     if not objects or any(others != objects for others in described.values()):
@@ -131,11 +128,15 @@ def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts]) -> list[Sample
                     f"{line}: object {number} of {clip} is unknown: the PNGs of {annotations / clip} show "
                     f"{list(masklets)}"
                 )
-            masks: tuple[Masklet, ...] = (masklets[number],)
+            sample_id = f"{clip}_{len(TEXTS) * k + a}"
             samples.append(
-                Sample(
-                    sample_id=f"{clip}_{len(TEXTS) * k + a}", image_id=clip, frames=frames,
-                    height=height, width=width, task="referring", text=text, masks=masks, meta={"kind": kind},
+                media.sample(
+                    sample_id=sample_id,
+                    image_id=clip,
+                    task="referring",
+                    text=text,
+                    masks=(masklets[number],),
+                    meta={"kind": kind},
                 )
-            )  # fmt: skip
+            )
     return samples

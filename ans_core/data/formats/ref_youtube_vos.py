@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.data.formats import checks, clip_files, expressions
+from ans_core.data.formats.media import Media
 from ans_core.data.formats.refcoco import unpickled
 from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
@@ -36,10 +37,8 @@ def read(path: Path, *, split: str, kind: Kind = lambda expression, ref: express
         else _of_pickle(path, split, videos)
     )
     return expressions.read_expressions(
-        file, videos, Expression, folder=lambda video,
-        where: checks.inside(root / "JPEGImages", video, where=where),
-        masklets=masklets, kind=kind,
-    )  # fmt: skip
+        file, videos, Expression, folders=[root / "JPEGImages"], masklets=masklets, kind=kind
+    )
 
 
 def splits(path: Path) -> list[str]:
@@ -54,16 +53,15 @@ Masklets = Callable[[Expression, expressions.ExpressionRef], tuple[Masklet, ...]
 
 def _of_palettes(annotations: Path) -> Masklets:
     @lru_cache(maxsize=1)  # a video's expressions come one after the other
-    def of_video(video: str, frames: tuple[str, ...], height: int, width: int) -> dict[int, Masklet]:
+    def of_video(video: str, frames: tuple[str, ...], media: Media) -> dict[int, Masklet]:
         where = f"{annotations}: video {rle.short(video)}"
-        return clip_files.palette_masklets(
-            checks.inside(annotations, video, where=where), frames, height=height, width=width, where=where
-        )
+        folder = checks.inside(annotations, video, where=where)
+        return clip_files.palette_masklets(folder, frames, media, where=where)
 
     def masklets(expression: Expression, ref: expressions.ExpressionRef) -> tuple[Masklet, ...]:
         if expression.obj_id is None:
             raise expressions.no_truth(ref.where, "obj_id")
-        by_number = of_video(ref.video, ref.frames, ref.height, ref.width)
+        by_number = of_video(ref.video, ref.frames, ref.media)
         number = next((n for n in by_number if str(n) == str(expression.obj_id)), None)
         if number is None:
             shown = f"{annotations / ref.video} show {list(by_number)}"
@@ -88,12 +86,10 @@ def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
     order: dict[tuple[str, str], int] = {}
     for video, value in videos.items():
         listed: Any = value.get("expressions") if isinstance(value, dict) else None
-        order |= {
-            (video, number): len(order) + n
-            for n, number in enumerate(sorted(listed if isinstance(listed, dict) else ()))
-        }
+        for number in sorted(listed) if isinstance(listed, dict) else ():
+            order[video, number] = len(order)
 
     def masklets(expression: Expression, ref: expressions.ExpressionRef) -> tuple[Masklet, ...]:
-        return (masks.masklet(str(order[ref.video, ref.number]), len(ref.frames), ref.height, ref.width),)
+        return (masks.masklet(str(order[ref.video, ref.number]), ref.media),)
 
     return masklets

@@ -14,8 +14,9 @@ from pydantic import BeforeValidator, Field
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import RLE, ImageFile, Sample
+from ans_core.types import RLE, Sample
 
 IMAGE_FOLDERS = (
     "images",
@@ -81,8 +82,7 @@ class Pictures:
         self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
-    def image(self, image_id: Any, *, where: str) -> tuple[ImageFile, int, int]:
-        """Return file, height and width."""
+    def image(self, image_id: Any, *, where: str) -> Media:
         if image_id not in self.images:
             raise checks.DataError(
                 f"{where}: image_id {image_id} is not in instances.json; both files must be of one release"
@@ -97,7 +97,6 @@ class Pictures:
                 f"{where}: ann_id {target} is not in instances.json; both files must be of one release"
             )
         if target not in self._masks:
-            _, height, width = self.image(image_id, where=where)
             here = f"{self.file}: annotation {target}"
             annotation = checks.record(Annotation, self.annotations[target], where=here)
             if annotation.image_id not in (None, image_id):
@@ -105,7 +104,8 @@ class Pictures:
                     f"{where}: image_id is {image_id}, and ann_id {target} belongs to image "
                     f"{annotation.image_id}"
                 )
-            mask = checks.mask(annotation.segmentation, height=height, width=width, where=here, faults=faults)
+            image = self.image(image_id, where=where)
+            mask = image.mask(annotation.segmentation, where=here, faults=faults)
             self._masks[target] = image_id, mask
         owner, mask = self._masks[target]
         if owner != image_id:
@@ -124,18 +124,15 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for where, ref in refs:
         if ref.split == split:
             with faults:
-                image, height, width = pictures.image(ref.image_id, where=where)
+                image = pictures.image(ref.image_id, where=where)
                 targets = _targets(ref, where=where)
                 masks = tuple(
                     (pictures.mask(target, ref.image_id, where=where, faults=faults),) for target in targets
                 )
                 for number, sentence in enumerate(ref.sentences):
-                    yield Sample(
+                    yield image.sample(
                         sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
                         image_id=str(ref.image_id),
-                        frames=(image,),
-                        height=height,
-                        width=width,
                         task="referring",
                         text=checks.text(sentence.sent, where=f"{where}, sentence {number}"),
                         masks=masks,

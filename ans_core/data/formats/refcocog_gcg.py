@@ -14,7 +14,8 @@ from pydantic import Field
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_files
-from ans_core.types import ImageFile, Sample
+from ans_core.data.formats.media import Media
+from ans_core.types import Sample
 
 FILES = ("RefCOCOg_GCG_*.json",)
 
@@ -54,14 +55,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
 
 
 def _phrases(
-    refs: list[Ref], caption: str, image: tuple[ImageFile, int, int], *, where: str, faults: checks.Faults
+    refs: list[Ref], caption: str, image: Media, *, where: str, faults: checks.Faults
 ) -> list[grounded.Phrase]:
-    _, height, width = image
     phrases = []
     for number, ref in enumerate(refs):
         here = f"{where}, ref {number}"
         words = checks.text(ref.sentence, where=here).lower()
-        mask = checks.usable_mask(ref.segmentation, height=height, width=width, where=here, faults=faults)
+        mask = image.usable_mask(ref.segmentation, where=here, faults=faults)
         if (start := caption.find(words)) >= 0:
             phrases.append((start, start + len(words), [mask]))
     if not phrases:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,10 @@ from pydantic import BeforeValidator, Field
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.arrow_parts import embedded
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.pictures import rle
-from ans_core.types import RLE, FilePart, ImageRef, Masklet, Sample
+from ans_core.types import RLE, FilePart, Masklet, Sample
 
 
 class Row(checks.Record):
@@ -59,15 +61,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         with faults:
             where = f"{folder}: row {number}"
             row = checks.record(Row, value, where=where)
-            image, (height, width) = images.find(row.image, part, where=where)
-            masks = [checks.mask(m, height=height, width=width, where=where) for m in row.mask_rle]
+            image = images.find(row.image, part, where=where)
+            masks = [image.mask(m, where=where) for m in row.mask_rle]
+            file = image.frames[0]
             for place, fields in enumerate(_sample_fields(row.conversations, masks, where=where)):
-                yield Sample(
+                yield image.sample(
                     sample_id=str(number) if place == 0 else f"{number}_{place}",
-                    image_id=image.stem if isinstance(image, Path) else f"row{number}",
-                    frames=(image,),
-                    height=height,
-                    width=width,
+                    image_id=file.stem if isinstance(file, Path) else f"row{number}",
                     meta={
                         key: extra for key, extra in value.items() if key not in COLUMNS and _is_meta(extra)
                     },
@@ -118,20 +118,21 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
 
 
 class _Images:
-    """Pictures of a folder and their sizes, each opened once."""
+    """Pictures of a folder, each opened once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sizes: dict[Path, tuple[int, int]] = {}
+        self.pictures: dict[Path, Media] = {}
         self.parents: dict[str, Path] = {}
 
-    def find(self, value: Any, part: FilePart | None, *, where: str) -> tuple[ImageRef, tuple[int, int]]:
+    def find(self, value: Any, part: FilePart | None, *, where: str) -> Media:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str) and value.startswith(ENCODED):
             value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
         if isinstance(value, bytes):
-            return part or value, checks.image_size(value, where=where)
+            picture = picture_of(value, where=where)
+            return replace(picture, frames=(part,)) if part else picture
         if not isinstance(value, str) or not value or "\0" in value:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
         parent, _, leaf = value.rpartition("/")
@@ -140,9 +141,9 @@ class _Images:
                 self.folder / (parent or ("/" if value.startswith("/") else "."))
             ).resolve()
         image = self.parents[parent] / leaf
-        if image not in self.sizes:
-            self.sizes[image] = checks.image_size(image, where=where)
-        return image, self.sizes[image]
+        if image not in self.pictures:
+            self.pictures[image] = picture_of(image, where=where)
+        return self.pictures[image]
 
 
 def _from_base64(text: str, *, where: str) -> bytes:

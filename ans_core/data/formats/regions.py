@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import picture
+from ans_core.data.formats.files import file_of
+from ans_core.data.formats.media import Media, picture_of
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import place_words
 from ans_core.pictures import orientation, rle, transforms
@@ -37,8 +38,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split; lines of other splits are only checked for their form."""
     file = path / "manifest.jsonl"
     checks.check_split(split, ("train", "val"), path=file)
-    shown: dict[str, dict[str, Any]] = {}
-    """Of every picture, the fields of its samples."""
+    pictures: dict[str, Media] = {}
     text_of: dict[str, str] = {}
     """Spellings of one text -> the first."""
     by_text: dict[tuple[str, str], list[tuple[str, RLE]]] = {}
@@ -47,37 +47,39 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         if split_by_image(region.image) != split:
             continue
         with faults:
-            if region.image not in shown:
-                image = picture(path, region.image, where=where)
-                height, width = checks.image_size(image, where=where, stated=(region.height, region.width))
+            if region.image not in pictures:
+                image = file_of(path, region.image, where=where)
+                picture = picture_of(image, where=where, stated=(region.height, region.width))
                 if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
                     raise checks.DataError(
                         f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a "
                         "caption, or turn the pixels"
                     )
-                size = {"height": height, "width": width}
-                shown[region.image] = {"image_id": region.image, "frames": (image,), **size}
-            height, width = shown[region.image]["height"], shown[region.image]["width"]
-            mask = checks.usable_mask(
-                region.segmentation, height=height, width=width, where=where, faults=faults
-            )
-            text = _text(region, height=height, width=width, where=where)
+                pictures[region.image] = picture
+            picture = pictures[region.image]
+            mask = picture.usable_mask(region.segmentation, where=where, faults=faults)
+            text = _text(region, picture, where=where)
             by_text.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
                 (str(region.id), mask)
             )
-            yield Sample(
+            yield picture.sample(
                 sample_id=f"{region.id}_caption",
+                image_id=region.image,
                 task="region_caption",
                 text=text,
                 masks=((mask,),),
                 meta={"category": region.category} if region.category else {},
-                **shown[region.image],
             )
     faults.tell()
-    for (named, text), regions in by_text.items():
+    for (image_id, text), regions in by_text.items():
         masks = tuple((mask,) for _, mask in regions)
-        sample_id = f"{regions[0][0]}_referring"
-        yield Sample(sample_id=sample_id, task="referring", text=text, masks=masks, **shown[named])
+        yield pictures[image_id].sample(
+            sample_id=f"{regions[0][0]}_referring",
+            image_id=image_id,
+            task="referring",
+            text=text,
+            masks=masks,
+        )
 
 
 def splits(path: Path) -> list[str]:
@@ -99,7 +101,7 @@ def _lines(file: Path) -> tuple[list[tuple[str, Region]], checks.Faults]:
     return lines, faults
 
 
-def _text(region: Region, *, height: int, width: int, where: str) -> str:
+def _text(region: Region, picture: Media, *, where: str) -> str:
     if region.caption:
         return checks.text(region.caption, where=where)
     category = checks.text(region.category, where=f"{where}: no caption, and as category")
@@ -108,10 +110,10 @@ def _text(region: Region, *, height: int, width: int, where: str) -> str:
             f"{where}: no caption and no bbox; one of them tells which {category} is meant"
         )
     x, y, w, h = region.bbox
-    across, down = (x + w / 2) / width, (y + h / 2) / height
+    across, down = (x + w / 2) / picture.width, (y + h / 2) / picture.height
     if not (0 <= across <= 1 and 0 <= down <= 1 and w > 0 and h > 0):
         raise checks.DataError(
             f"{where}: bbox {rle.short(region.bbox)} is no box [x, y, width, height] in a picture of "
-            f"{width} x {height}"
+            f"{picture.width} x {picture.height}"
         )
     return f"{category} {place_words(across, down)}"

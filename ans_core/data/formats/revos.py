@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ans_core.data.formats import checks, expressions, mevis
+from ans_core.data.formats import checks, expressions
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -17,18 +17,21 @@ KINDS = ("referring", "reasoning", "no_object")
 """By type_id."""
 
 
-class Expression(mevis.Expression):
+class Expression(expressions.AnnotatedExpression):
     type_id: int
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    files = _files(path)
-    masks = expressions.MaskDict(path / "mask_dict.json")
+    file = _files(path)[split]
+    # a video's name holds folders, too, as LVVIS/train/00001
     return expressions.read_expressions(
-        files[split], expressions.load_videos(files[split]), Expression, folder=lambda video,
-        where: _folder(path, video, where=where),
-        masklets=lambda expression, ref: mevis.objects(expression, ref, masks), kind=_kind,
-    )  # fmt: skip
+        file,
+        expressions.load_videos(file),
+        Expression,
+        folders=[path / "JPEGImages", path],
+        masklets=expressions.MaskDict(path / "mask_dict.json").masklets,
+        kind=_kind,
+    )
 
 
 def splits(path: Path) -> list[str]:
@@ -43,16 +46,6 @@ def _files(path: Path) -> dict[str, Path]:
     if not files:
         raise checks.DataError(f"{path}: no meta_expressions_<split>_.json")
     return files
-
-
-def _folder(path: Path, video: str, *, where: str) -> Path:
-    """Return a video's folder; the names hold folders too, as `LVVIS/train/00001`."""
-    inside = checks.inside(path / "JPEGImages", video, where=where)
-    return (
-        inside
-        if inside.is_dir() or inside.with_name(f"{inside.name}.mp4").is_file()
-        else checks.inside(path, video, where=where)
-    )
 
 
 def _kind(expression: Expression, ref: expressions.ExpressionRef) -> str:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core.data.formats import checks, clip_files, files
+from ans_core.data.formats.media import picture_of
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -34,7 +33,7 @@ class Annotation(checks.Record):
 
 class Content(checks.Record):
     image: Picture
-    annotations: Annotated[list[Annotation], Field()]
+    annotations: list[Annotation]
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -58,18 +57,14 @@ def splits(path: Path) -> list[str]:
 def _sample(file: Path) -> Sample:
     content = checks.record(Content, checks.load_json(file), where=str(file))
     stated = (content.image.height, content.image.width)
-    picture = files.picture(file.parent, content.image.file_name, where=str(file))
-    height, width = checks.image_size(picture, where=str(file), stated=stated)
+    image = files.file_of(file.parent, content.image.file_name, where=str(file))
+    picture = picture_of(image, where=str(file), stated=stated)
+    checks.once((f"{file}: annotation {annotation.id}", annotation.id) for annotation in content.annotations)
     masks = {}
     for annotation in content.annotations:
-        where = f"{file}: annotation {annotation.id}"
-        if annotation.id in masks:
-            raise checks.DataError(f"{where}: this id comes twice; ids must be unique")
-        mask = checks.some_mask(annotation.segmentation, height=height, width=width, where=where)
+        mask = picture.some_mask(annotation.segmentation, where=f"{file}: annotation {annotation.id}")
         if rle.area(mask):
             masks[annotation.id] = (mask,)
     if not masks:
         raise checks.Unusable("no mask")
-    return clip_files.tracking_sample(
-        str(content.image.image_id), masks, frames=(picture,), height=height, width=width
-    )  # fmt: skip
+    return clip_files.tracking_sample(str(content.image.image_id), masks, picture)

@@ -16,8 +16,9 @@ from pydantic import Field, FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.davis import clips_in
+from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
-from ans_core.types import Masklet, Sample, VideoFrames
+from ans_core.types import Masklet, Sample
 
 STEP = 4
 """Videos are of 24 frames a second, annotations of 6."""
@@ -36,14 +37,12 @@ class Clip(checks.Record):
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(path)
-    clips: list[tuple[str, str]] = []
     if split in SUFFIX:
         for file in sorted(path.rglob(f"*{SUFFIX[split]}")):
             with faults:
                 sample = _of_video(file)
-                clips.append((f"{path}: clip {sample.image_id}", sample.image_id))
+                faults.once(f"clip {sample.image_id}", where=str(path))
                 yield sample
-        checks.once(clips)
     else:
         root = _held_out(path)[split]
         for clip in clips_in(root / PARTS[1]):
@@ -62,8 +61,8 @@ def splits(path: Path) -> list[str]:
     return names
 
 
-def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], dict[Any, Masklet]]:
-    """Read a clip's annotation: its annotated frames, their (height, width), and every object's masklet."""
+def clip_of(file: Path, *, video: Path) -> tuple[Media, dict[Any, Masklet]]:
+    """Read a clip's annotation: its annotated frames, and every object's masklet."""
     clip = checks.record(Clip, checks.load_json(file), where=str(file))
     where = f"{file}: video {rle.short(clip.video_id)}"
     every = clip_files.video_frames(video, where=where)
@@ -74,7 +73,7 @@ def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], d
             f"({len(every)} frames); fetch it again"
         )
     stated = tuple(None if side is None else int(side) for side in (clip.video_height, clip.video_width))
-    height, width = clip_files.size_of(frames, where=where, stated=stated)  # type: ignore[arg-type]
+    media = clip_files.clip_of(frames, where=where, stated=stated)  # type: ignore[arg-type]
     checks.once((f"{where}, object {rle.short(number)}", number) for number in clip.masklet_id)
     columns: list[list[Any]] = [[] for _ in clip.masklet_id]
     for place, masks in enumerate(clip.masklet):
@@ -85,24 +84,20 @@ def clip_of(file: Path, *, video: Path) -> tuple[VideoFrames, tuple[int, int], d
             )
         for number, column, mask in zip(clip.masklet_id, columns, masks, strict=True):
             here = f"{where}, frame {place}, object {rle.short(number)}"
-            column.append(checks.some_mask(mask, height=height, width=width, where=here))
-    return (
-        frames,
-        (height, width),
-        {number: tuple(column) for number, column in zip(clip.masklet_id, columns, strict=True)},
-    )
+            column.append(media.some_mask(mask, where=here))
+    return media, dict(zip(clip.masklet_id, map(tuple, columns), strict=True))
 
 
 def _of_video(file: Path) -> Sample:
     video = file.with_name(
         file.name.removesuffix(SUFFIX["train"]).removesuffix(SUFFIX["auto"]) + clip_files.VIDEO
     )
-    frames, (height, width), masklets = clip_of(file, video=video)
+    media, masklets = clip_of(file, video=video)
     seen = {
         n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}")
         for n, masklet in masklets.items()
     }
-    return clip_files.tracking_sample(video.stem, seen, frames=frames, height=height, width=width)
+    return clip_files.tracking_sample(video.stem, seen, media)
 
 
 def _held_out(path: Path) -> dict[str, Path]:
@@ -117,20 +112,15 @@ def _held_out(path: Path) -> dict[str, Path]:
 
 def _of_folders(root: Path, clip: str) -> Sample:
     where = f"{root}: clip {clip}"
-    folder = root / PARTS[0] / clip
-    names = clip_files.listed(folder, where=where)
-    frames = clip_files.frames_of(folder, names, where=where)
-    height, width = clip_files.size_of(frames, where=where)
+    names, media = clip_files.clip_in(root / PARTS[0] / clip, where=where)
     masklets: dict[Any, Masklet] = {}
     for one in clips_in(root / PARTS[1] / clip):
         here = f"{where}, object {one}"
-        objects = clip_files.palette_masklets(
-            root / PARTS[1] / clip / one, names, height=height, width=width, where=here
-        )
+        objects = clip_files.palette_masklets(root / PARTS[1] / clip / one, names, media, where=here)
         if len(objects) != 1:
             raise checks.DataError(
                 f"{here}: its PNGs show {len(objects)} objects ({list(objects)[:5]}); there is a folder for "
                 "each, with one"
             )
         (masklets[one],) = objects.values()
-    return clip_files.tracking_sample(clip, masklets, frames=frames, height=height, width=width)
+    return clip_files.tracking_sample(clip, masklets, media)

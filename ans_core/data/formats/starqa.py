@@ -42,13 +42,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split; that for the server has no answers."""
     file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
-    for number, value in enumerate(checks.load_list(file)):
+    for _, where, record in faults.records(Record, checks.load_list(file)):
         with faults:
-            record = checks.record(Record, value, where=f"{file}: record {number}")
             sample = _sample(record, file.parent, where=f"{file}: question {record.question_id}")
-            faults.once(f"question {sample.sample_id}", where=f"{file}: record {number}")
+            faults.once(f"question {sample.sample_id}", where=where)
             yield sample
-    faults.tell()
 
 
 def splits(path: Path) -> list[str]:
@@ -59,16 +57,12 @@ def _sample(record: Record, folder: Path, *, where: str) -> Sample:
     choices = [choice.choice for choice in record.choices]
     if record.answer not in choices:
         raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
-    inner = (folder / name for name in FOLDERS)
-    video = clip_files.find_video(inner, [f"{record.video_id}{clip_files.VIDEO}"], where=where)
+    inner = [folder / name for name in FOLDERS]
+    video = clip_files.find_file(inner, [f"{record.video_id}{clip_files.VIDEO}"], where=where)
     frames = _stretch(video, record.start, record.end, where=where)
-    height, width = clip_files.size_of(frames, where=where)
-    return Sample(
+    return clip_files.clip_of(frames, where=where).sample(
         sample_id=record.question_id,
         image_id=f"{record.video_id}_{record.start:g}_{record.end:g}",
-        frames=frames,
-        height=height,
-        width=width,
         task="conversation",
         question=checks.text(record.question, where=where),
         text=checks.text(record.answer, where=where),

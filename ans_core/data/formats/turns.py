@@ -4,11 +4,13 @@ and answers."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ans_core.data.formats import checks
+from ans_core.data.formats.media import Media
+from ans_core.types import Sample
 
 
 class Turn(checks.Record):
@@ -44,3 +46,9 @@ def exchanges(turns: Sequence[Turn], *, pictures: int = 1) -> tuple[tuple[str, s
         if any(token in text for token in checks.RESERVED):
             raise checks.Unusable(f"a text with one of the tokens {', '.join(checks.RESERVED)}")
     return tuple(pairs)
+
+
+def conversation(pairs: Sequence[tuple[str, str]], media: Media, **fields: Any) -> Sample:
+    """Make a sample of (question, answer) pairs, at least one: the last is what the sample asks."""
+    *past, (question, answer) = pairs
+    return media.sample(task="conversation", question=question, text=answer, past=tuple(past), **fields)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ans_core.data.formats import checks
-from ans_core.data.formats.files import picture
+from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats.files import file_of
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -61,13 +61,10 @@ def splits(path: Path) -> list[str]:
 
 
 def _samples(path: Path, clip: Clip, *, where: str, faults: checks.Faults) -> list[Sample]:
-    frames = tuple(picture(path, frame.file, where=where) for frame in clip.frames)
-    sizes = {checks.image_size(frame, where=where, stated=(clip.height, clip.width)) for frame in frames}
-    if len(sizes) != 1 or len(set(frames)) != len(frames):
-        raise checks.DataError(
-            f"{where}: frames of sizes {sorted(sizes)}; a video has frames of one size, each of them once"
-        )
-    height, width = sizes.pop()
+    frames = tuple(file_of(path, frame.file, where=where) for frame in clip.frames)
+    if len(set(frames)) != len(frames):
+        raise checks.DataError(f"{where}: a frame comes twice; a video has each of its frames once")
+    media = clip_files.clip_of(frames, where=where, stated=(clip.height, clip.width))
     masks_file = checks.inside(path, clip.masks_file, where=where)
     masks = checks.record(MasksFile, checks.load_json(masks_file), where=str(masks_file)).masks
     samples: list[Sample] = []
@@ -84,23 +81,15 @@ def _samples(path: Path, clip: Clip, *, where: str, faults: checks.Faults) -> li
                     f"{where}"
                 )
             masklet = tuple(
-                None
-                if m is None
-                else checks.some_mask(m, height=height, width=width, where=here, faults=faults)
-                for m in entries
+                None if m is None else media.some_mask(m, where=here, faults=faults) for m in entries
             )
-            if not any(m and rle.area(m) for m in masklet):
-                raise checks.DataError(f"{here}: no pixel in any frame; leave the object out")
             samples.append(
-                Sample(
+                media.sample(
                     sample_id=f"{clip.video_id}_{number}",
                     image_id=clip.video_id,
-                    frames=frames,
-                    height=height,
-                    width=width,
                     task="referring",
                     text=checks.text(described.caption or described.name, where=f"{where}, object {number}"),
-                    masks=(masklet,),
+                    masks=(clip_files.visible(masklet, where=here),),
                     meta={"category": described.category} if described.category else {},
                 )
             )

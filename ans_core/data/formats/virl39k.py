@@ -73,9 +73,9 @@ def _files(path: Path) -> tuple[list[Path], Path]:
 
 def _sample(record: Record, images: ImageFolders, *, where: str) -> Sample:
     names = record.image or []
-    return Sample(
+    return images.all_of(names, where=where).sample(
         sample_id=record.qid,
-        **images.shown(names, where=where),
+        image_id="+".join(names),
         task="conversation",
         question=checks.text(checks.named_pictures([record.question], len(names))[0], where=where),
         text=checks.text(final(record.answer), where=where),
