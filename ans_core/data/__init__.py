@@ -139,12 +139,6 @@ def existing(format: str, path: Path, *, name: str) -> Path:
     return path
 
 
-def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, Sequence[Sample]]:
-    """Return the samples of a split by data set name; `read_entries` has each data set's kind."""
-    entries = read_entries(prepared, split, kinds)
-    return {entry.name: samples for entry, samples in zip(entries, read(prepared, entries), strict=True)}
-
-
 def sources(prepared: Path, split: str, kinds: Collection[str] | None = None) -> list[Source]:
     """Return the data sets of a split as sources of a mixture."""
     entries = read_entries(prepared, split, kinds)

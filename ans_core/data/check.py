@@ -51,7 +51,10 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
         listed = (*config.prepare.sources, *config.evaluate.sources, *config.agent.sources)
         sources = {source.name: source for source in listed}
     if source := sources.get(name_or_path):
-        return source.name, root / source.path, data_format or source.format
+        path = root / source.path
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; correct the path in params.yaml")
+        return source.name, path, data_format or source.format
     if not path.exists():
         raise ValueError(
             f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(sources)}"
@@ -65,8 +68,6 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
 def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, page: Path) -> int:
     """Read a data set as training would; with `pixels` also decode and compare its pictures. The exit status
     tells whether anything is wrong. `page` is written with counts, pictures and everything that was found."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; correct the path in params.yaml")
     read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, index_folder=page.parent)
     facts_of = {part: facts(samples) for part, samples in read.items()}
     noted = warnings(read, present) + [
@@ -85,13 +86,11 @@ def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, 
         print(f"error: {line}", file=sys.stderr)
     if not wrong:
         print("no fault found" if pixels else "no fault found (pictures were not decoded)")
-    entries = {
-        part: DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra")
-        for part, s in read.items()
-        if s
-    }
-    samples = {entry: read[part] for part, entry in entries.items()}
-    facts_by_entry = {entry: facts_of[part] for part, entry in entries.items()}
+    samples, facts_by_entry = {}, {}
+    for part, of in facts_of.items():
+        if of.samples:
+            entry = DatasetEntry(name=name, format=form, path=str(path), split=part, kind="extra")
+            samples[entry], facts_by_entry[entry] = read[part], of
     page.parent.mkdir(parents=True, exist_ok=True)
     write_report(page, samples, errors=wrong, warnings=noted, pictures=pixels, collected=facts_by_entry)
     print(f"counts and pictures: {page}")
@@ -157,10 +156,9 @@ def summary(split: str, of: Facts) -> list[str]:
             f"  {of.absent:,} times an object is absent from a frame, {of.unknown:,} times a frame is not "
             "annotated"
         )
-    return [
-        *lines,
-        *([f"  {of.without:,} expressions that nothing in the picture fits"] if of.without else []),
-    ]
+    if of.without:
+        lines.append(f"  {of.without:,} expressions that nothing in the picture fits")
+    return lines
 
 
 def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> list[str]:
@@ -181,10 +179,10 @@ def warnings(read: Mapping[str, Sequence[Sample]], present: Sequence[str]) -> li
 
 def alike(read: Mapping[str, Sequence[Sample]]) -> list[str]:
     """Return a warning for every two splits with pictures that look alike."""
-    duplicates = near_duplicates(read)
     lines = []
-    for one, other in dict.fromkeys(pair.splits for pair in duplicates):
-        pairs = [pair.pictures for pair in duplicates if pair.splits == (one, other)]
+    for (one, other), pairs in near_duplicates(read).items():
+        if not pairs:
+            continue
         named_pairs = "; ".join(f"{_name_of(a)} and {_name_of(b)}" for a, b in pairs[:SHOWN])
         lines.append(
             f"{len(pairs):,} pictures of {other!r} look like one of {one!r}: "

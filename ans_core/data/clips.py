@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt8
 
 from ans_core.data.scene_text import (
-    ATTRIBUTES,
     Expression,
     Query,
     has_attributes,
     phrase,
     several_expression,
+    some_attributes,
     unique_query,
     words,
 )
@@ -134,10 +134,7 @@ def _motion_expression(rng: np.random.Generator, things: Sequence[Moving], targe
 
 
 def _attributes_of(rng: np.random.Generator, thing: Thing, *, least: int) -> Query:
-    names = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(0, 3)), replace=False))
-    if rng.random() < 0.75 or len(names) < least:
-        names.add("shape")
-    return Query(**{name: getattr(thing, name) for name in names})
+    return some_attributes(rng, thing, least=least, most=3, noun_share=0.75)
 
 
 def _moving(

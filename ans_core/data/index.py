@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,29 +46,19 @@ PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stamp:
-    """What an index was made of; a different stamp makes it anew."""
-
-    format: str
-    path: str
-    name: str
-    split: str
-    files: str
-    """Hash of the names, sizes and times of last change of all files in `path`."""
-    code: str
-    """Hash of the source files that decide what is read from them."""
+Stamp = dict[str, str]
+"""What an index was made of; a different stamp makes it anew."""
 
 
 def stamp_of(path: Path, *, format: str, name: str, split: str) -> Stamp:
-    return Stamp(
-        format=format,
-        path=str(path.resolve()),
-        name=name,
-        split=split,
-        files=_files_hash(path),
-        code=_code_hash(),
-    )
+    return {
+        "format": format,
+        "path": str(path.resolve()),
+        "name": name,
+        "split": split,
+        "files": _files_hash(path),
+        "code": _code_hash(),
+    }
 
 
 class SampleIndex(Lazy[Sample]):
@@ -104,10 +94,10 @@ def write_index(folder: Path, stamp: Stamp, read: Callable[[], Iterable[Sample]]
     others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock")):
-        if _stamp_in(folder) != asdict(stamp):
+        if _stamp_in(folder) != stamp:
             with atomic_folder(folder) as partial:  # whoever has the old one open keeps reading it
                 _write_records(partial, read())
-                (partial / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+                (partial / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
 
 def nameless_index(samples: Iterable[Sample], *, dataset: str, parent: Path) -> SampleIndex:
@@ -282,6 +272,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _files_hash(path: Path) -> str:
+    """Hash the names, sizes and times of last change of all files in `path`."""
     digest = hashlib.sha256()
     for name, size, changed_ns in sorted(_files(path)):
         digest.update(f"{name}\0{size} {changed_ns}\n".encode("utf-8", "surrogateescape"))

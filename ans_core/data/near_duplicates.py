@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -32,37 +31,25 @@ WORDS = 2 * SIDE * SIDE // 16
 found."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alike:
-    """Two pictures of two splits."""
-
-    splits: tuple[str, str]
-    pictures: tuple[ImageRef, ImageRef]
+Pair = tuple[ImageRef, ImageRef]
 
 
-def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> list[Alike]:
-    """Compare the splits with one another, but not a file with itself. Of a clip the first, middle and last
-    frame count. A picture of the later split is named once."""
+def near_duplicates(read: Mapping[str, Sequence[Sample]]) -> dict[tuple[str, str], list[Pair]]:
+    """Compare every two splits, but not a file with itself. Of a clip the first, middle and last frame count.
+    A picture of the later split is named once."""
     hashes: dict[str, list[tuple[ImageRef, int]]] = {}
     with ThreadPoolExecutor() as threads:
         for split, samples in read.items():
-            refs = list(dict.fromkeys(ref for sample in samples for ref in shown(sample)))
+            refs = list(
+                dict.fromkeys(sample.frames[place] for sample in samples for place in shown_frames(sample))
+            )
             values = tqdm(
                 threads.map(dhash, refs), desc=f"compare pictures of {split}", total=len(refs), mininterval=1
             )
             hashes[split] = [
                 (ref, value) for ref, value in zip(refs, values, strict=True) if value is not None
             ]
-    return [
-        Alike(splits=(one, other), pictures=pair)
-        for one, other in combinations(hashes, 2)
-        for pair in _pairs(hashes[one], hashes[other])
-    ]
-
-
-def shown(sample: Sample) -> list[ImageRef]:
-    """Return a picture, or the first, middle and last frame of a clip."""
-    return [sample.frames[place] for place in shown_frames(sample)]
+    return {(one, other): list(_pairs(hashes[one], hashes[other])) for one, other in combinations(hashes, 2)}
 
 
 def dhash(ref: ImageRef) -> int | None:
@@ -77,9 +64,7 @@ def dhash(ref: ImageRef) -> int | None:
     return int.from_bytes(np.packbits(bits).tobytes())
 
 
-def _pairs(
-    one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]
-) -> Iterator[tuple[ImageRef, ImageRef]]:
+def _pairs(one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]) -> Iterator[Pair]:
     by_word: dict[tuple[int, int], set[int]] = defaultdict(set)
     for place, (_, value) in enumerate(one):
         for word in _words(value):

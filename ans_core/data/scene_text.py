@@ -161,7 +161,7 @@ def unique_query(
 def several_expression(rng: np.random.Generator, things: Sequence[Thing]) -> Expression | None:
     """Write `all red objects`, `the two circles`: at least two things with the same one or two attributes."""
     for _ in range(12):
-        query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=2)
+        query = some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=2)
         targets = resolve(query, things)
         if targets is not None and len(targets) >= 2:
             noun = words(query, plural=True)
@@ -176,7 +176,7 @@ def none_expression(
     """Describe a plausible thing that is absent: it differs from one that is there in colour or in shape
     alone."""
     for _ in range(12):
-        query = _some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=3)
+        query = some_attributes(rng, things[int(rng.integers(len(things)))], least=1, most=3)
         if rng.random() < 0.5:
             query = replace(
                 query,
@@ -241,20 +241,22 @@ def _plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
 
 
-def _some_attributes(rng: np.random.Generator, thing: Thing, *, least: int, most: int) -> Query:
-    """Draw some of the thing's attributes; four times out of five the noun is among them."""
+def some_attributes(
+    rng: np.random.Generator, thing: Thing, *, least: int, most: int, noun_share: float = 0.8
+) -> Query:
+    """Draw some of the thing's attributes, the noun with this share."""
     names = set(rng.choice(ATTRIBUTES[:3], size=int(rng.integers(max(least - 1, 0), most)), replace=False))
-    if rng.random() < 0.8 or len(names) < least:
+    if rng.random() < noun_share or len(names) < least:
         names.add("shape")
     return Query(**{name: getattr(thing, name) for name in names})
 
 
 def _attribute_query(rng: np.random.Generator, things: Sequence[Thing], target: int) -> Query:
-    return _some_attributes(rng, things[target], least=1, most=4)
+    return some_attributes(rng, things[target], least=1, most=4)
 
 
 def _location_query(rng: np.random.Generator, things: Sequence[Thing], target: int) -> Query:
-    query = _some_attributes(rng, things[target], least=0, most=2)
+    query = some_attributes(rng, things[target], least=0, most=2)
     if rng.random() < 0.35:
         return replace(query, extreme=str(rng.choice(list(EXTREMES))))
     thing = things[target]
@@ -267,7 +269,7 @@ def _location_query(rng: np.random.Generator, things: Sequence[Thing], target: i
 
 
 def _relation_query(rng: np.random.Generator, things: Sequence[Thing], target: int) -> Query:
-    query = _some_attributes(rng, things[target], least=0, most=2)
+    query = some_attributes(rng, things[target], least=0, most=2)
     others = [i for i in range(len(things)) if i != target]
-    anchor = _some_attributes(rng, things[int(rng.choice(others))], least=1, most=3)
+    anchor = some_attributes(rng, things[int(rng.choice(others))], least=1, most=3)
     return replace(query, relation=str(rng.choice(list(RELATIONS))), anchor=anchor)

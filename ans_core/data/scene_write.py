@@ -17,6 +17,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,32 +84,17 @@ def write_scenes(
             first = len(coco["annotations"]) + 1
             coco["annotations"] += _annotations(scene, masks, image_id=image_id, first=first)
             rng = np.random.default_rng([seed, SPLITS.index(split), index, 0])
-            expressions = say.single_expressions(rng, scene.things, EXPRESSIONS[split])
-            refs += _refs(
-                expressions,
-                scene,
-                image_id=image_id,
-                first=first,
-                split=split,
-                file_name=file_name,
-                ref_id=len(refs),
-                grouped=True,
+            records = partial(
+                _refs, scene=scene, image_id=image_id, first=first, split=split, file_name=file_name
             )
+            expressions = say.single_expressions(rng, scene.things, EXPRESSIONS[split])
+            refs += records(expressions, ref_id=len(refs), grouped=True)
             others = [
                 (SEVERAL_SHARE, say.several_expression(rng, scene.things)),
                 (NONE_SHARE[split], say.none_expression(rng, scene.things, world)),
             ]
             expressions = [e for share, e in others if rng.random() < share and e is not None]
-            grefs += _refs(
-                expressions,
-                scene,
-                image_id=image_id,
-                first=first,
-                split=split,
-                file_name=file_name,
-                ref_id=len(grefs),
-                grouped=False,
-            )
+            grefs += records(expressions, ref_id=len(grefs), grouped=False)
             if split == "train" and captioned is not None and index >= captioned:
                 _json(root / "images" / f"sa_{index:06d}.json", _masks_alone(coco["images"][-1], masks))
                 continue
@@ -189,8 +175,8 @@ def _annotations(
 
 def _refs(
     expressions: Iterable[say.Expression],
-    scene: Scene,
     *,
+    scene: Scene,
     image_id: int,
     first: int,
     split: str,
@@ -268,11 +254,9 @@ def _grounded(scene: Scene, masks: list[dict[str, Any]], file_name: str) -> dict
     for (start, end), i in spans:
         # GranD-f's dict is keyed by the phrase; the second "a small red circle" of a caption gets a number
         # that readers of the spans never see
-        name = (
-            caption[start:end]
-            if caption[start:end] not in groundings
-            else f"{caption[start:end]} {len(groundings)}"
-        )
+        name = caption[start:end]
+        if name in groundings:
+            name += f" {len(groundings)}"
         groundings[name] = {"token_positives": [start, end], "rle_masks": [masks[i]]}
     return {"file_name": file_name, "caption": caption, "groundings": groundings}
 

@@ -22,8 +22,6 @@ def show(
 ) -> list[Path]:
     """Draw `count` samples of a split (None: of every one), chosen by the seed. Write pictures and
     `samples.jsonl` with the texts."""
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; correct the path in params.yaml")
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
@@ -32,12 +30,8 @@ def show(
             for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
                 file = out / f"{part}_{number:06d}.png"
                 Image.fromarray(panel(samples[number], SIDE)).save(file)
-                lines.write(
-                    json.dumps(
-                        {"picture": file.name, "split": part, **texts_of(samples[number])}, ensure_ascii=False
-                    )
-                    + "\n"
-                )
+                record = {"picture": file.name, "split": part, **texts_of(samples[number])}
+                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
                 written.append(file)
     return written
 

@@ -21,7 +21,7 @@ from tests import tiny
 from tests.data.test_formats import block, png
 from tests.workspace import launch
 
-STAMP = Stamp(format="f", path="/p", name="drawn", split="train", files="1", code="1")
+STAMP = {"format": "f", "path": "/p", "name": "drawn", "split": "train", "files": "1", "code": "1"}
 
 
 def every_kind(folder: Path) -> list[Sample]:
@@ -115,7 +115,7 @@ class Steps:
 
 def test_loader_workers_make_the_rows_of_one_process_from_indexes_as_from_lists(tmp_path: Path):
     def indexed(samples: list[Sample], name: str) -> SampleIndex:
-        return written(tmp_path / name, replace(STAMP, name="drawn"), lambda: samples)
+        return written(tmp_path / name, STAMP, lambda: samples)
 
     listed = Steps(mixture(sources(lambda samples, name: samples)))
     expected = [listed[n] for n in range(len(listed))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import datasets
@@ -13,13 +14,14 @@ from PIL import Image
 
 from ans_core import data
 from ans_core.config import Config, DataSource, Prepare
-from ans_core.data import load, read_entries
+from ans_core.data import read_entries
 from ans_core.data.conversation import turn
 from ans_core.data.index import picture_keys
 from ans_core.data.mixture import Mixture
 from ans_core.pictures import rle
 from ans_core.stages import prepare
 from ans_core.stages.sources import source_entries
+from ans_core.types import Sample
 
 SMALL = Prepare(
     scenes=8, val_scenes=5, test_scenes=2, clips=2, val_clips=1, test_clips=1, clip_frames=3, image_size=64
@@ -29,6 +31,11 @@ SMALL = Prepare(
 def run(settings: Prepare, out: Path) -> dict[str, float]:
     cfg = Config(profile="test", prepare=settings)
     return prepare.run(cfg, inputs={}, out=out, scratch=out, log=lambda metrics, step: None)
+
+
+def load(prepared: Path, split: str, kinds: Collection[str] | None = None) -> dict[str, Sequence[Sample]]:
+    """The samples of a split by data set."""
+    return {source.name: source.samples for source in data.sources(prepared, split, kinds)}
 
 
 def own_data(root: Path) -> DataSource:

@@ -73,7 +73,8 @@ def test_parts_of_a_set_are_trained_on_as_one_with_their_categories(tmp_path, sp
     ]
     assert trained.samples[0].meta == {"category": ["dog", "animal"], "source": "drawn"}
     assert paired(trained.samples).all()
-    assert [s.sample_id for s in data.load(out, "val")["mine"]] == ["0"]
+    (mine,) = data.sources(out, "val")
+    assert [s.sample_id for s in mine.samples] == ["0"]
 
 
 def test_a_list_may_hold_what_would_be_held_out(tmp_path):

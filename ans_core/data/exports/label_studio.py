@@ -3,6 +3,7 @@ each region."""
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
@@ -180,23 +181,27 @@ def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:
         isinstance(byte, int) and 0 <= byte < 256 for byte in content
     ):
         raise checks.DataError(f"{where}: rle is {rle.short(content)}, not a list of bytes")
-    stream = _Bits(bytes(content))
+    stream = StringIO("".join(f"{byte:08b}" for byte in content))
+
+    def read_bits(count: int) -> int:
+        if len(bits := stream.read(count)) < count:
+            raise EOFError("it ends too early")
+        return int(bits, 2)
+
     try:
-        total, size = stream.read(32), stream.read(5) + 1
+        total, size = read_bits(32), read_bits(5) + 1
         if total != height * width * 4:
             raise checks.DataError(
                 f"{where}: its rle has {total} values; RGBA of {width} x {height} pixels has "
                 f"{height * width * 4}"
             )
-        lengths = [stream.read(4) + 1 for _ in range(4)]
+        lengths = [read_bits(4) + 1 for _ in range(4)]
         values: UInt8[np.ndarray, " total"] = np.zeros(total, np.uint8)
         place = 0
         while place < total:
-            repeated = stream.read(1)
-            end = place + 1 + stream.read(lengths[stream.read(2)])
-            values[place:end] = (
-                stream.read(size) if repeated else [stream.read(size) for _ in range(end - place)]
-            )
+            repeated = read_bits(1)
+            end = place + 1 + read_bits(lengths[read_bits(2)])
+            values[place:end] = read_bits(size) if repeated else [read_bits(size) for _ in range(end - place)]
             place = end
     except (EOFError, ValueError) as error:
         if isinstance(error, checks.DataError):
@@ -204,18 +209,3 @@ def brush(content: Any, *, height: int, width: int, where: str) -> np.ndarray:
         raise checks.DataError(f"{where}: its rle is cut or garbled ({error}); export it again") from None
     mask: np.ndarray = values.reshape(height, width, 4)[:, :, 3] > 0
     return mask
-
-
-class _Bits:
-    """Bytes read by bits, the highest first."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.place = content, 0
-
-    def read(self, count: int) -> int:
-        first, last = self.place // 8, (self.place + count + 7) // 8
-        if last > len(self.content):
-            raise EOFError("it ends too early")
-        bits = int.from_bytes(self.content[first:last], "big")
-        self.place += count
-        return (bits >> (last * 8 - self.place)) & ((1 << count) - 1)

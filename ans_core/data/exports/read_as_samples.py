@@ -23,7 +23,7 @@ from ans_core.types import Sample
 def coco_file(place: Path, file: Path) -> Export:
     """A category's name is the text, and means all its objects in the picture. Splits come from the names of
     the file and its folders."""
-    images = ImageFolders(Path(), picture_folders(file), where=str(file))
+    images = ImageFolders(Path(), picture_folders(file))
     faults = checks.Faults(file)
     samples = list(coco.instances(file, images, faults=faults))
     split = split_of_file(file, place)

@@ -25,7 +25,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
     videos: dict[str, Media] = {}
-    for number, where, record in faults.records(Record, checks.load_list(file)):
+    for number, where, record in faults.records(Record):
         with faults:
             if record.video not in videos:
                 # those named .mkv may lie there as .mp4

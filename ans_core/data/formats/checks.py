@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 import jiter
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ans_core import prompts
 from ans_core.pictures import rle, transforms
@@ -61,6 +61,9 @@ class Record(BaseModel):
 
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
+Filled = Annotated[list[T], Field(min_length=1)]
+Pair = Annotated[list[T], Field(min_length=2, max_length=2)]
 
 
 _count: ContextVar[Callable[[], object]] = ContextVar("count", default=lambda: None)
@@ -118,10 +121,12 @@ class Faults:
                 self.first[message] = None
 
     def records(
-        self, form: type[R], values: list[Any] | dict[str, Any], *, noun: str = "record"
+        self, form: type[R], values: list[Any] | dict[str, Any] | None = None, *, noun: str = "record"
     ) -> Iterator[tuple[Any, str, R]]:
-        """Yield (number or key, place, record) of the well-formed values; then raise what was wrong with any,
-        as `tell` does."""
+        """Yield (number or key, place, record) of the well-formed values (None: of the file's list); then raise
+        what was wrong with any, as `tell` does."""
+        if values is None:
+            values = load_list(Path(self.file))
         for key, value in values.items() if isinstance(values, dict) else enumerate(values):
             where = f"{self.file}: {noun} {rle.short(key)}"
             try:
@@ -336,15 +341,16 @@ def starts_with(path: Path, mark: bytes) -> bool:
 
 def load_list(path: Path) -> list[Any]:
     """Load a list of at least one record."""
-    return _filled(load_json(path), list, path)
+    return filled(load_json(path), list, path)
 
 
 def load_object(path: Path) -> dict[str, Any]:
     """Load an object of at least one record."""
-    return _filled(load_json(path), dict, path)
+    return filled(load_json(path), dict, path)
 
 
-def _filled(records: Any, kind: type, path: Path) -> Any:
+def filled(records: Any, kind: type, path: Path) -> Any:
+    """Refuse records that are no list (`kind`) or no object, and none."""
     if not isinstance(records, kind) or not records:
         noun = "a list" if kind is list else "an object"
         raise DataError(f"{path}: expected {noun} with at least one record, found {rle.short(records)}")

@@ -11,9 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import ImageFolders, split_files
@@ -62,9 +60,9 @@ class AnnotatedPicture:
 
 
 class Content(checks.Record):
-    images: Annotated[list[Any], Field(min_length=1)]
-    annotations: Annotated[list[Any], Field(min_length=1)]
-    categories: Annotated[list[Any], Field(min_length=1)]
+    images: checks.Filled[Any]
+    annotations: checks.Filled[Any]
+    categories: checks.Filled[Any]
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -77,7 +75,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         for up in (".", "..")
         for part in (split_name, f"images/{split_name}", "images", split_name.rstrip("0123456789"))
     ]
-    return instances(file, ImageFolders(file.parent, [*folders, "."], where=str(path)))
+    return instances(file, ImageFolders(file.parent, [*folders, "."]))
 
 
 def instances(

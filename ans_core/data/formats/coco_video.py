@@ -16,12 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core import nearest_file
-from ans_core.data.formats import checks, clip_files
+from ans_core.data.formats import checks, clip_files, coco
 from ans_core.data.formats.coco import category_names, first_of_name, outline_or_box
 from ans_core.data.formats.files import file_of, url_of
 from ans_core.data.formats.media import Media
@@ -29,11 +27,10 @@ from ans_core.pictures import rle
 from ans_core.types import RLE, Frames, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
-Side = checks.Integer | None
 
 
 class Source(checks.Record):
-    categories: Annotated[list[Any], Field(min_length=1)]
+    categories: checks.Filled[Any]
     annotations: list[Any] | None = None
     videos: list[Any] = []
     images: list[Any] = []
@@ -42,21 +39,17 @@ class Source(checks.Record):
 class Video(checks.Record):
     id: checks.Id
     name: str | None = None
-    file_names: Annotated[list[str], Field(min_length=1)] | None = None
-    height: Side = None
-    width: Side = None
+    file_names: checks.Filled[str] | None = None
+    height: checks.Integer | None = None
+    width: checks.Integer | None = None
 
 
-class Picture(checks.Record):
-    id: checks.Id
-    file_name: str
+class Picture(coco.Picture):
     video_id: checks.Id
     frame_id: checks.Integer | None = None
     order_in_video: checks.Integer | None = None
     frame_index: checks.Integer | None = None
     is_det_keyframe: bool = False
-    height: Side = None
-    width: Side = None
 
     @property
     def order(self) -> int | None:
@@ -114,7 +107,7 @@ class Clip:
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    file = _files(path)[split]
+    file = splits(path)[split]
     source = checks.record(Source, checks.load_json(file), where=str(file))
     if not source.annotations:
         raise checks.DataError(
@@ -171,11 +164,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults.tell()
 
 
-def splits(path: Path) -> list[str]:
-    return sorted(_files(path))
-
-
-def _files(path: Path) -> dict[str, Path]:
+def splits(path: Path) -> dict[str, Path]:
     """Return the file of every split: `<split>/instances.json`, or files named by their split
     (`youtube_vis_train.json`) there or in `annotations/`. A file whose name tells none is a split of that
     name, if no other does."""
@@ -191,7 +180,7 @@ def _files(path: Path) -> dict[str, Path]:
             files[split] = file
     if not files:
         raise checks.DataError(f"{path} holds no *.json, annotations/*.json or <split>/instances.json")
-    return files
+    return dict(sorted(files.items()))
 
 
 ClipRecord = tuple[Video, list[Picture], str]

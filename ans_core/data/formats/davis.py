@@ -26,7 +26,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. A pixel's value is the object's number in the whole clip; 255 (void) becomes
     background, unless masks are 0 and 255 alone (DAVIS 2016). A frame without PNG is not annotated, as all
     but the first of held-out splits."""
-    clips = _splits(path)
+    clips = splits(path)
     root = path / split if (path / split / PARTS[0]).is_dir() else path
     pictures, annotations = (quality_folder(root / part) for part in PARTS)
     faults = checks.Faults(path)
@@ -43,11 +43,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults.tell()
 
 
-def splits(path: Path) -> list[str]:
-    return sorted(_splits(path))
-
-
-def _splits(path: Path) -> dict[str, list[str]]:
+def splits(path: Path) -> dict[str, list[str]]:
     """Return the clips of every split."""
     if folders := clip_files.split_folders(path, PARTS):
         return {split: clips_in(quality_folder(path / split / PARTS[1])) for split in folders}

@@ -29,7 +29,7 @@ class AnnotatedExpression(Expression):
 
 
 class Video(checks.Record):
-    frames: Annotated[list[str], Field(min_length=1)]
+    frames: checks.Filled[str]
     expressions: dict[str, Any]
 
 

@@ -90,7 +90,7 @@ class ImageFolders:
     """The folders in which a data set's pictures may be; only those that exist are looked into, in their
     order."""
 
-    def __init__(self, folder: Path, names: Iterable[str | Path], *, where: str) -> None:
+    def __init__(self, folder: Path, names: Iterable[str | Path]) -> None:
         tried = list(dict.fromkeys(folder / name for name in names))
         self.folders = [
             # one picture has one path, whichever set of a folder of sets names it
@@ -101,7 +101,7 @@ class ImageFolders:
         self._cache: dict[tuple[str, Stated], Media] = {}
         if not self.folders:
             raise checks.DataError(
-                f"{where}: no folder of images; looked for {', '.join(map(str, tried))}; put (or link) the "
+                f"no folder of images: looked for {', '.join(map(str, tried))}; put (or link) the "
                 "images at one of them"
             )
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_files
@@ -34,16 +32,14 @@ class Picture(checks.Record):
 class Annotation(checks.Record):
     id: checks.Id
     image_id: checks.Id
-    tokens_positive: Annotated[
-        list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(min_length=1)
-    ]
+    tokens_positive: checks.Filled[checks.Pair[int]]
     sam_mask: Any
     area: float | None = None
     ignore: bool | int = False
 
 
 class Content(checks.Record):
-    images: Annotated[list[Any], Field(min_length=1)]
+    images: checks.Filled[Any]
     annotations: list[Any]
 
 
@@ -51,7 +47,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: short captions, small pictures,
     captions without a mask."""
     file = split_files(path, FILES)[split]
-    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     faults = checks.Faults(file)
     content = checks.record(Content, checks.load_json(file), where=str(file))
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core.data.formats import checks, grounded
 from ans_core.data.formats.files import ImageFolders, split_files
@@ -23,9 +21,9 @@ are detailed ones."""
 
 
 class Grounding(checks.Record):
-    token_positives: Annotated[list[int], Field(min_length=2, max_length=2)]
+    token_positives: checks.Pair[int]
     """[start, end) characters of the caption."""
-    rle_masks: Annotated[list[Any], Field(min_length=1)]
+    rle_masks: checks.Filled[Any]
 
 
 class Caption(checks.Record):
@@ -37,9 +35,9 @@ class Caption(checks.Record):
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder, or a file in it (a published folder holds several sets)."""
     file = split_files(path, FILES)[split]
-    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     detail, faults = PUBLISHED in file.name, checks.Faults(file)
-    for number, where, record in faults.records(Caption, checks.load_list(file)):
+    for number, where, record in faults.records(Caption):
         with faults:
             caption = grounded.caption_of(record.caption, where=where)
             image = images.find(record.file_name, where=where)

@@ -29,8 +29,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     with its questions), and those of which turns.py can make no conversation.
     """
     file = split_files(path, FILES)[split]
-    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path)), checks.Faults(file)
-    for number, where, record in faults.records(Record, checks.load_list(file)):
+    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS), checks.Faults(file)
+    for number, where, record in faults.records(Record):
         with faults:
             names = [record.image] if isinstance(record.image, str) else record.image
             if not names:

@@ -30,7 +30,7 @@ class Problem(checks.Record):
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = _file(path)
-    images, faults = ImageFolders(file.parent, [".", "images"], where=str(path)), checks.Faults(file)
+    images, faults = ImageFolders(file.parent, [".", "images"]), checks.Faults(file)
     for pid, where, problem in faults.records(Problem, checks.load_object(file), noun="problem"):
         with faults:
             yield images.find(problem.image, where=where).sample(

@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core import prompts
 from ans_core.data.formats import checks
@@ -45,7 +43,7 @@ class Record(checks.Record):
     file_name: str
     height: int
     width: int
-    annotation: Annotated[list[Region], Field(min_length=1)]
+    annotation: checks.Filled[Region]
     conversations: list[Turn] | None = None
     description: list[str] | None = None
 
@@ -58,8 +56,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     make no conversation.
     """
     file = split_files(path, FILES)[split]
-    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS, where=str(path)), checks.Faults(file)
-    for number, where, record in faults.records(Record, checks.load_list(file)):
+    images, faults = ImageFolders(file.parent, IMAGE_FOLDERS), checks.Faults(file)
+    for number, where, record in faults.records(Record):
         with faults:
             if (record.conversations is None) == (record.description is None):
                 raise checks.DataError(

@@ -33,8 +33,8 @@ WHOLES = (
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: parts without a pixel."""
-    files = _files(path)
-    images = ImageFolders(path, [f"images/{split}", split, "images"], where=str(path))
+    files = splits(path)
+    images = ImageFolders(path, [f"images/{split}", split, "images"])
 
     def located(file_name: str) -> str:
         leaf = file_name.rpartition("/")[2]
@@ -44,11 +44,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     return coco.instances(files[split], images, text=expression, located=located)
 
 
-def splits(path: Path) -> list[str]:
-    return list(_files(path))
-
-
-def _files(path: Path) -> dict[str, Path]:
+def splits(path: Path) -> dict[str, Path]:
     places = (
         (split, folder / f"{split}.json") for split in SPLITS for folder in (path / "annotations", path)
     )

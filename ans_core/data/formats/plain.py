@@ -54,7 +54,7 @@ def _one_spelling(value: object) -> object:
 class Annotation(checks.Record):
     model_config = ConfigDict(extra="forbid")
 
-    image: Annotated[str | Annotated[list[str], Field(min_length=1)], BeforeValidator(_one_spelling)]
+    image: Annotated[str | checks.Filled[str], BeforeValidator(_one_spelling)]
     split: Annotated[Literal["train", "val", "test"] | None, BeforeValidator(_split_name)] = None
 
     @property

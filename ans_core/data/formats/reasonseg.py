@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 from jaxtyping import Bool
-from pydantic import Field
 
 from ans_core import prompts
 from ans_core.data.formats import checks
@@ -22,7 +20,7 @@ ENCODING = "cp1252"
 OLD = "flag"
 """A label that means nothing any more."""
 
-Point = Annotated[list[float], Field(min_length=2, max_length=2)]
+Point = checks.Pair[float]
 
 
 class Shape(checks.Record):
@@ -31,9 +29,9 @@ class Shape(checks.Record):
 
 
 class Query(checks.Record):
-    text: Annotated[list[str], Field(min_length=1)]
+    text: checks.Filled[str]
     is_sentence: bool
-    shapes: Annotated[list[Shape], Field(min_length=1)]
+    shapes: checks.Filled[Shape]
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from ans_core.data.formats import checks
+from ans_core.data.formats import checks, coco
 from ans_core.data.formats.files import ImageFolders
 from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
@@ -39,17 +39,11 @@ class Ref(checks.Record):
     ref_id: checks.Id
     image_id: checks.Id
     split: str
-    sentences: Annotated[list[Sentence], Field(min_length=1)]
+    sentences: checks.Filled[Sentence]
     ann_id: Annotated[
         list[checks.Id], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
     ]
     no_target: bool = False
-
-
-class Picture(checks.Record):
-    file_name: str
-    width: checks.Integer | None = None
-    height: checks.Integer | None = None
 
 
 class Annotation(checks.Record):
@@ -77,7 +71,7 @@ class Pictures:
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
         instances = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
-        self._files = ImageFolders(path, IMAGE_FOLDERS, where=str(path))
+        self._files = ImageFolders(path, IMAGE_FOLDERS)
         self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
         self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
         self._masks: dict[Any, tuple[Any, RLE]] = {}
@@ -88,7 +82,7 @@ class Pictures:
                 f"{where}: image_id {image_id} is not in instances.json; both files must be of one release"
             )
         here = f"{self.file}: image {image_id}"
-        picture = checks.record(Picture, self.images[image_id], where=here)
+        picture = checks.record(coco.Picture, self.images[image_id], where=here)
         return self._files.find(picture.file_name, where=here, stated=(picture.height, picture.width))
 
     def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
@@ -157,21 +151,15 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
             "one in the folder"
         )
     file = files[0]
-    values = checks.load_list(file) if file.suffix == ".json" else _unpickled(file)
+    is_json = file.suffix == ".json"
+    values = checks.load_json(file) if is_json else unpickled(file, "a plain pickle of refs")
     faults, refs = checks.Faults(file), []
-    for number, value in enumerate(values):
+    for number, value in enumerate(checks.filled(values, list, file)):
         with faults:
             ref_id = value.get("ref_id") if isinstance(value, dict) else None
             where = f"{file}: record {number}" if ref_id is None else f"{file}: ref_id {rle.short(ref_id)}"
             refs.append((where, checks.record(Ref, value, where=where)))
     return file, refs, faults
-
-
-def _unpickled(file: Path) -> list[Any]:
-    values = unpickled(file, "a plain pickle of refs")
-    if not isinstance(values, list) or not values:
-        raise checks.DataError(f"{file}: expected a list with at least one record, found {rle.short(values)}")
-    return values
 
 
 def unpickled(file: Path, what: str) -> Any:

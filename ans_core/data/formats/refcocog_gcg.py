@@ -39,7 +39,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. `path` is the folder or the file. Left out and counted: captions that hold no
     expression's words."""
     file = split_files(path, FILES)[split]
-    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS, where=str(path))
+    images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     faults = checks.Faults(file)
     for number, value in enumerate(checks.load_list(file)):
         with faults:

@@ -22,7 +22,7 @@ class Expression(expressions.AnnotatedExpression):
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    file = _files(path)[split]
+    file = splits(path)[split]
     # a video's name holds folders, too, as LVVIS/train/00001
     return expressions.read_expressions(
         file,
@@ -34,18 +34,14 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     )
 
 
-def splits(path: Path) -> list[str]:
-    return sorted(_files(path))
-
-
-def _files(path: Path) -> dict[str, Path]:
+def splits(path: Path) -> dict[str, Path]:
     files = {
         file.stem.removeprefix("meta_expressions_").strip("_"): file
-        for file in sorted(path.glob("meta_expressions_*.json"))
+        for file in path.glob("meta_expressions_*.json")
     }
     if not files:
         raise checks.DataError(f"{path}: no meta_expressions_<split>_.json")
-    return files
+    return dict(sorted(files.items()))
 
 
 def _kind(expression: Expression, ref: expressions.ExpressionRef) -> str:

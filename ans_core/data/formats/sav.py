@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, FiniteFloat
+from pydantic import FiniteFloat
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.davis import clips_in
@@ -30,9 +30,9 @@ class Clip(checks.Record):
     video_id: str
     video_height: FiniteFloat | None = None
     video_width: FiniteFloat | None = None
-    masklet: Annotated[list[Any], Field(min_length=1)]
+    masklet: checks.Filled[Any]
     """[frame][object]: one RLE"""
-    masklet_id: Annotated[list[checks.Id], Field(min_length=1)]
+    masklet_id: checks.Filled[checks.Id]
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:

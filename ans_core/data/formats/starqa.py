@@ -42,7 +42,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split; that for the server has no answers."""
     file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
-    for _, where, record in faults.records(Record, checks.load_list(file)):
+    for _, where, record in faults.records(Record):
         with faults:
             sample = _sample(record, file.parent, where=f"{file}: question {record.question_id}")
             faults.once(f"question {sample.sample_id}", where=where)

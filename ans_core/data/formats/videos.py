@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import file_of
@@ -29,8 +27,8 @@ class Object(checks.Record):
 
 class Clip(checks.Record):
     video_id: str
-    frames: Annotated[list[Frame], Field(min_length=1)]
-    objects: Annotated[list[Object], Field(min_length=1)]
+    frames: checks.Filled[Frame]
+    objects: checks.Filled[Object]
     masks_file: str
     width: int | None = None
     height: int | None = None

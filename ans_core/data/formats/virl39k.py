@@ -38,7 +38,7 @@ def held_out(images: Sequence[str]) -> bool:
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     files, folder = _files(path)
-    images, faults = ImageFolders(folder, (".",), where=str(path)), checks.Faults(path)
+    images, faults = ImageFolders(folder, (".",)), checks.Faults(path)
     for file in files:
         for value in _rows(file):
             with faults:
