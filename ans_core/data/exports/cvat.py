@@ -61,17 +61,17 @@ def _picture(image: Element, export: Export) -> None:
     subset = image.get("subset", "")
     path = find([file.parent / "images" / subset, file.parent / "images", file.parent], name, where=where)
     stated = (int(_number(image, "height", where=where)), int(_number(image, "width", where=where)))
-    picture = picture_of(path, where=where, stated=stated)
+    picture = picture_of(path, where, stated=stated)
     groups: dict[str, list[Shape]] = {}
     for number, shape in enumerate(elements):
         with export.faults:
             here = f"{where}, {shape.tag} {number}"
-            mask = export.mask(_segmentation(shape, picture, where=here), picture, where=here)
+            mask = export.mask(_segmentation(shape, picture, here), picture, here)
             if mask is None:
                 continue
             attributes = [(a.get("name", "").lower(), a.text or "") for a in shape.iter("attribute")]
             texts = tuple((name, text) for name, text in attributes if name in TEXTS)
-            label = checks.text(shape.get("label"), where=f"{here}, label")
+            label = checks.text(shape.get("label"), f"{here}, label")
             group = shape.get("group_id", "0")
             pieces = groups.setdefault(f"group {group}" if group != "0" else f"shape {number}", [])
             pieces.append(Shape(mask=mask, label=label, texts=texts))
@@ -84,13 +84,13 @@ def _picture(image: Element, export: Export) -> None:
     export.add(path, map(joined, groups.values()), split=SPLITS.get(subset.lower()))
 
 
-def _segmentation(shape: Element, picture: Media, *, where: str) -> object:
+def _segmentation(shape: Element, picture: Media, where: str) -> object:
     def value(key: str) -> float:
         return _number(shape, key, where=where)
 
     rotation = value("rotation") if shape.get("rotation") is not None else 0.0
     if shape.tag == "mask":
-        return _runs(shape, picture, where=where)
+        return _runs(shape, picture, where)
     if shape.tag == "polygon":
         pairs = [pair.split(",") for pair in _attribute(shape, "points", where=where).split(";")]
         try:
@@ -108,7 +108,7 @@ def _segmentation(shape: Element, picture: Media, *, where: str) -> object:
     return clipped(points, picture)
 
 
-def _runs(shape: Element, picture: Media, *, where: str) -> object:
+def _runs(shape: Element, picture: Media, where: str) -> object:
     """Decode run lengths of a box of the picture: rows from the top, background first."""
     left, top, wide, high = (
         int(_number(shape, key, where=where)) for key in ("left", "top", "width", "height")

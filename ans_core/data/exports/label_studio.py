@@ -51,7 +51,7 @@ def _task(numbered: tuple[int, Any], export: Export) -> None:
     if not results:
         export.left_out["tasks without an annotation"] += 1
         return
-    name = _picture_name(task["data"], results, where=where)
+    name = _picture_name(task["data"], results, where)
     picture = find([file.parent / "images", file.parent], name, where=where)
     regions: dict[str, list[dict[str, Any]]] = {}
     for result in results:
@@ -59,7 +59,7 @@ def _task(numbered: tuple[int, Any], export: Export) -> None:
     shapes = []
     for name, parts in regions.items():
         with export.faults:
-            if shape := _shape(parts, picture, export, where=f"{where}, region {name}"):
+            if shape := _shape(parts, picture, export, f"{where}, region {name}"):
                 shapes.append(shape)
     export.add(picture, shapes, split=None)
 
@@ -74,14 +74,12 @@ def _objects(holder: dict[str, Any], key: str, *, where: str) -> list[dict[str, 
     return objects
 
 
-def _texts(value: Any, *, where: str) -> list[str]:
+def _texts(value: Any, where: str) -> list[str]:
     """Return the texts of a text area: a list, or one by itself."""
-    return [
-        checks.text(text, where=f"{where}, text") for text in (value if isinstance(value, list) else [value])
-    ]
+    return [checks.text(text, f"{where}, text") for text in (value if isinstance(value, list) else [value])]
 
 
-def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where: str) -> str:
+def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], where: str) -> str:
     """Return the picture's path from the task's data: under the only key, `image`, or the one whose value
     looks like a picture."""
     values = {key: value for key, value in data.items() if isinstance(value, str)}
@@ -98,7 +96,7 @@ def _picture_name(data: dict[str, Any], results: list[dict[str, Any]], *, where:
     return unquote(local[0] if local else address.path)
 
 
-def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, *, where: str) -> Shape | None:
+def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, where: str) -> Shape | None:
     """Return the object that the results with one id describe; None if they draw nothing, which is counted."""
     if not all(isinstance(part.get("value", {}), dict) for part in parts):
         raise checks.DataError(
@@ -118,8 +116,8 @@ def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, *, where:
             "itself instead"
         )
     stated = (drawing.get("original_height"), drawing.get("original_width"))
-    media = picture_of(picture, where=where, stated=stated)
-    mask = export.mask(_segmentation(values, media, where=where), media, where=where)
+    media = picture_of(picture, where, stated=stated)
+    mask = export.mask(_segmentation(values, media, where), media, where)
     if mask is None:
         return None
     labels = [
@@ -132,7 +130,7 @@ def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, *, where:
         (str(part.get("from_name", "")).lower(), text)
         for part in parts
         if part.get("type") == "textarea"
-        for text in _texts(part.get("value", {}).get("text", []), where=where)
+        for text in _texts(part.get("value", {}).get("text", []), where)
     )
     recognised = tuple((name, text) for name, text in texts if name in TEXTS)
     if len(labels) > 1 or not (labels or recognised):
@@ -142,11 +140,11 @@ def _shape(parts: list[dict[str, Any]], picture: Path, export: Export, *, where:
             f"{sorted(TEXTS)}"
         )
     return Shape(
-        mask=mask, label=checks.text(labels[0], where=f"{where}, label") if labels else "", texts=recognised
+        mask=mask, label=checks.text(labels[0], f"{where}, label") if labels else "", texts=recognised
     )
 
 
-def _segmentation(value: dict[str, Any], picture: Media, *, where: str) -> object:
+def _segmentation(value: dict[str, Any], picture: Media, where: str) -> object:
     """Coordinates are percent of the picture's sides; a rectangle turns around its upper left corner, an
     ellipse around its centre."""
     if "rle" in value:

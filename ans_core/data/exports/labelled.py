@@ -83,10 +83,10 @@ class Export:
     def __post_init__(self) -> None:
         self.faults = checks.Faults(self.file)
 
-    def mask(self, segmentation: object, picture: Media, *, where: str) -> RLE | None:
+    def mask(self, segmentation: object, picture: Media, where: str) -> RLE | None:
         """Decode an object's mask. One that teaches nothing, as it has no pixel, is counted and None."""
         try:
-            return picture.mask(segmentation, where=where)
+            return picture.mask(segmentation, where)
         except checks.NoPixelError:
             self.left_out[NO_PIXEL] += 1
             return None
@@ -102,7 +102,7 @@ class Export:
         captions: list[Labelled] = []
         for shape in shapes:
             texts = [
-                (TEXTS[name], checks.text(text, where=str(picture)))
+                (TEXTS[name], checks.text(text, str(picture)))
                 for name, text in shape.texts
                 if name in TEXTS and text.strip()
             ]

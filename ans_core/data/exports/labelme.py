@@ -53,17 +53,17 @@ def read(place: Path, files: list[Path]) -> Export:
     Points and lines have no pixels: left out and counted. Folders named train, val ... tell the split."""
 
     def read_file(file: Path, export: Export) -> None:
-        content = checks.record(LabelmeFile, checks.load_json(file), where=str(file))
+        content = checks.record(LabelmeFile, checks.load_json(file), str(file))
         path = _picture(file, content.imagePath, place)
         stated = (content.imageHeight, content.imageWidth)
-        picture = picture_of(path, where=str(file), stated=stated)
+        picture = picture_of(path, str(file), stated=stated)
         groups: dict[tuple[str, object], list[Shape]] = {}
         for number, value in enumerate(content.shapes):
             with export.faults:
                 where = f"{file}: shape {number}"
-                shape = checks.record(LabelmeShape, value, where=where)
-                label = checks.text(shape.label, where=f"{where}, label")
-                if mask := _mask(shape, picture, export, where=where):
+                shape = checks.record(LabelmeShape, value, where)
+                label = checks.text(shape.label, f"{where}, label")
+                if mask := _mask(shape, picture, export, where):
                     group = number if shape.group_id is None else f"group {shape.group_id}"
                     texts = (("description", shape.description),) if shape.description else ()
                     piece = Shape(mask=mask, label=label, texts=texts)
@@ -83,9 +83,9 @@ def _picture(file: Path, name: str, place: Path) -> Path:
     return find([*folders, file.parent, file.parent / "../images", place], leaf, where=str(file))
 
 
-def _mask(shape: LabelmeShape, picture: Media, export: Export, *, where: str) -> RLE | None:
+def _mask(shape: LabelmeShape, picture: Media, export: Export, where: str) -> RLE | None:
     if shape.shape_type == "mask":
-        return export.mask(_box_mask(shape, picture, where=where), picture, where=where)
+        return export.mask(_box_mask(shape, picture, where), picture, where)
     points: list[Point] = [(x, y) for x, y in shape.points]
     kind = shape.shape_type
     if kind == "rectangle" and len(points) == 2:
@@ -97,10 +97,10 @@ def _mask(shape: LabelmeShape, picture: Media, export: Export, *, where: str) ->
     elif kind not in ("polygon", "rectangle", "oriented_rectangle"):
         export.without_pixels(kind)
         return None
-    return export.mask(clipped(points, picture), picture, where=where)
+    return export.mask(clipped(points, picture), picture, where)
 
 
-def _box_mask(shape: LabelmeShape, picture: Media, *, where: str) -> RLE:
+def _box_mask(shape: LabelmeShape, picture: Media, where: str) -> RLE:
     """Decode a PNG of the box whose upper left pixel is the first point."""
     try:
         left, top = map(round, shape.points[0])

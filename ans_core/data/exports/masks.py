@@ -71,8 +71,8 @@ def read(place: Path, file: Path) -> Export:
     """Why masks look smoothed. A mask of a few thin things may; most masks of a set don't."""
 
     def read_mask(mask: Path, export: Export) -> None:
-        size = picture_of(mask, where=str(mask))
-        picture_of(pairs[mask], where=str(mask), stated=(size.height, size.width))
+        size = picture_of(mask, str(mask))
+        picture_of(pairs[mask], str(mask), stated=(size.height, size.width))
         values = _values(mask, coloured=classes.coloured)
         if is_binary:
             values //= VOID
@@ -90,7 +90,7 @@ def read(place: Path, file: Path) -> Export:
         for value, name in names.items():
             if name and name.lower() not in NOTHING:
                 shapes += [
-                    Shape(mask=rle.encode(part), label=checks.text(name, where=str(file)))
+                    Shape(mask=rle.encode(part), label=checks.text(name, str(file)))
                     for part in _parts(values == value, mask)
                 ]
         if not shapes:

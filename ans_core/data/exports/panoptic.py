@@ -45,28 +45,28 @@ def read(place: Path, file: Path) -> Export:
     export, split = Export(file=file), split_of_file(file, place)
     for _, where, annotation in export.faults.records(Annotation, content["annotations"], noun="annotation"):
         with export.faults:
-            image = _listed(images, "image_id", annotation.image_id, where=where)
+            image = _listed(images, "image_id", annotation.image_id, where)
             path = find(folders, str(image.get("file_name")), where=where)
-            picture = picture_of(path, where=where, stated=(image.get("height"), image.get("width")))
-            ids = _ids(find(segments, annotation.file_name, where=where), picture, where=where)
+            picture = picture_of(path, where, stated=(image.get("height"), image.get("width")))
+            ids = _ids(find(segments, annotation.file_name, where=where), picture, where)
             shapes = []
             for part in annotation.segments_info:
-                segment = checks.record(Segment, part, where=where)
-                category = _listed(names, "category_id", segment.category_id, where=where)
-                label = checks.text(category.get("name"), where=f"{file}: category {segment.category_id}")
-                if mask := export.mask(rle.encode(ids == segment.id), picture, where=where):
+                segment = checks.record(Segment, part, where)
+                category = _listed(names, "category_id", segment.category_id, where)
+                label = checks.text(category.get("name"), f"{file}: category {segment.category_id}")
+                if mask := export.mask(rle.encode(ids == segment.id), picture, where):
                     shapes.append(Shape(mask=mask, label=label))
             export.add(path, shapes, split=split)
     return export
 
 
-def _listed(by_id: dict[Any, Any], key: str, number: Any, *, where: str) -> Any:
+def _listed(by_id: dict[Any, Any], key: str, number: Any, where: str) -> Any:
     if number not in by_id:
         raise checks.DataError(f"{where}: {key} {rle.short(number)} is in no list of the file")
     return by_id[number]
 
 
-def _ids(file: Path, picture: Media, *, where: str) -> Int64[np.ndarray, "H W"]:
-    picture_of(file, where=where, stated=(picture.height, picture.width))
+def _ids(file: Path, picture: Media, where: str) -> Int64[np.ndarray, "H W"]:
+    picture_of(file, where, stated=(picture.height, picture.width))
     with Image.open(file) as opened:
         return colour_codes(opened)

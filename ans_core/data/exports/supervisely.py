@@ -54,21 +54,21 @@ def read(place: Path, files: list[Path]) -> Export:
     the split."""
 
     def read_file(file: Path, export: Export) -> None:
-        labels = checks.record(Labels, checks.load_json(file), where=str(file))
+        labels = checks.record(Labels, checks.load_json(file), str(file))
         path = find([file.parent.parent / "img", file.parent], file.stem, where=str(file))
-        picture = picture_of(path, where=str(file), stated=(labels.size.height, labels.size.width))
+        picture = picture_of(path, str(file), stated=(labels.size.height, labels.size.width))
         shapes = []
         for number, value in enumerate(labels.objects):
             with export.faults:
                 where = f"{file}: object {number}"
-                record = checks.record(Object, value, where=where)
-                segmentation = _segmentation(record, picture, where=where)
+                record = checks.record(Object, value, where)
+                segmentation = _segmentation(record, picture, where)
                 if segmentation is None:
                     export.without_pixels(record.geometryType)
-                elif mask := export.mask(segmentation, picture, where=where):
+                elif mask := export.mask(segmentation, picture, where):
                     tags = [(name.lower(), str(text)) for name, text in _tags(record.tags) if text]
                     texts = tuple((name, text) for name, text in tags if name in TEXTS)
-                    label = checks.text(record.classTitle, where=f"{where}, classTitle")
+                    label = checks.text(record.classTitle, f"{where}, classTitle")
                     shapes.append(Shape(mask=mask, label=label, texts=texts))
         if not labels.objects:
             export.left_out["pictures without an object"] += 1
@@ -84,10 +84,10 @@ def _tags(tags: list[Any]) -> list[tuple[str, Any]]:
     return [(str(tag.get("name", "")), tag.get("value")) for tag in tags if isinstance(tag, dict)]
 
 
-def _segmentation(record: Object, picture: Media, *, where: str) -> object:
+def _segmentation(record: Object, picture: Media, where: str) -> object:
     """Return the object as polygons or RLE; None if it has no pixels."""
     if record.geometryType == "bitmap":
-        return _bitmap(record.bitmap or {}, picture, where=where)
+        return _bitmap(record.bitmap or {}, picture, where)
     if record.geometryType not in ("polygon", "rectangle"):
         return None
     try:
@@ -105,12 +105,12 @@ def _segmentation(record: Object, picture: Media, *, where: str) -> object:
     polygon = [part for point in outline for part in point]
     if not holes:
         return [polygon]
-    full = rle.decode(picture.some_mask([polygon], where=where))
-    inside = rle.decode(picture.some_mask(holes, where=f"{where}, interior"))
+    full = rle.decode(picture.some_mask([polygon], where))
+    inside = rle.decode(picture.some_mask(holes, f"{where}, interior"))
     return rle.encode(full & ~inside)
 
 
-def _bitmap(bitmap: dict[str, Any], picture: Media, *, where: str) -> RLE:
+def _bitmap(bitmap: dict[str, Any], picture: Media, where: str) -> RLE:
     """Decode a PNG, packed by zlib and base64, at its origin [left, top]; its alpha tells the object where it
     has one."""
     try:

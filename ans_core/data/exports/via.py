@@ -51,12 +51,12 @@ def read(place: Path, file: Path) -> Export:
             export.left_out["pictures without a region"] += 1
             return
         path = find([file.parent / "images", file.parent], value["filename"], where=where)
-        picture = upright_picture(path, where=where)
+        picture = upright_picture(path, where)
         shapes = []
         # a dict: version 1
         for number, region in enumerate(regions.values() if isinstance(regions, dict) else regions):
             with export.faults:
-                if shape := _shape(region, picture, export, where=f"{where}, region {number}"):
+                if shape := _shape(region, picture, export, f"{where}, region {number}"):
                     shapes.append(shape)
         export.add(path, shapes, split=split_of(path, place))
 
@@ -86,7 +86,7 @@ def _of_csv(file: Path) -> dict[str, Any]:
     return pictures
 
 
-def _shape(region: Any, picture: Media, export: Export, *, where: str) -> Shape | None:
+def _shape(region: Any, picture: Media, export: Export, where: str) -> Shape | None:
     if not isinstance(region, dict) or not isinstance(geometry := region.get("shape_attributes"), dict):
         raise checks.DataError(f"{where} is {rle.short(region)}, without shape_attributes")
     kind = str(geometry.get("name"))
@@ -102,7 +102,7 @@ def _shape(region: Any, picture: Media, export: Export, *, where: str) -> Shape 
         ) from None
     # VIA keeps polygons inside: points far outside are of another picture
     polygons = [[*chain.from_iterable(points)]] if kind == "polygon" else clipped(points, picture)
-    mask = export.mask(polygons, picture, where=where)
+    mask = export.mask(polygons, picture, where)
     attributes = {
         str(key).strip(): text
         for key, value in (region.get("region_attributes") or {}).items()
@@ -119,7 +119,7 @@ def _shape(region: Any, picture: Media, export: Export, *, where: str) -> Shape 
             f"{where}: which of its attributes {sorted(attributes)} is the label? Name it `label`, or a "
             "text about the object `text`"
         )
-    label = "" if texts else checks.text(named[0], where=f"{where}, label")
+    label = "" if texts else checks.text(named[0], f"{where}, label")
     return Shape(mask=mask, label=label, texts=texts) if mask else None
 
 

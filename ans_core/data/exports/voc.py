@@ -38,7 +38,7 @@ def read(place: Path, files: list[Path]) -> Export:
         # the XML file's own name stays right where pictures were renamed
         path = of_stem(folders, file.stem) or find(folders, root.findtext("filename") or "", where=str(file))
         stated = (_integer(root.findtext("size/height")), _integer(root.findtext("size/width")))
-        picture = picture_of(path, where=str(file), stated=stated)
+        picture = picture_of(path, str(file), stated=stated)
         objects = root.findall("object")
         instances = _instances(base / "SegmentationObject" / f"{file.stem}.png", picture)
         shapes = []
@@ -48,10 +48,10 @@ def read(place: Path, files: list[Path]) -> Export:
                 segmentation: object = (
                     rle.encode(instances == number + 1)
                     if instances is not None
-                    else [_polygon(element, where=where)]
+                    else [_polygon(element, where)]
                 )
-                if mask := export.mask(segmentation, picture, where=where):
-                    label = checks.text(element.findtext("name"), where=f"{where}, name")
+                if mask := export.mask(segmentation, picture, where):
+                    label = checks.text(element.findtext("name"), f"{where}, name")
                     shapes.append(Shape(mask=mask, label=label))
         if not objects:
             export.left_out["pictures without an object"] += 1
@@ -68,7 +68,7 @@ def _integer(text: str | None) -> int | None:
 def _instances(file: Path, picture: Media) -> UInt8[np.ndarray, "H W"] | None:
     if not file.is_file():
         return None
-    picture_of(file, where=str(file), stated=(picture.height, picture.width))
+    picture_of(file, str(file), stated=(picture.height, picture.width))
     with Image.open(file) as opened:
         if opened.mode not in ("P", "L"):
             raise checks.DataError(
@@ -77,7 +77,7 @@ def _instances(file: Path, picture: Media) -> UInt8[np.ndarray, "H W"] | None:
         return np.asarray(opened)
 
 
-def _polygon(element: Element, *, where: str) -> list[float]:
+def _polygon(element: Element, where: str) -> list[float]:
     """Return the object's polygon (x1, y1, x2, y2, ... as elements), or its box as one."""
     try:
         if (polygon := element.find("polygon")) is not None:

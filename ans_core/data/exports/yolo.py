@@ -64,7 +64,7 @@ def read(place: Path, file: Path) -> Export:
 
     def read_labels(label: Path, export: Export) -> None:
         path = labels[label]
-        picture = upright_picture(path, where=str(label))
+        picture = upright_picture(path, str(label))
         shapes = []
         for number, line in enumerate(checks.load_text(label).splitlines(), start=1):
             if not line.strip():
@@ -78,8 +78,8 @@ def read(place: Path, file: Path) -> Export:
                     )
                 sides = cycle((picture.width, picture.height))
                 scaled = [share * side for share, side in zip(polygon, sides, strict=False)]
-                if mask := export.mask([scaled], picture, where=where):
-                    label_text = checks.text(names[kind], where=f"{file}: class {kind}")
+                if mask := export.mask([scaled], picture, where):
+                    label_text = checks.text(names[kind], f"{file}: class {kind}")
                     shapes.append(Shape(mask=mask, label=label_text))
         split = splits.of(path, root)
         if splits.listed and not split:

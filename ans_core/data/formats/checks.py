@@ -130,7 +130,7 @@ class Faults:
         for key, value in values.items() if isinstance(values, dict) else enumerate(values):
             where = f"{self.file}: {noun} {rle.short(key)}"
             try:
-                well_formed = record(form, value, where=where)
+                well_formed = record(form, value, where)
             except DataError as fault:
                 self.add(fault)
             else:
@@ -178,7 +178,7 @@ Id = Annotated[Any, AfterValidator(as_id)]
 Integer = Annotated[int, BeforeValidator(as_integer)]
 
 
-def record(form: type[R], value: object, *, where: str) -> R:
+def record(form: type[R], value: object, where: str) -> R:
     try:
         return form.model_validate(value)
     except ValidationError as error:
@@ -216,7 +216,7 @@ def _keys(form: type[Record]) -> list[str]:
     return sorted(field.alias or name for name, field in form.model_fields.items())
 
 
-def shown_size(image: ImageRef, *, where: str) -> tuple[int, int]:
+def shown_size(image: ImageRef, where: str) -> tuple[int, int]:
     """Read (height, width) of the upright picture from the file's header."""
     try:
         width, height = transforms.image_size(image)
@@ -236,7 +236,7 @@ def inside(folder: Path, name: str, *, where: str) -> Path:
     return folder / name
 
 
-def text(value: object, *, where: str) -> str:
+def text(value: object, where: str) -> str:
     """Strip white space. Raises DataError for a text without visible characters, or with a token that stands
     for pixels."""
     if not isinstance(value, str) or not visible(value):
@@ -367,13 +367,13 @@ def load_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if text.strip():
                 empty = False
                 with faults:
-                    yield number, _line(text, where=f"{path}: line {number}")
+                    yield number, _line(text, f"{path}: line {number}")
     faults.tell()
     if empty:
         raise DataError(f"{path} holds no record; write one JSON object per line")
 
 
-def _line(line: bytes, *, where: str) -> Any:
+def _line(line: bytes, where: str) -> Any:
     try:
         return jiter.from_json(line, catch_duplicate_keys=True)
     except ValueError as error:

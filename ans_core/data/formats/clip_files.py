@@ -26,7 +26,7 @@ SUFFIXES = (".jpg", ".png", ".jpeg")
 VIDEO = ".mp4"
 
 
-def listed(folder: Path, *, where: str) -> list[str]:
+def listed(folder: Path, where: str) -> list[str]:
     """Return the names of a folder's pictures without their suffix, in order of time."""
     stems = (p.stem for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else ()
     names = sorted(stems, key=place_in_time)
@@ -73,7 +73,7 @@ def find_file(folders: Iterable[Path], names: Iterable[str], *, where: str, noun
     )
 
 
-def video_frames(video: Path, *, where: str) -> VideoFrames:
+def video_frames(video: Path, where: str) -> VideoFrames:
     try:
         return video_file.frames_of(video)
     except ValueError as error:
@@ -82,11 +82,11 @@ def video_frames(video: Path, *, where: str) -> VideoFrames:
 
 def find_video(folders: Iterable[Path], names: Iterable[str], *, where: str) -> Media:
     """Return all frames of the first video of these names in these folders."""
-    return clip_of(video_frames(find_file(folders, names, where=where), where=where), where=where)
+    return clip_of(video_frames(find_file(folders, names, where=where), where), where)
 
 
 def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
-    every = video_frames(video, where=where)
+    every = video_frames(video, where)
     if not all(
         name.isdecimal() and name.isascii() and int(name[:9]) < len(every) and len(name) < 10
         for name in names
@@ -103,12 +103,12 @@ def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(every[number] for number in numbers)
 
 
-def clip_of(frames: Frames, *, where: str, stated: Stated = UNSTATED) -> Media:
+def clip_of(frames: Frames, where: str, *, stated: Stated = UNSTATED) -> Media:
     """Read the size from the headers of all frames, which must be of one size."""
-    first = picture_of(frames[0], where=where, stated=stated)
+    first = picture_of(frames[0], where, stated=stated)
     turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
-        other = picture_of(frame, where=where, stated=stated)
+        other = picture_of(frame, where, stated=stated)
         if (other.height, other.width) != (first.height, first.width):
             raise checks.DataError(
                 f"{where}: {getattr(frame, 'name', frame)} is {(other.height, other.width)}, the first frame "
@@ -122,20 +122,20 @@ def clip_of(frames: Frames, *, where: str, stated: Stated = UNSTATED) -> Media:
     return replace(first, frames=frames)
 
 
-def clip_in(folder: Path, *, where: str) -> tuple[list[str], Media]:
+def clip_in(folder: Path, where: str) -> tuple[list[str], Media]:
     """Return the clip whose frames are a folder's pictures, and their names."""
-    names = listed(folder, where=where)
-    return names, clip_of(frames_of(folder, names, where=where), where=where)
+    names = listed(folder, where)
+    return names, clip_of(frames_of(folder, names, where=where), where)
 
 
-def visible(masklet: Masklet, *, where: str) -> Masklet:
+def visible(masklet: Masklet, where: str) -> Masklet:
     """Return a masklet that has a pixel in some frame; refuse any other."""
     if not any(m is not None and rle.area(m) for m in masklet):
         raise checks.DataError(f"{where}: no pixel in any frame; leave the object out")
     return masklet
 
 
-def palette_masklets(folder: Path, names: Sequence[str], clip: Media, *, where: str) -> dict[int, Masklet]:
+def palette_masklets(folder: Path, names: Sequence[str], clip: Media, where: str) -> dict[int, Masklet]:
     """Read `<folder>/<frame>.png`, whose pixels are object numbers, and return each object's masklet by its
     number, in rising order.
 
@@ -155,7 +155,7 @@ def palette_masklets(folder: Path, names: Sequence[str], clip: Media, *, where: 
         )
     files = [there.get(name, folder / f"{name}.png") for name in names]
     with ThreadPoolExecutor() as threads:  # Pillow decodes outside of Python's lock
-        read = list(threads.map(lambda file: _objects(file, clip, where=where), files))
+        read = list(threads.map(lambda file: _objects(file, clip, where), files))
     per_frame = [None if frame is None else frame[0] for frame in read]
     numbers = {number for frame in per_frame if frame is not None for number in frame}
     if reason := object_numbers.fault(
@@ -175,17 +175,17 @@ def palette_masklets(folder: Path, names: Sequence[str], clip: Media, *, where: 
     }
 
 
-def _objects(file: Path, clip: Media, *, where: str) -> tuple[dict[int, RLE], set[int]] | None:
+def _objects(file: Path, clip: Media, where: str) -> tuple[dict[int, RLE], set[int]] | None:
     """Return the mask of every number but 0, void's as well, and the numbers that are not edges alone; None
     without the file."""
     if not file.is_file():
         return None
-    pixels = _numbers(file, clip, where=where)
+    pixels = _numbers(file, clip, where)
     numbers = np.flatnonzero(np.bincount(pixels.ravel()))
     return {int(n): rle.encode(pixels == n) for n in numbers if n}, object_numbers.with_inside(pixels)
 
 
-def _numbers(file: Path, clip: Media, *, where: str) -> UInt8[np.ndarray, "H W"]:
+def _numbers(file: Path, clip: Media, where: str) -> UInt8[np.ndarray, "H W"]:
     """Read a PNG of object numbers (palette or grey): 0 is background."""
     try:
         with Image.open(file) as picture:

@@ -91,7 +91,7 @@ def instances(
 
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
-    content = checks.record(Content, checks.load_json(file), where=str(file))
+    content = checks.record(Content, checks.load_json(file), str(file))
     faults = faults or checks.Faults(file)
     names = category_names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)
@@ -102,13 +102,13 @@ def instances(
         for number in picture.annotations:
             with faults:
                 where = f"{file}: annotation {number}"
-                annotation = checks.record(Annotation, content.annotations[number], where=where)
+                annotation = checks.record(Annotation, content.annotations[number], where)
                 if annotation.category_id not in names:
                     raise checks.DataError(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
                     )
-                outline = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-                mask = picture.media.usable_mask(outline, where=where, faults=faults)
+                outline = outline_or_box(annotation.segmentation, annotation.bbox, where, faults=faults)
+                mask = picture.media.usable_mask(outline, where, faults=faults)
                 shapes = objects.setdefault(first_of[annotation.category_id], [])
                 if (shape := (mask, bool(annotation.iscrowd))) in shapes:
                     faults.notes["objects are there twice and are one"] += 1
@@ -151,14 +151,14 @@ def _pictures(
             for number in numbers:
                 with faults:
                     where = f"{file}: annotation {number}"
-                    annotation = checks.record(Annotation, content.annotations[number], where=where)
+                    annotation = checks.record(Annotation, content.annotations[number], where)
                     raise checks.DataError(
                         f"{where}: image_id {rle.short(annotation.image_id)} is in no list of the file"
                     )
             continue
         with faults:
             where = f"{file}: image {rle.short(image_id)}"
-            picture = checks.record(Picture, images_by_id[image_id], where=where)
+            picture = checks.record(Picture, images_by_id[image_id], where)
             media = images.find(
                 located(picture.file_name), where=where, stated=(picture.height, picture.width)
             )
@@ -169,7 +169,7 @@ def _pictures(
     return pictures
 
 
-def outline_or_box(segmentation: Any, box: Any, *, where: str, faults: checks.Faults) -> Any:
+def outline_or_box(segmentation: Any, box: Any, where: str, *, faults: checks.Faults) -> Any:
     """Return the segmentation; where it is empty or null, as tools write it that drew a rectangle, the box
     [left, top, width, height] as polygons."""
     if segmentation not in (None, [], [[]]) or box is None:
@@ -199,6 +199,6 @@ def category_names(values: list[Any], file: Path, *, spelt: Callable[[str], str]
     names = {}
     for number, value in checks.by_id(values, "id", where=f"{file}: category").items():
         where = f"{file}: category {rle.short(number)}"
-        name = spelt(checks.record(Category, value, where=where).name)
-        names[number] = " ".join(checks.text(name, where=where).split())
+        name = spelt(checks.record(Category, value, where).name)
+        names[number] = " ".join(checks.text(name, where).split())
     return names

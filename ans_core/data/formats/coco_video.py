@@ -108,7 +108,7 @@ class Clip:
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = splits(path)[split]
-    source = checks.record(Source, checks.load_json(file), where=str(file))
+    source = checks.record(Source, checks.load_json(file), str(file))
     if not source.annotations:
         raise checks.DataError(
             f"{file} has no annotations; those of this split are on the benchmark's server"
@@ -129,7 +129,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     places: dict[Any, tuple[Clip, int]] = {}
     for video, pictures, where in (_of_images if source.images else _of_videos)(source, file, faults):
         with faults:
-            clip = _clip(video, pictures, roots, where=where)
+            clip = _clip(video, pictures, roots, where)
             if (other := video_of.setdefault(clip.media.frames, video.id)) != video.id:
                 raise checks.DataError(
                     f"{where} has the frames of video {rle.short(other)}; give the annotations of both one "
@@ -143,7 +143,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
         with faults:
             where = f"{file}: annotation {rle.short(number)}"
-            annotation = checks.record(form, value, where=where)
+            annotation = checks.record(form, value, where)
             if annotation.category_id not in words:
                 raise checks.DataError(
                     f"{where}: category_id {rle.short(annotation.category_id)} is not in categories"
@@ -155,9 +155,9 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             category = first_of[annotation.category_id]
             # that a clip or picture has a fault is noted already
             if isinstance(annotation, FrameAnnotation) and of in places:
-                _add_mask(annotation, category, *places[of], where=where, faults=faults)
+                _add_mask(annotation, category, *places[of], where, faults=faults)
             elif isinstance(annotation, MaskletAnnotation) and of in clips:
-                _add_masklet(annotation, category, clips[of], where=where, faults=faults)
+                _add_masklet(annotation, category, clips[of], where, faults=faults)
     for clip in clips.values():
         with faults:
             yield from _samples(clip, words, file=file)
@@ -191,7 +191,7 @@ def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Cl
     for key, value in checks.by_id(source.videos, "id", where=f"{file}: video").items():
         with faults:
             where = f"{file}: video {rle.short(key)}"
-            video = checks.record(Video, value, where=where)
+            video = checks.record(Video, value, where)
             if video.file_names is None:
                 raise checks.DataError(
                     f"{where}: no file_names, and the file has no images; one of them must name the frames"
@@ -208,14 +208,14 @@ def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Cl
     for number, value in checks.by_id(source.images, "id", where=f"{file}: image").items():
         with faults:
             where = f"{file}: image {rle.short(number)}"
-            picture = checks.record(Picture, value, where=where)
+            picture = checks.record(Picture, value, where)
             if listed_videos and picture.video_id not in listed_videos:
                 raise checks.DataError(f"{where}: video_id {rle.short(picture.video_id)} is not in videos")
             videos[picture.video_id].append(picture)
     for key, pictures in videos.items():
         with faults:
             where = f"{file}: video {rle.short(key)}"
-            video = checks.record(Video, listed_videos.get(key, {"id": key}), where=where)
+            video = checks.record(Video, listed_videos.get(key, {"id": key}), where)
             orders = [picture.order for picture in pictures]
             if None in orders or len(set(orders)) != len(orders):
                 raise checks.DataError(
@@ -225,7 +225,7 @@ def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[Cl
             yield video, sorted(pictures, key=lambda picture: picture.order), where  # type: ignore[arg-type, return-value]
 
 
-def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, where: str) -> Clip:
+def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], where: str) -> Clip:
     names = [picture.file_name for picture in pictures]
     if len(set(names)) != len(names):
         raise checks.DataError(f"{where}: a file comes twice among its frames")
@@ -239,7 +239,7 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
             "frames there" + nearest_file.hint(*(r / names[0] for r in roots))
         )
     files = tuple(file_of(root, name, where=where) for name in names)
-    media = clip_files.clip_of(files, where=where, stated=(video.height, video.width))
+    media = clip_files.clip_of(files, where, stated=(video.height, video.width))
     for picture in pictures:
         sides = ((picture.height, media.height), (picture.width, media.width))
         if any(stated not in (None, -1, 0, side) for stated, side in sides):
@@ -252,7 +252,7 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], *, w
 
 
 def _add_masklet(
-    annotation: MaskletAnnotation, category: Any, clip: Clip, *, where: str, faults: checks.Faults
+    annotation: MaskletAnnotation, category: Any, clip: Clip, where: str, *, faults: checks.Faults
 ) -> None:
     masks, frames = annotation.segmentations, len(clip.media.frames)
     if len(masks) != frames:
@@ -262,11 +262,11 @@ def _add_masklet(
     for place, mask in enumerate(masks):
         if mask is not None:
             here = f"{where}, frame {place}"
-            clip.masks[annotation.id][place] = _mask(mask, clip, where=here, faults=faults)
+            clip.masks[annotation.id][place] = _mask(mask, clip, here, faults=faults)
 
 
 def _add_mask(
-    annotation: FrameAnnotation, category: Any, clip: Clip, place: int, *, where: str, faults: checks.Faults
+    annotation: FrameAnnotation, category: Any, clip: Clip, place: int, where: str, *, faults: checks.Faults
 ) -> None:
     number, shown = annotation.number, rle.short(annotation.number)
     is_joined = number is None
@@ -275,8 +275,8 @@ def _add_mask(
         clip.joined.add(number)
     if clip.category.setdefault(number, category) != category:
         raise checks.DataError(f"{where}: instance {shown} of {clip.name} had another category_id before")
-    shape = outline_or_box(annotation.segmentation, annotation.bbox, where=where, faults=faults)
-    mask = _mask(shape, clip, where=where, faults=faults)
+    shape = outline_or_box(annotation.segmentation, annotation.bbox, where, faults=faults)
+    mask = _mask(shape, clip, where, faults=faults)
     if (earlier := clip.masks[number].get(place)) is not None:
         if not is_joined:
             raise checks.DataError(
@@ -287,10 +287,10 @@ def _add_mask(
     clip.masks[number][place] = mask
 
 
-def _mask(segmentation: Any, clip: Clip, *, where: str, faults: checks.Faults) -> RLE:
+def _mask(segmentation: Any, clip: Clip, where: str, *, faults: checks.Faults) -> RLE:
     """Decode a mask; one without any outline is empty, as that of an absent object, and counted."""
     try:
-        return clip.media.some_mask(segmentation, where=where, faults=faults)
+        return clip.media.some_mask(segmentation, where, faults=faults)
     except checks.NoPixelError:
         faults.notes["masks have no outline: the object counts as absent"] += 1
         return rle.empty(clip.media.height, clip.media.width)
@@ -300,7 +300,7 @@ def _samples(clip: Clip, words: dict[Any, str], *, file: Path) -> list[Sample]:
     by_category: dict[Any, dict[Any, Masklet]] = defaultdict(dict)
     for number, category in clip.category.items():
         where = f"{file}: video {rle.short(clip.name)}, object {rle.short(number)}"
-        by_category[category][number] = clip_files.visible(clip.masklet(number), where=where)
+        by_category[category][number] = clip_files.visible(clip.masklet(number), where)
     samples = []
     for category, masklets in by_category.items():
         joined = [place for place, number in enumerate(masklets) if number in clip.joined]

@@ -33,8 +33,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for clip in clips[split]:
         where = f"{path}: clip {clip}"
         with faults:
-            names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where=where)
-            masklets = clip_files.palette_masklets(annotations / clip, names, media, where=where)
+            names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where)
+            masklets = clip_files.palette_masklets(annotations / clip, names, media, where)
             if not masklets:
                 raise checks.DataError(
                     f"{where}: {annotations / clip} shows no object, only background; leave the clip out"

@@ -53,7 +53,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. Left out and counted: queries without words, and those whose stretch has no length, as
     the release holds some."""
     file = split_files(path, FILES)[split]
-    content = checks.record(Content, checks.load_json(file), where=str(file))
+    content = checks.record(Content, checks.load_json(file), str(file))
     faults = checks.Faults(file)
     for clip in (clip for video in content.videos for clip in video.clips):
         with faults:
@@ -63,8 +63,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             for sample_id, value in _queries(clip):
                 with faults:
                     here = f"{where}, query {sample_id}"
-                    query = checks.record(Query, value, where=here)
-                    words = _words(query, where=here)
+                    query = checks.record(Query, value, here)
+                    words = _words(query, here)
                     faults.once(f"query {sample_id}", where=where)
                     meta = {"kind": query.template or ""}
                     yield conversation([words], video, sample_id=sample_id, image_id=clip.clip_uid, meta=meta)
@@ -77,12 +77,12 @@ def _queries(clip: Clip) -> Iterator[tuple[str, Any]]:
             yield f"{clip.clip_uid}_{annotation.annotation_uid}_{number}", value
 
 
-def _words(query: Query, *, where: str) -> tuple[str, str]:
+def _words(query: Query, where: str) -> tuple[str, str]:
     if not query.query or not checks.visible(query.query):
         raise checks.Unusable("no query")
     if not 0 <= query.clip_start_sec < query.clip_end_sec:
         raise checks.Unusable("a stretch without length")
-    question = checks.text(query.query, where=where)
+    question = checks.text(query.query, where)
     return ASKED.format(
         query=question if question.endswith("?") else f"{question}?"
     ), f"{query.clip_start_sec:.1f} to {query.clip_end_sec:.1f}"

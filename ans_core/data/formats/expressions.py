@@ -77,8 +77,8 @@ class MaskDict:
                 f"{frames} frames"
             )
         absent = rle.empty(clip.height, clip.width)
-        masklet = tuple(absent if m is None else clip.some_mask(m, where=where) for m in masks)
-        return clip_files.visible(masklet, where=where)
+        masklet = tuple(absent if m is None else clip.some_mask(m, where) for m in masks)
+        return clip_files.visible(masklet, where)
 
     def masklets(self, expression: AnnotatedExpression, ref: ExpressionRef) -> tuple[Masklet, ...]:
         """Return the masklets of an expression's annotations."""
@@ -89,7 +89,7 @@ class MaskDict:
 
 def load_videos(file: Path) -> dict[str, Any]:
     """Load a file of expressions: the videos' unchecked records by name."""
-    return checks.record(Videos, checks.load_json(file), where=str(file)).videos
+    return checks.record(Videos, checks.load_json(file), str(file)).videos
 
 
 def read_expressions(
@@ -107,11 +107,11 @@ def read_expressions(
     for video, where, record in faults.records(Video, videos, noun="video"):
         with faults:
             frames = clip_files.frames_of(_folder(folders, video, where=where), record.frames, where=where)
-            media = clip_files.clip_of(frames, where=where)
+            media = clip_files.clip_of(frames, where)
             for number, content in record.expressions.items():
                 with faults:
                     here = f"{where}, expression {rle.short(number)}"
-                    expression = checks.record(form, content, where=here)
+                    expression = checks.record(form, content, here)
                     ref = ExpressionRef(
                         video=video, number=number, frames=tuple(record.frames), media=media, where=here
                     )
@@ -120,7 +120,7 @@ def read_expressions(
                         sample_id=f"{video}_{number}",
                         image_id=video,
                         task="referring",
-                        text=checks.text(expression.exp, where=here),
+                        text=checks.text(expression.exp, here),
                         masks=masklets(expression, ref),
                         meta={"kind": kind_name} if kind_name is not None else {},
                     )

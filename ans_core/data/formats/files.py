@@ -109,7 +109,7 @@ class ImageFolders:
         """Return a picture. `stated` is the [height, width] that the annotations give."""
         if (name, stated) not in self._cache:
             image = self._path(name, where=where)
-            self._cache[name, stated] = picture_of(image, where=where, stated=stated)
+            self._cache[name, stated] = picture_of(image, where, stated=stated)
         return self._cache[name, stated]
 
     def all_of(self, names: Sequence[str], *, where: str) -> Media:

@@ -27,7 +27,7 @@ def is_upstreams(value: object) -> bool:
 def records(value: object, *, folder: Path, where: str) -> list[tuple[str, dict[str, Any]]]:
     """Return one (place, record of ours) per text. A text that comes twice in a picture means both objects;
     upstream learns it twice, with different answers."""
-    picture = checks.record(Picture, value, where=where)
+    picture = checks.record(Picture, value, where)
     if len(picture.mask) != len(picture.text) or not picture.text:
         raise checks.DataError(
             f"{where}: mask has {len(picture.mask)} entries and text {len(picture.text)}; every mask needs "

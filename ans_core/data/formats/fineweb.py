@@ -40,7 +40,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for file in _files(path):
         for number, row in _rows(file):
             with faults:
-                sample = _sample(row, where=f"{file}: row {number}")
+                sample = _sample(row, f"{file}: row {number}")
                 faults.once(f"document {sample.sample_id}", where=f"{file}: row {number}")
                 yield sample
     faults.tell()
@@ -75,11 +75,11 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _sample(row: dict[str, Any], *, where: str) -> Sample:
+def _sample(row: dict[str, Any], where: str) -> Sample:
     if not isinstance(row["text"], str) or not isinstance(row["id"], str):
         raise checks.DataError(f"{where}: text and id are to be texts")
     lines = first_lines(row["text"])
-    text = checks.text("\n".join(lines), where=where)
+    text = checks.text("\n".join(lines), where)
     width, height = SIDE
     media = Media(frames=(page(lines),), height=height, width=width)
     return conversation([(ASKED, text)], media, sample_id=row["id"], image_id=row["id"])

@@ -49,7 +49,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = split_files(path, FILES)[split]
     images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     faults = checks.Faults(file)
-    content = checks.record(Content, checks.load_json(file), where=str(file))
+    content = checks.record(Content, checks.load_json(file), str(file))
     images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
     faults.usable = 0  # of the pictures
@@ -59,7 +59,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 raise checks.Unusable(
                     f"a caption of fewer than {WORDS} words or a side of fewer than {SIDE} pixels"
                 )
-            checks.text(picture.caption, where=where)
+            checks.text(picture.caption, where)
             image = images.find(picture.file_name, where=where, stated=(picture.height, picture.width))
             caption_phrases = _phrases(phrases.pop(picture.id, []), picture.caption, image, faults)
             yield grounded.sample(picture.caption, caption_phrases, image=image, sample_id=str(picture.id))
@@ -75,7 +75,7 @@ def _by_image(
     for number, value in enumerate(values):
         with faults:
             where = f"{file}: annotation {number}"
-            annotation = checks.record(Annotation, value, where=where)
+            annotation = checks.record(Annotation, value, where)
             if annotation.image_id not in image_ids:
                 raise checks.DataError(
                     f"{where}: image_id {rle.short(annotation.image_id)} is not among the images"
@@ -94,7 +94,7 @@ def _phrases(
         if not annotation.ignore and (annotation.area is None or annotation.area > 0):
             positions = annotation.tokens_positive[0]
             start, end = grounded.span(positions, caption, where=f"{where}: tokens_positive")
-            mask = image.usable_mask(annotation.sam_mask, where=where, faults=faults)
+            mask = image.usable_mask(annotation.sam_mask, where, faults=faults)
             phrases.append((start, end, [mask]))
     if not phrases:
         raise checks.Unusable("a caption without a mask")

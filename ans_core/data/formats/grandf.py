@@ -41,15 +41,15 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         with faults:
             caption = grounded.caption_of(record.caption, where=where)
             image = images.find(record.file_name, where=where)
-            phrases = _phrases(record, caption, image, where=where)
+            phrases = _phrases(record, caption, image, where)
             yield grounded.sample(caption, phrases, image=image, sample_id=str(number), detail=detail)
 
 
-def _phrases(record: Caption, caption: str, image: Media, *, where: str) -> list[grounded.Phrase]:
+def _phrases(record: Caption, caption: str, image: Media, where: str) -> list[grounded.Phrase]:
     phrases = []
     for phrase, grounding in record.groundings.items():
         if grounding is not None:
             here = f"{where}, phrase {rle.short(phrase)}"
             start, end = grounded.span(grounding.token_positives, caption, where=f"{here}: token_positives")
-            phrases.append((start, end, [image.mask(m, where=here) for m in grounding.rle_masks]))
+            phrases.append((start, end, [image.mask(m, here) for m in grounding.rle_masks]))
     return phrases

@@ -25,7 +25,7 @@ def caption_of(text: str, *, where: str) -> str:
     """Strip quotation marks and white space: the published positions count from the first character after
     them."""
     stripped = text.strip('"').strip()
-    checks.text(stripped, where=where)
+    checks.text(stripped, where)
     return stripped
 
 

@@ -37,8 +37,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 sample_id=pid,
                 image_id=problem.image,
                 task="conversation",
-                question=checks.text(problem.query or problem.question, where=where),
-                text=checks.text(problem.answer, where=where),
+                question=checks.text(problem.query or problem.question, where),
+                text=checks.text(problem.answer, where),
                 meta={"kind": problem.question_type, "category": str(problem.metadata.get("task", ""))},
             )
 

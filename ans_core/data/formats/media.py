@@ -34,10 +34,10 @@ class Media:
         """Make a sample about it."""
         return Sample(frames=self.frames, stills=self.stills, height=self.height, width=self.width, **fields)
 
-    def mask(self, segmentation: object, *, where: str, faults: checks.Faults | None = None) -> RLE:
+    def mask(self, segmentation: object, where: str, *, faults: checks.Faults | None = None) -> RLE:
         """Decode one object's mask; it must have the frames' size and at least one pixel. `faults` counts
         polygons that are left out."""
-        made = self.some_mask(segmentation, where=where, faults=faults)
+        made = self.some_mask(segmentation, where, faults=faults)
         if rle.area(made) == 0:
             raise checks.NoPixelError(
                 f"{where}: the mask has no pixel; draw it again or leave it out (no object at all: an empty "
@@ -45,7 +45,7 @@ class Media:
             )
         return made
 
-    def some_mask(self, segmentation: object, *, where: str, faults: checks.Faults | None = None) -> RLE:
+    def some_mask(self, segmentation: object, where: str, *, faults: checks.Faults | None = None) -> RLE:
         """Decode a mask as `mask` does, but allow an empty one."""
         size = {"height": self.height, "width": self.width}
         try:
@@ -58,11 +58,11 @@ class Media:
             faults.notes["polygons of fewer than 3 points are left out"] += rle.left_out(segmentation, **size)
         return made
 
-    def usable_mask(self, segmentation: object, *, where: str, faults: checks.Faults) -> RLE:
+    def usable_mask(self, segmentation: object, where: str, *, faults: checks.Faults) -> RLE:
         """Decode a mask as `mask` does, but raise Unusable for an empty one and for none: published sets have
         objects smaller than a pixel."""
         try:
-            made = self.some_mask(segmentation, where=where, faults=faults)
+            made = self.some_mask(segmentation, where, faults=faults)
         except checks.NoPixelError:
             raise checks.Unusable("no mask: no polygon [x1, y1, x2, y2, ...] of at least 3 points") from None
         if rle.area(made) == 0:
@@ -70,7 +70,7 @@ class Media:
         return made
 
 
-def picture_of(image: ImageRef, *, where: str, stated: Stated = UNSTATED) -> Media:
+def picture_of(image: ImageRef, where: str, *, stated: Stated = UNSTATED) -> Media:
     """Read a picture's size from the file's header, without the pixels.
 
     A stated size below 1 is unknown, too, as VGG's annotator writes -1. Where an EXIF tag turns the picture
@@ -92,9 +92,9 @@ def picture_of(image: ImageRef, *, where: str, stated: Stated = UNSTATED) -> Med
     return Media(frames=(image,), height=height, width=width)
 
 
-def upright_picture(image: ImageRef, *, where: str) -> Media:
+def upright_picture(image: ImageRef, where: str) -> Media:
     """Read the size of the upright picture from the file's header."""
-    height, width = checks.shown_size(image, where=where)
+    height, width = checks.shown_size(image, where)
     return Media(frames=(image,), height=height, width=width)
 
 

@@ -65,7 +65,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 )
             image = images.find(record.file_name, where=where, stated=(record.height, record.width))
             masks = [
-                image.usable_mask(r.segmentation, where=f"{where}, annotation {i}", faults=faults)
+                image.usable_mask(r.segmentation, f"{where}, annotation {i}", faults=faults)
                 for i, r in enumerate(record.annotation)
             ]
             if record.conversations is not None:
@@ -108,7 +108,7 @@ def _captions(
                 sample_id=f"{sample_id}_{number}",
                 image_id=image.stem,
                 task="region_caption",
-                text=checks.text(match[2], where=f"{where}, description {number}"),
+                text=checks.text(match[2], f"{where}, description {number}"),
                 masks=((masks[int(match[1]) - 1],),),
                 detail=True,
             )

@@ -101,21 +101,21 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for where, sample_id, record in _records(file, faults):
         with faults:
             parts.add(record.part)
-            _check_pictures(record, where=where)
-            texts = _texts(record, where=where)
+            _check_pictures(record, where)
+            texts = _texts(record, where)
             if isinstance(record, Expression) and record.task == "referring":
-                _once((record.image, *map(checks.text_key, texts)), seen, where=where)
+                _once((record.image, *map(checks.text_key, texts)), seen, where)
             if record.part != split:
                 others += 1
                 continue
             if record.names != latest:
                 files = [file_of(file.parent, name, where=where) for name in record.names]
-                about = together([picture_of(one, where=where) for one in files])
+                about = together([picture_of(one, where) for one in files])
                 latest = record.names
-            masks = _masks(record, about, where=where, faults=faults)
+            masks = _masks(record, about, where, faults=faults)
             if record.task != "referring":
                 outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
-                _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where=where)
+                _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where)
             yield about.sample(
                 sample_id=sample_id,
                 image_id="+".join(record.names),
@@ -165,7 +165,7 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
             if finetune.is_upstreams(value):
                 texts = finetune.records(value, folder=file.parent, where=where)
                 yield from [
-                    (at, f"{number}_{n}", checks.record(Expression, entry, where=at))
+                    (at, f"{number}_{n}", checks.record(Expression, entry, at))
                     for n, (at, entry) in enumerate(texts)
                 ]
                 continue
@@ -177,7 +177,7 @@ def _records(file: Path, faults: checks.Faults) -> Iterator[tuple[str, str, Reco
                 )
             phrase = task == "phrase"
             form: type[Record] = Conversation if asks else Phrase if phrase else Expression
-            yield where, str(number), checks.record(form, value, where=where)
+            yield where, str(number), checks.record(form, value, where)
 
 
 def _list(file: Path) -> list[Any]:
@@ -196,7 +196,7 @@ def _list(file: Path) -> list[Any]:
     return content
 
 
-def _check_pictures(record: Record, *, where: str) -> None:
+def _check_pictures(record: Record, where: str) -> None:
     """Raise DataError for several pictures where there may be one."""
     if len(record.names) > 1 and (not isinstance(record, Conversation) or record.regions):
         raise checks.DataError(
@@ -204,27 +204,27 @@ def _check_pictures(record: Record, *, where: str) -> None:
         )
 
 
-def _texts(record: Record, *, where: str) -> tuple[str, ...]:
+def _texts(record: Record, where: str) -> tuple[str, ...]:
     """Return the text, or question and answer."""
     if not isinstance(record, Conversation):
-        return (checks.text(record.text, where=where),)
+        return (checks.text(record.text, where),)
     question = record.question
     if len(record.names) > 1:
         try:
             (question,) = prompts.name_pictures([question], len(record.names))
         except ValueError as error:
             raise checks.DataError(f"{where}: {error}; write one for each, or none") from None
-    question = checks.text(question, where=f"{where}, question")
+    question = checks.text(question, f"{where}, question")
     for number in REGION.findall(question):
         if not 1 <= int(number) <= len(record.regions):
             raise checks.DataError(
                 f"{where}: the question asks about region{number}, and regions has {len(record.regions)}; "
                 "they count from 1"
             )
-    return question, checks.text(record.answer, where=f"{where}, answer")
+    return question, checks.text(record.answer, f"{where}, answer")
 
 
-def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
+def _once(key: tuple[object, ...], seen: dict[int, str], where: str) -> None:
     """`seen`: digest of a key -> its place in the file. A million of them take 0.2 GB."""
     digest = int.from_bytes(
         hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -239,7 +239,7 @@ def _once(key: tuple[object, ...], seen: dict[int, str], *, where: str) -> None:
         raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
 
 
-def _masks(record: Record, about: Media, *, where: str, faults: checks.Faults) -> tuple[Masklet, ...]:
+def _masks(record: Record, about: Media, where: str, *, faults: checks.Faults) -> tuple[Masklet, ...]:
     if isinstance(record, Phrase):
         return ()
     noun, segmentations = (
@@ -251,7 +251,7 @@ def _masks(record: Record, about: Media, *, where: str, faults: checks.Faults) -
     reason = ""
     for number, segmentation in enumerate(segmentations):
         try:
-            mask = about.usable_mask(segmentation, where=f"{where}, {noun} {number}", faults=faults)
+            mask = about.usable_mask(segmentation, f"{where}, {noun} {number}", faults=faults)
         except checks.Unusable as unusable:
             reason = str(unusable)
         else:

@@ -40,11 +40,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(path / split)
     for file in sorted((path / split).glob("*.json")):
         with faults:
-            picture = picture_of(file.with_suffix(".jpg"), where=str(file))
-            query = checks.record(Query, checks.load_json(file, encoding=ENCODING), where=str(file))
-            mask = _mask(query.shapes, picture, where=str(file), faults=faults)
+            picture = picture_of(file.with_suffix(".jpg"), str(file))
+            query = checks.record(Query, checks.load_json(file, encoding=ENCODING), str(file))
+            mask = _mask(query.shapes, picture, str(file), faults=faults)
             for number, text in enumerate(query.text):
-                words = checks.text(text, where=f"{file}, text {number}")
+                words = checks.text(text, f"{file}, text {number}")
                 yield picture.sample(
                     sample_id=f"{file.stem}_{number}",
                     image_id=file.stem,
@@ -63,7 +63,7 @@ def splits(path: Path) -> list[str]:
     return names
 
 
-def _mask(shapes: list[Shape], picture: Media, *, where: str, faults: checks.Faults) -> RLE:
+def _mask(shapes: list[Shape], picture: Media, where: str, *, faults: checks.Faults) -> RLE:
     """Paint the shapes, the larger first, as LISA does: a target inside a region to be ignored counts, one
     under it does not."""
     labelled = []
@@ -72,7 +72,7 @@ def _mask(shapes: list[Shape], picture: Media, *, where: str, faults: checks.Fau
             faults.notes["shapes of fewer than 3 points are left out"] += 1
         elif shape.label.lower() != OLD:
             polygon = [value for point in shape.points for value in point]
-            mask = picture.some_mask([polygon], where=f"{where}, shape {number}")
+            mask = picture.some_mask([polygon], f"{where}, shape {number}")
             labelled.append((mask, shape.label.lower()))
     target: Bool[np.ndarray, "H W"] = np.zeros((picture.height, picture.width), bool)
     for mask, label in sorted(labelled, key=lambda shape: -rle.area(shape[0])):

@@ -100,18 +100,18 @@ def _lines(file: Path, encoding: str, faults: checks.Faults) -> Texts:
                 objects = texts.setdefault(MEANT.get(match[1], match[1]), {})
                 if int(match[2]) in objects:
                     raise checks.DataError(f"{where}: object {match[2]} of {rle.short(match[1])} comes twice")
-                objects[int(match[2])] = checks.text(match[3], where=where), where
+                objects[int(match[2])] = checks.text(match[3], where), where
     return texts
 
 
 def _samples(root: Path, clip: str, by_kind: Mapping[str, Texts]) -> list[Sample]:
     where = f"{root}: clip {clip}"
     pictures = davis.quality_folder(root / "JPEGImages")
-    names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where=where)
+    names, media = clip_files.clip_in(checks.inside(pictures, clip, where=where), where)
     annotations = davis.quality_folder(
         next((root / part for part in MASKS if (root / part).is_dir()), root / MASKS[-1])
     )
-    masklets = clip_files.palette_masklets(annotations / clip, names, media, where=where)
+    masklets = clip_files.palette_masklets(annotations / clip, names, media, where)
     described = {kind: sorted(texts.get(clip, {})) for kind, texts in by_kind.items()}
     objects = next(iter(described.values()))
     if not objects or any(others != objects for others in described.values()):

@@ -37,10 +37,10 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(file)
     for video, where, record in faults.records(Video, checks.load_object(file), noun="video"):
         with faults:
-            yield from _samples(file.parent, video, record, where=where, faults=faults)
+            yield from _samples(file.parent, video, record, where, faults=faults)
 
 
-def _samples(path: Path, video: str, record: Video, *, where: str, faults: checks.Faults) -> list[Sample]:
+def _samples(path: Path, video: str, record: Video, where: str, *, faults: checks.Faults) -> list[Sample]:
     annotation = _find(path, record.anno_path, where=where)
     media, masklets = sav.clip_of(annotation, video=_find(path, record.video_path, where=where))
     columns = list(masklets.values())
@@ -54,8 +54,8 @@ def _samples(path: Path, video: str, record: Video, *, where: str, faults: check
                 raise checks.DataError(
                     f"{here} is unknown: {annotation} has the objects 0 to {len(columns) - 1}"
                 )
-            text = checks.text(checks.record(Texts, value, where=here).formated, where=here)
-            masklet = clip_files.visible(columns[int(number)], where=here)
+            text = checks.text(checks.record(Texts, value, here).formated, here)
+            masklet = clip_files.visible(columns[int(number)], here)
             samples.append(
                 media.sample(
                     sample_id=f"{video}_{number}",

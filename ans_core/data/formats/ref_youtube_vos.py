@@ -56,7 +56,7 @@ def _of_palettes(annotations: Path) -> Masklets:
     def of_video(video: str, frames: tuple[str, ...], media: Media) -> dict[int, Masklet]:
         where = f"{annotations}: video {rle.short(video)}"
         folder = checks.inside(annotations, video, where=where)
-        return clip_files.palette_masklets(folder, frames, media, where=where)
+        return clip_files.palette_masklets(folder, frames, media, where)
 
     def masklets(expression: Expression, ref: expressions.ExpressionRef) -> tuple[Masklet, ...]:
         if expression.obj_id is None:

@@ -70,36 +70,36 @@ class Pictures:
 
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
-        instances = checks.record(Instances, checks.load_json(self.file), where=str(self.file))
+        instances = checks.record(Instances, checks.load_json(self.file), str(self.file))
         self._files = ImageFolders(path, IMAGE_FOLDERS)
         self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
         self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
-    def image(self, image_id: Any, *, where: str) -> Media:
+    def image(self, image_id: Any, where: str) -> Media:
         if image_id not in self.images:
             raise checks.DataError(
                 f"{where}: image_id {image_id} is not in instances.json; both files must be of one release"
             )
         here = f"{self.file}: image {image_id}"
-        picture = checks.record(coco.Picture, self.images[image_id], where=here)
+        picture = checks.record(coco.Picture, self.images[image_id], here)
         return self._files.find(picture.file_name, where=here, stated=(picture.height, picture.width))
 
-    def mask(self, target: Any, image_id: Any, *, where: str, faults: checks.Faults) -> RLE:
+    def mask(self, target: Any, image_id: Any, where: str, *, faults: checks.Faults) -> RLE:
         if target not in self.annotations:
             raise checks.DataError(
                 f"{where}: ann_id {target} is not in instances.json; both files must be of one release"
             )
         if target not in self._masks:
             here = f"{self.file}: annotation {target}"
-            annotation = checks.record(Annotation, self.annotations[target], where=here)
+            annotation = checks.record(Annotation, self.annotations[target], here)
             if annotation.image_id not in (None, image_id):
                 raise checks.DataError(
                     f"{where}: image_id is {image_id}, and ann_id {target} belongs to image "
                     f"{annotation.image_id}"
                 )
-            image = self.image(image_id, where=where)
-            mask = image.mask(annotation.segmentation, where=here, faults=faults)
+            image = self.image(image_id, where)
+            mask = image.mask(annotation.segmentation, here, faults=faults)
             self._masks[target] = image_id, mask
         owner, mask = self._masks[target]
         if owner != image_id:
@@ -118,17 +118,17 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for where, ref in refs:
         if ref.split == split:
             with faults:
-                image = pictures.image(ref.image_id, where=where)
-                targets = _targets(ref, where=where)
+                image = pictures.image(ref.image_id, where)
+                targets = _targets(ref, where)
                 masks = tuple(
-                    (pictures.mask(target, ref.image_id, where=where, faults=faults),) for target in targets
+                    (pictures.mask(target, ref.image_id, where, faults=faults),) for target in targets
                 )
                 for number, sentence in enumerate(ref.sentences):
                     yield image.sample(
                         sample_id=f"{ref.ref_id}_{number if sentence.sent_id is None else sentence.sent_id}",
                         image_id=str(ref.image_id),
                         task="referring",
-                        text=checks.text(sentence.sent, where=f"{where}, sentence {number}"),
+                        text=checks.text(sentence.sent, f"{where}, sentence {number}"),
                         masks=masks,
                         meta={"kind": sentence.kind} if sentence.kind is not None else {},
                     )
@@ -158,7 +158,7 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
         with faults:
             ref_id = value.get("ref_id") if isinstance(value, dict) else None
             where = f"{file}: record {number}" if ref_id is None else f"{file}: ref_id {rle.short(ref_id)}"
-            refs.append((where, checks.record(Ref, value, where=where)))
+            refs.append((where, checks.record(Ref, value, where)))
     return file, refs, faults
 
 
@@ -186,7 +186,7 @@ PICKLE_ERRORS = (
 """Errors that a damaged pickle can raise: its operations run on whatever is on the stack."""
 
 
-def _targets(ref: Ref, *, where: str) -> list[Any]:
+def _targets(ref: Ref, where: str) -> list[Any]:
     """Return the annotation ids; gRefCOCO marks "no such object" by `no_target` and the annotation -1."""
     none = ref.ann_id == [NO_OBJECT]
     if ref.no_target and ref.ann_id and not none:

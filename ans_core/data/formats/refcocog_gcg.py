@@ -44,24 +44,24 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for number, value in enumerate(checks.load_list(file)):
         with faults:
             where = f"{file}: record {number}"
-            ((sample_id, inner),) = checks.record(Entry, {"record": value}, where=where).record.items()
+            ((sample_id, inner),) = checks.record(Entry, {"record": value}, where).record.items()
             where = f"{where} (id {sample_id[:60]})"
-            record = checks.record(Caption, inner, where=where)
+            record = checks.record(Caption, inner, where)
             caption = grounded.caption_of(record.caption, where=where).lower()
             image = images.find(record.img_file_name, where=where)
-            phrases = _phrases(record.refs, caption, image, where=where, faults=faults)
+            phrases = _phrases(record.refs, caption, image, where, faults=faults)
             yield grounded.sample(caption, phrases, image=image, sample_id=f"{number}_{sample_id}")
     faults.tell()
 
 
 def _phrases(
-    refs: list[Ref], caption: str, image: Media, *, where: str, faults: checks.Faults
+    refs: list[Ref], caption: str, image: Media, where: str, *, faults: checks.Faults
 ) -> list[grounded.Phrase]:
     phrases = []
     for number, ref in enumerate(refs):
         here = f"{where}, ref {number}"
-        words = checks.text(ref.sentence, where=here).lower()
-        mask = image.usable_mask(ref.segmentation, where=here, faults=faults)
+        words = checks.text(ref.sentence, here).lower()
+        mask = image.usable_mask(ref.segmentation, here, faults=faults)
         if (start := caption.find(words)) >= 0:
             phrases.append((start, start + len(words), [mask]))
     if not phrases:

@@ -60,11 +60,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for number, (value, part) in enumerate(_rows(folder)):
         with faults:
             where = f"{folder}: row {number}"
-            row = checks.record(Row, value, where=where)
+            row = checks.record(Row, value, where)
             image = images.find(row.image, part, where=where)
-            masks = [image.mask(m, where=where) for m in row.mask_rle]
+            masks = [image.mask(m, where) for m in row.mask_rle]
             file = image.frames[0]
-            for place, fields in enumerate(_sample_fields(row.conversations, masks, where=where)):
+            for place, fields in enumerate(_sample_fields(row.conversations, masks, where)):
                 yield image.sample(
                     sample_id=str(number) if place == 0 else f"{number}_{place}",
                     image_id=file.stem if isinstance(file, Path) else f"row{number}",
@@ -131,7 +131,7 @@ class _Images:
         if isinstance(value, str) and value.startswith(ENCODED):
             value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
         if isinstance(value, bytes):
-            picture = picture_of(value, where=where)
+            picture = picture_of(value, where)
             return replace(picture, frames=(part,)) if part else picture
         if not isinstance(value, str) or not value or "\0" in value:
             raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
@@ -142,7 +142,7 @@ class _Images:
             ).resolve()
         image = self.parents[parent] / leaf
         if image not in self.pictures:
-            self.pictures[image] = picture_of(image, where=where)
+            self.pictures[image] = picture_of(image, where)
         return self.pictures[image]
 
 
@@ -153,7 +153,7 @@ def _from_base64(text: str, *, where: str) -> bytes:
         raise checks.DataError(f"{where}: the image is not base64 ({error}); write the row again") from None
 
 
-def _sample_fields(turns: list[Turn], masks: list[RLE], *, where: str) -> list[dict[str, Any]]:
+def _sample_fields(turns: list[Turn], masks: list[RLE], where: str) -> list[dict[str, Any]]:
     """Return task, masks and texts of a row's samples: a conversation, if it names prompts and has several
     masks or questions; one caption for each mask, if there is an answer for each; otherwise the first answer
     as the caption of all masks together."""
@@ -162,24 +162,22 @@ def _sample_fields(turns: list[Turn], masks: list[RLE], *, where: str) -> list[d
         raise checks.DataError(f'{where}: the conversation has no turn from "gpt"; a caption is needed')
     several = len(masks) > 1 or len(answers) > 1
     if several and any(PROMPT.search(turn.value) for turn in turns):
-        return [_conversation(turns, masks, where=where)]
+        return [_conversation(turns, masks, where)]
     if several and len(answers) == len(masks):
-        return [
-            _caption(answer, ((mask,),), where=where) for answer, mask in zip(answers, masks, strict=True)
-        ]
-    return [_caption(answers[0], tuple((mask,) for mask in masks), where=where)]
+        return [_caption(answer, ((mask,),), where) for answer, mask in zip(answers, masks, strict=True)]
+    return [_caption(answers[0], tuple((mask,) for mask in masks), where)]
 
 
-def _caption(answer: str, masks: tuple[Masklet, ...], *, where: str) -> dict[str, Any]:
+def _caption(answer: str, masks: tuple[Masklet, ...], where: str) -> dict[str, Any]:
     """Return a caption, without prompt markers."""
     return {
         "task": "region_caption",
-        "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where=where),
+        "text": checks.text(" ".join(PROMPT.sub("", answer).split()), where),
         "masks": masks,
     }
 
 
-def _conversation(turns: list[Turn], masks: list[RLE], *, where: str) -> dict[str, Any]:
+def _conversation(turns: list[Turn], masks: list[RLE], where: str) -> dict[str, Any]:
     """Return a conversation about the masks that its words name: <Prompt3> is the fourth mask, and region1 if
     no earlier one is named."""
     try:

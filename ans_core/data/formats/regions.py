@@ -49,7 +49,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         with faults:
             if region.image not in pictures:
                 image = file_of(path, region.image, where=where)
-                picture = picture_of(image, where=where, stated=(region.height, region.width))
+                picture = picture_of(image, where, stated=(region.height, region.width))
                 if not region.caption and transforms.stored(image)[1] != orientation.UPRIGHT:
                     raise checks.DataError(
                         f"{where}: an EXIF tag turns the picture, so that its bbox tells no place; write a "
@@ -57,8 +57,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                     )
                 pictures[region.image] = picture
             picture = pictures[region.image]
-            mask = picture.usable_mask(region.segmentation, where=where, faults=faults)
-            text = _text(region, picture, where=where)
+            mask = picture.usable_mask(region.segmentation, where, faults=faults)
+            text = _text(region, picture, where)
             by_text.setdefault((region.image, text_of.setdefault(checks.text_key(text), text)), []).append(
                 (str(region.id), mask)
             )
@@ -94,17 +94,17 @@ def _lines(file: Path) -> tuple[list[tuple[str, Region]], checks.Faults]:
     lines: list[tuple[str, Region]] = []
     for number, value in checks.load_json_lines(file):
         with faults:
-            region = checks.record(Region, value, where=f"{file}: line {number}")
+            region = checks.record(Region, value, f"{file}: line {number}")
             where = f"{file}: line {number} (id {str(region.id)[:60]})"
             faults.once(f"id {region.id}", where=where)
             lines.append((where, region))
     return lines, faults
 
 
-def _text(region: Region, picture: Media, *, where: str) -> str:
+def _text(region: Region, picture: Media, where: str) -> str:
     if region.caption:
-        return checks.text(region.caption, where=where)
-    category = checks.text(region.category, where=f"{where}: no caption, and as category")
+        return checks.text(region.caption, where)
+    category = checks.text(region.category, f"{where}: no caption, and as category")
     if region.bbox is None:
         raise checks.DataError(
             f"{where}: no caption and no bbox; one of them tells which {category} is meant"

@@ -55,14 +55,14 @@ def splits(path: Path) -> list[str]:
 
 
 def _sample(file: Path) -> Sample:
-    content = checks.record(Content, checks.load_json(file), where=str(file))
+    content = checks.record(Content, checks.load_json(file), str(file))
     stated = (content.image.height, content.image.width)
     image = files.file_of(file.parent, content.image.file_name, where=str(file))
-    picture = picture_of(image, where=str(file), stated=stated)
+    picture = picture_of(image, str(file), stated=stated)
     checks.once((f"{file}: annotation {annotation.id}", annotation.id) for annotation in content.annotations)
     masks = {}
     for annotation in content.annotations:
-        mask = picture.some_mask(annotation.segmentation, where=f"{file}: annotation {annotation.id}")
+        mask = picture.some_mask(annotation.segmentation, f"{file}: annotation {annotation.id}")
         if rle.area(mask):
             masks[annotation.id] = (mask,)
     if not masks:

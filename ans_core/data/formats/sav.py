@@ -63,9 +63,9 @@ def splits(path: Path) -> list[str]:
 
 def clip_of(file: Path, *, video: Path) -> tuple[Media, dict[Any, Masklet]]:
     """Read a clip's annotation: its annotated frames, and every object's masklet."""
-    clip = checks.record(Clip, checks.load_json(file), where=str(file))
+    clip = checks.record(Clip, checks.load_json(file), str(file))
     where = f"{file}: video {rle.short(clip.video_id)}"
-    every = clip_files.video_frames(video, where=where)
+    every = clip_files.video_frames(video, where)
     frames = every[::STEP][: len(clip.masklet)]
     if len(frames) < len(clip.masklet):
         raise checks.DataError(
@@ -73,7 +73,7 @@ def clip_of(file: Path, *, video: Path) -> tuple[Media, dict[Any, Masklet]]:
             f"({len(every)} frames); fetch it again"
         )
     stated = tuple(None if side is None else int(side) for side in (clip.video_height, clip.video_width))
-    media = clip_files.clip_of(frames, where=where, stated=stated)  # type: ignore[arg-type]
+    media = clip_files.clip_of(frames, where, stated=stated)  # type: ignore[arg-type]
     checks.once((f"{where}, object {rle.short(number)}", number) for number in clip.masklet_id)
     columns: list[list[Any]] = [[] for _ in clip.masklet_id]
     for place, masks in enumerate(clip.masklet):
@@ -84,7 +84,7 @@ def clip_of(file: Path, *, video: Path) -> tuple[Media, dict[Any, Masklet]]:
             )
         for number, column, mask in zip(clip.masklet_id, columns, masks, strict=True):
             here = f"{where}, frame {place}, object {rle.short(number)}"
-            column.append(media.some_mask(mask, where=here))
+            column.append(media.some_mask(mask, here))
     return media, dict(zip(clip.masklet_id, map(tuple, columns), strict=True))
 
 
@@ -94,8 +94,7 @@ def _of_video(file: Path) -> Sample:
     )
     media, masklets = clip_of(file, video=video)
     seen = {
-        n: clip_files.visible(masklet, where=f"{file}: object {rle.short(n)}")
-        for n, masklet in masklets.items()
+        n: clip_files.visible(masklet, f"{file}: object {rle.short(n)}") for n, masklet in masklets.items()
     }
     return clip_files.tracking_sample(video.stem, seen, media)
 
@@ -112,11 +111,11 @@ def _held_out(path: Path) -> dict[str, Path]:
 
 def _of_folders(root: Path, clip: str) -> Sample:
     where = f"{root}: clip {clip}"
-    names, media = clip_files.clip_in(root / PARTS[0] / clip, where=where)
+    names, media = clip_files.clip_in(root / PARTS[0] / clip, where)
     masklets: dict[Any, Masklet] = {}
     for one in clips_in(root / PARTS[1] / clip):
         here = f"{where}, object {one}"
-        objects = clip_files.palette_masklets(root / PARTS[1] / clip / one, names, media, where=here)
+        objects = clip_files.palette_masklets(root / PARTS[1] / clip / one, names, media, here)
         if len(objects) != 1:
             raise checks.DataError(
                 f"{here}: its PNGs show {len(objects)} objects ({list(objects)[:5]}); there is a folder for "

@@ -98,7 +98,7 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                     frames.append(FilePart(file=shard, start=member.offset_data, length=member.size))
                     continue
                 content = json.load(tar.extractfile(member) or io.BytesIO())
-                record = checks.record(Samples, content, where=f"{shard}: {member.name}")
+                record = checks.record(Samples, content, f"{shard}: {member.name}")
                 if record.digest != digest_of(record.samples):
                     raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
                 yield tuple(frames), record

@@ -44,7 +44,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(file)
     for _, where, record in faults.records(Record):
         with faults:
-            sample = _sample(record, file.parent, where=f"{file}: question {record.question_id}")
+            sample = _sample(record, file.parent, f"{file}: question {record.question_id}")
             faults.once(f"question {sample.sample_id}", where=where)
             yield sample
 
@@ -53,26 +53,26 @@ def splits(path: Path) -> list[str]:
     return [split for split in split_files(path, FILES) if split != "test"]
 
 
-def _sample(record: Record, folder: Path, *, where: str) -> Sample:
+def _sample(record: Record, folder: Path, where: str) -> Sample:
     choices = [choice.choice for choice in record.choices]
     if record.answer not in choices:
         raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
     inner = [folder / name for name in FOLDERS]
     video = clip_files.find_file(inner, [f"{record.video_id}{clip_files.VIDEO}"], where=where)
-    frames = _stretch(video, record.start, record.end, where=where)
-    return clip_files.clip_of(frames, where=where).sample(
+    frames = _stretch(video, record.start, record.end, where)
+    return clip_files.clip_of(frames, where).sample(
         sample_id=record.question_id,
         image_id=f"{record.video_id}_{record.start:g}_{record.end:g}",
         task="conversation",
-        question=checks.text(record.question, where=where),
-        text=checks.text(record.answer, where=where),
+        question=checks.text(record.question, where),
+        text=checks.text(record.answer, where),
         meta={"kind": record.question_id.partition("_")[0], "choices": choices},
     )
 
 
-def _stretch(video: Path, start_s: float, end_s: float, *, where: str) -> VideoFrames:
+def _stretch(video: Path, start_s: float, end_s: float, where: str) -> VideoFrames:
     """Return the frames between two times, at least one."""
-    frames = clip_files.video_frames(video, where=where)
+    frames = clip_files.video_frames(video, where)
     try:
         rate = video_file.rate(video)
     except ValueError as error:

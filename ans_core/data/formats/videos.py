@@ -46,9 +46,9 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for line, value in checks.load_json_lines(file):
         where = f"{file}: line {line}"
         with faults:
-            clip = checks.record(Clip, value, where=where)
+            clip = checks.record(Clip, value, where)
             faults.once(f"video_id {rle.short(clip.video_id)}", where=where)
-            yield from _samples(path, clip, where=f"{where} ({clip.video_id[:60]})", faults=faults)
+            yield from _samples(path, clip, f"{where} ({clip.video_id[:60]})", faults=faults)
     faults.tell()
 
 
@@ -58,13 +58,13 @@ def splits(path: Path) -> list[str]:
     return ["val"]
 
 
-def _samples(path: Path, clip: Clip, *, where: str, faults: checks.Faults) -> list[Sample]:
+def _samples(path: Path, clip: Clip, where: str, *, faults: checks.Faults) -> list[Sample]:
     frames = tuple(file_of(path, frame.file, where=where) for frame in clip.frames)
     if len(set(frames)) != len(frames):
         raise checks.DataError(f"{where}: a frame comes twice; a video has each of its frames once")
-    media = clip_files.clip_of(frames, where=where, stated=(clip.height, clip.width))
+    media = clip_files.clip_of(frames, where, stated=(clip.height, clip.width))
     masks_file = checks.inside(path, clip.masks_file, where=where)
-    masks = checks.record(MasksFile, checks.load_json(masks_file), where=str(masks_file)).masks
+    masks = checks.record(MasksFile, checks.load_json(masks_file), str(masks_file)).masks
     samples: list[Sample] = []
     checks.once((f"{where}, object {o.obj_id}", str(o.obj_id)) for o in clip.objects)
     for described in clip.objects:
@@ -78,16 +78,14 @@ def _samples(path: Path, clip: Clip, *, where: str, faults: checks.Faults) -> li
                     f"{here} {held}; one mask (or null) is needed for each of the {len(frames)} frames of "
                     f"{where}"
                 )
-            masklet = tuple(
-                None if m is None else media.some_mask(m, where=here, faults=faults) for m in entries
-            )
+            masklet = tuple(None if m is None else media.some_mask(m, here, faults=faults) for m in entries)
             samples.append(
                 media.sample(
                     sample_id=f"{clip.video_id}_{number}",
                     image_id=clip.video_id,
                     task="referring",
-                    text=checks.text(described.caption or described.name, where=f"{where}, object {number}"),
-                    masks=(clip_files.visible(masklet, where=here),),
+                    text=checks.text(described.caption or described.name, f"{where}, object {number}"),
+                    masks=(clip_files.visible(masklet, here),),
                     meta={"category": described.category} if described.category else {},
                 )
             )

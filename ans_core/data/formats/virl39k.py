@@ -43,12 +43,12 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
         for value in _rows(file):
             with faults:
                 where = f"{file}: question {value.get('qid')}"
-                record = checks.record(Record, value, where=where)
+                record = checks.record(Record, value, where)
                 shown = record.image or []
                 if not shown:
                     raise checks.Unusable("no picture")
                 if held_out(shown) == (split == "val"):
-                    yield _sample(record, images, where=where)
+                    yield _sample(record, images, where)
     faults.tell()
 
 
@@ -71,13 +71,13 @@ def _files(path: Path) -> tuple[list[Path], Path]:
     return files, files[0].parent
 
 
-def _sample(record: Record, images: ImageFolders, *, where: str) -> Sample:
+def _sample(record: Record, images: ImageFolders, where: str) -> Sample:
     names = record.image or []
     return images.all_of(names, where=where).sample(
         sample_id=record.qid,
         image_id="+".join(names),
         task="conversation",
-        question=checks.text(checks.named_pictures([record.question], len(names))[0], where=where),
-        text=checks.text(final(record.answer), where=where),
+        question=checks.text(checks.named_pictures([record.question], len(names))[0], where),
+        text=checks.text(final(record.answer), where),
         meta={"category": record.category},
     )
