@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -218,7 +218,16 @@ def encode_row(
     prefix = prefix_ids(
         tokenizer, template=layout.template, frame_tokens=counts, marks=layout.marks, numbered=row.stills
     )
-    branches = [branch_ids(turn, tokenizer, layout, grid=grid) for turn in row.turns]
+    branches = [
+        conversation_ids(
+            tokenizer,
+            (*turn.past, (turn.question, turn.answer)),
+            template=layout.template,
+            cells=[int(cells.sum()) for cells in region_cells(turn, grid)],
+            marks=layout.marks,
+        )
+        for turn in row.turns
+    ]
     lengths = [len(prefix) + sum(map(len, branch)) for branch in branches]
     longest = max(lengths, default=len(prefix))
     if longest > layout.max_length:
@@ -230,16 +239,6 @@ def encode_row(
             ),
         )
     return pack_row(prefix, branches)
-
-
-def branch_ids(
-    turn: Turn, tokenizer: PreTrainedTokenizerBase, layout: Layout, *, grid: Grid
-) -> list[list[int]]:
-    """Tokenize a conversation: question, answer, question, answer, ..., ending with the turn's own. `grid` is
-    of the view that shows its regions."""
-    cells = [int(r.sum()) for r in region_cells(turn, grid)]
-    turns = (*turn.past, (turn.question, turn.answer))
-    return conversation_ids(tokenizer, turns, template=layout.template, cells=cells, marks=layout.marks)
 
 
 def conversation_ids(
@@ -370,20 +369,42 @@ def looks_of(
     return list(zip(boxes, range(len(turn.targets)), strict=True))
 
 
+class MaskPair(NamedTuple):
+    """A `[SEG]` and a frame in which its mask is drawn."""
+
+    seg: int
+    frame: int
+    target: Bool[Tensor, "M M"]
+    seed: int
+
+
+def mask_pairs(row: Row, layout: Layout, *, seg: int, frame: int) -> list[MaskPair]:
+    """Return a row's pairs; `seg` and `frame` are the numbers of its first ones in the batch."""
+    pairs = []
+    masklets = [masklet for turn in row.turns for masklet in turn.masks]
+    for number, masklet in enumerate(masklets):
+        for place, mask_frame in enumerate(row.mask_frames):
+            if (mask := masklet[mask_frame]) is not None:
+                target = resize_mask(rle.decode(mask), layout.mask_size)
+                pairs.append(MaskPair(seg + number, frame + place, target, seed_of(row.seed, number, place)))
+    if not layout.objects:
+        return pairs
+    again = forced([pair.seg for pair in pairs], layout.objects, seed=row.seed)
+    return [pairs[i]._replace(seed=seed_of(pairs[i].seed, copy)) if copy else pairs[i] for i, copy in again]
+
+
 def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout: Layout) -> Batch:
     """Make the tensors of rows that are read."""
     encoded: list[PackedRow] = []
     sam_frames: list[Image.Image] = []
-    pairs: list[tuple[int, int]] = []
-    targets: list[Tensor] = []
+    pairs: list[MaskPair] = []
     regions: list[list[Tensor]] = []
-    seeds: list[int] = []
     looks: list[tuple[int, int, int]] = []
     things: list[Tensor] = []
     boxes: list[Tensor] = []
     segs = 0
     for read in rows:
-        row, images = read.row, read.images
+        row = read.row
         encoded.append(read.packed)
         regions.append([cells for turn in row.turns for cells in region_cells(turn, read.views.shown)])
         for branch, turn in enumerate(row.turns, start=1):
@@ -396,27 +417,10 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
                 torch.tensor(rle.box(target) if rle.area(target) else (0.0, 0.0, 0.0, 0.0))
                 for target in turn.targets
             ]
-        if any(turn.masks for turn in row.turns):
-            first, begun = len(sam_frames), len(pairs)
-            sam_frames += images
-            row_segs = 0  # `[SEG]` tokens of this row so far
-            for turn in row.turns:
-                for masklet in turn.masks:
-                    for place, frame in enumerate(row.mask_frames):
-                        mask = masklet[frame]
-                        if mask is not None:
-                            pairs.append((segs, first + place))
-                            targets.append(resize_mask(rle.decode(mask), layout.mask_size))
-                            seeds.append(seed_of(row.seed, row_segs, place))
-                    segs += 1
-                    row_segs += 1
-            if layout.objects:
-                again = forced([seg for seg, _ in pairs[begun:]], layout.objects, seed=row.seed)
-                pairs[begun:] = [pairs[begun + i] for i, _ in again]
-                targets[begun:] = [targets[begun + i] for i, _ in again]
-                seeds[begun:] = [
-                    seed_of(seeds[begun + i], copy) if copy else seeds[begun + i] for i, copy in again
-                ]
+        if row_segs := sum(len(turn.masks) for turn in row.turns):
+            pairs += mask_pairs(row, layout, seg=segs, frame=len(sam_frames))
+            sam_frames += read.images
+            segs += row_segs
     size = layout.sam_size
     packed: dict[str, Any] = pad_rows(encoded, pad_id=tokenizer.pad_token_id or 0, multiple=layout.multiple)
     slot, seg = (tokenizer.convert_tokens_to_ids(token) for token in (layout.marks.slot, prompts.SEG))
@@ -431,12 +435,12 @@ def batch_of(rows: Sequence[ReadRow], tokenizer: PreTrainedTokenizerBase, layout
         sam_frames=transforms.normalise(sam_frames, size=size)
         if sam_frames
         else torch.zeros(0, 3, size, size),
-        pair_seg=torch.tensor([p[0] for p in pairs], dtype=torch.long),
-        pair_frame=torch.tensor([p[1] for p in pairs], dtype=torch.long),
-        targets=torch.stack(targets)
-        if targets
+        pair_seg=torch.tensor([pair.seg for pair in pairs], dtype=torch.long),
+        pair_frame=torch.tensor([pair.frame for pair in pairs], dtype=torch.long),
+        targets=torch.stack([pair.target for pair in pairs])
+        if pairs
         else torch.zeros(0, layout.mask_size, layout.mask_size, dtype=torch.bool),
-        pair_seeds=seeds,
+        pair_seeds=[pair.seed for pair in pairs],
         looks=torch.tensor(looks, dtype=torch.long).view(-1, 3),
         things=torch.stack(things) if things else torch.zeros(0, 1),
         boxes=torch.stack(boxes) if boxes else torch.zeros(0, 4),

@@ -3,7 +3,6 @@ records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,12 @@ NOT_LISTED = "pictures that no list of data.yaml names"
 """A reason to leave out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Splits:
-    """What data.yaml says of train, val and test."""
-
-    folders: dict[Path, str]
-    listed: dict[str, str]
-    """Ends of the paths that lists (train.txt) hold, at any slash: they may be of another machine."""
-
-    def of(self, image: Path, root: Path) -> str | None:
-        folder = next((folder for folder in self.folders if image.is_relative_to(folder)), None)
-        return self.listed.get(image.relative_to(root).as_posix()) or (
-            self.folders[folder] if folder else None
-        )
-
-
 def read(place: Path, file: Path) -> Export:
     """`file` names the classes: data.yaml, or classes.txt with one a line. A line of five numbers is a box:
     the mask of its whole area. Folders named train, valid ... tell the split, or folders and lists that
     data.yaml names; a picture that stands in none of its lists is left out."""
     root = file.parent.parent if file.parent.name == "labels" else file.parent
-    names, splits = _classes(file, root)
+    names, folders, lists = _classes(file, root)
     listed = sorted(root.rglob("*"))
     pictures = [path for path in listed if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     labels = {label: picture for picture in pictures if (label := _label_file(picture, root))}
@@ -81,8 +65,9 @@ def read(place: Path, file: Path) -> Export:
                 if mask := export.mask([scaled], picture, where):
                     label_text = checks.text(names[kind], f"{file}: class {kind}")
                     shapes.append(Shape(mask=mask, label=label_text))
-        split = splits.of(path, root)
-        if splits.listed and not split:
+        folder = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        split = lists.get(path.relative_to(root).as_posix()) or (folders[folder] if folder else None)
+        if lists and not split:
             export.left_out[NOT_LISTED] += 1
             return
         export.add(path, shapes, split=split or split_of(path, place))
@@ -93,11 +78,12 @@ def read(place: Path, file: Path) -> Export:
     return export
 
 
-def _classes(file: Path, root: Path) -> tuple[dict[int, str], Splits]:
-    """Return number -> class, and the splits of the pictures below `root`."""
+def _classes(file: Path, root: Path) -> tuple[dict[int, str], dict[Path, str], dict[str, str]]:
+    """Return number -> class, and what data.yaml says of the splits of pictures below `root`: folder -> split,
+    and end of a path that a list (train.txt) holds, at any slash -> split: it may be of another machine."""
     if file.suffix == ".txt":
         lines = checks.load_text(file).rstrip().splitlines()
-        return dict(enumerate(line.strip() for line in lines)), Splits(folders={}, listed={})
+        return dict(enumerate(line.strip() for line in lines)), {}, {}
     try:
         content = yaml.safe_load(checks.load_text(file))
     except yaml.YAMLError as error:
@@ -117,8 +103,7 @@ def _classes(file: Path, root: Path) -> tuple[dict[int, str], Splits]:
                 listed |= dict.fromkeys(_ends(path), split)
             elif path.resolve() != root.resolve():
                 folders[path] = split
-    classes = {int(number): str(name) for number, name in names.items()}
-    return classes, Splits(folders=folders, listed=listed)
+    return {int(number): str(name) for number, name in names.items()}, folders, listed
 
 
 def _ends(file: Path) -> list[str]:

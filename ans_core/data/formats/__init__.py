@@ -56,8 +56,7 @@ ALONE = (
 )  # fmt: skip
 MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
 MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
-READERS: dict[str, Callable[..., Iterator[Sample]]] = {name: module.read for name, module in MODULES.items()}
-"""Name -> read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
+"""Name -> module with read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
 once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
 LATE = ("annotations", "refcoco", "grefcoco", "regions")
 """Formats that tell their splits once all records are read; their readers check the split."""
@@ -66,7 +65,7 @@ LATE = ("annotations", "refcoco", "grefcoco", "regions")
 def _samples(form: str, path: Path, *, name: str, split: str) -> Iterator[Sample]:
     if form not in LATE:
         checks.check_split(split, SPLITS[form](path), path=path)
-    for sample in READERS[form](path, split=split):
+    for sample in MODULES[form].read(path, split=split):
         # shards have been made of upright masks
         yield replace(sample if form == "shards" else upright(sample), dataset=name)
 

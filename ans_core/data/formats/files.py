@@ -134,6 +134,14 @@ class ImageFolders:
         raise checks.DataError(f"{where}: the image {rle.short(name)} is in none of {folders}{remedy}")
 
 
+def parquet_files(path: Path, pattern: str, *, release: str) -> list[Path]:
+    """Return the tables of a folder, or the one that `path` is."""
+    files = [path] if path.is_file() else sorted(path.glob(pattern))
+    if not files:
+        raise checks.DataError(f"{path} holds no {pattern}; give the folder of {release}'s release")
+    return files
+
+
 @contextmanager
 def parquet_table(file: Path) -> Iterator[Any]:
     """Open a table (pyarrow's ParquetFile). What pyarrow can't read, as it is opened or later, is a

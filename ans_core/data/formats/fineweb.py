@@ -17,11 +17,12 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import parquet_table
+from ans_core.data.formats.files import parquet_files, parquet_table
 from ans_core.data.formats.media import Media
 from ans_core.data.formats.turns import conversation
 from ans_core.types import Sample
 
+FILES = "**/*.parquet"
 COLUMNS = ("text", "id")
 PAGES = 10_000
 LINES, LETTERS = 6, 40
@@ -37,7 +38,7 @@ ASKED = "Read the text in this image."
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read the only split, "train". `path` is a folder of the release or one file of it."""
     faults = checks.Faults(path)
-    for file in _files(path):
+    for file in parquet_files(path, FILES, release="FineWeb"):
         for number, row in _rows(file):
             with faults:
                 sample = _sample(row, f"{file}: row {number}")
@@ -47,7 +48,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    _files(path)
+    parquet_files(path, FILES, release="FineWeb")
     return ["train"]
 
 
@@ -64,15 +65,6 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if number % step == 0:
                     yield number, row
                 number += 1
-
-
-def _files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
-    if not files:
-        raise checks.DataError(
-            f"{path} holds no *.parquet; give a folder of FineWeb's release, as sample/10BT"
-        )
-    return files
 
 
 def _sample(row: dict[str, Any], where: str) -> Sample:

@@ -99,8 +99,7 @@ class Pictures:
                     f"{annotation.image_id}"
                 )
             image = self.image(image_id, where)
-            mask = image.mask(annotation.segmentation, here, faults=faults)
-            self._masks[target] = image_id, mask
+            self._masks[target] = image_id, image.mask(annotation.segmentation, here, faults=faults)
         owner, mask = self._masks[target]
         if owner != image_id:
             raise checks.DataError(

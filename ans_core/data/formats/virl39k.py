@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import ImageFolders, parquet_table
+from ans_core.data.formats.files import ImageFolders, parquet_files, parquet_table
 from ans_core.metrics.answers import final
 from ans_core.types import Sample
 
-FILES = ("*.parquet",)
+FILES = "*.parquet"
 HELD_OUT = 50
 """One picture in so many."""
 
@@ -37,8 +37,8 @@ def held_out(images: Sequence[str]) -> bool:
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
-    files, folder = _files(path)
-    images, faults = ImageFolders(folder, (".",)), checks.Faults(path)
+    files = parquet_files(path, FILES, release="ViRL39K")
+    images, faults = ImageFolders(files[0].parent, (".",)), checks.Faults(path)
     for file in files:
         for value in _rows(file):
             with faults:
@@ -53,7 +53,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    _files(path)
+    parquet_files(path, FILES, release="ViRL39K")
     return ["train", "val"]
 
 
@@ -61,14 +61,6 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     with parquet_table(file) as table:
         for batch in table.iter_batches(batch_size=512):
             yield from batch.to_pylist()
-
-
-def _files(path: Path) -> tuple[list[Path], Path]:
-    """Return the tables, and the folder that pictures are named from."""
-    files = [path] if path.is_file() else sorted(path.glob(FILES[0]))
-    if not files:
-        raise checks.DataError(f"{path} holds no {FILES[0]}; give the folder of ViRL39K's release")
-    return files, files[0].parent
 
 
 def _sample(record: Record, images: ImageFolders, where: str) -> Sample:
