@@ -70,31 +70,35 @@ def _line(mask: Bool[np.ndarray, "H W"], start: Point, end: Point) -> None:
 def _clipped(start: Point, end: Point, *, right: int, bottom: int) -> tuple[Point, Point, bool]:
     """Return the ends of a line's part within the picture, rounded as OpenCV rounds them, and whether there
     is such a part."""
-    (x1, y1), (x2, y2) = start, end
 
     def side(x: int) -> int:
         return (x < 0) + 2 * (x > right)
 
-    def outside(x: int, y: int) -> int:
-        return side(x) + 4 * (y < 0) + 8 * (y > bottom)
+    def outside(point: Point) -> int:
+        return side(point[0]) + 4 * (point[1] < 0) + 8 * (point[1] > bottom)
 
-    one, two = outside(x1, y1), outside(x2, y2)
+    one, two = outside(start), outside(end)
     if not one & two and one | two:
         if one & 12:
-            edge = 0 if one < 8 else bottom
-            x1, y1 = x1 + int((edge - y1) * (x2 - x1) / (y2 - y1)), edge
-            one = side(x1)
+            start = _at_row(start, end, 0 if one < 8 else bottom)
+            one = side(start[0])
         if two & 12:
-            edge = 0 if two < 8 else bottom
-            x2, y2 = x2 + int((edge - y2) * (x2 - x1) / (y2 - y1)), edge
-            two = side(x2)
+            end = _at_row(end, start, 0 if two < 8 else bottom)
+            two = side(end[0])
         if not one & two and one | two:
             if one:
-                edge = 0 if one == 1 else right
-                x1, y1 = edge, y1 + int((edge - x1) * (y2 - y1) / (x2 - x1))
-                one = 0
+                start, one = _at_column(start, end, 0 if one == 1 else right), 0
             if two:
-                edge = 0 if two == 1 else right
-                x2, y2 = edge, y2 + int((edge - x2) * (y2 - y1) / (x2 - x1))
-                two = 0
-    return (x1, y1), (x2, y2), not one | two
+                end, two = _at_column(end, start, 0 if two == 1 else right), 0
+    return start, end, not one | two
+
+
+def _at_row(point: Point, other: Point, row: int) -> Point:
+    """Move an end of a line along it."""
+    (x, y), (other_x, other_y) = point, other
+    return x + int((row - y) * (other_x - x) / (other_y - y)), row
+
+
+def _at_column(point: Point, other: Point, column: int) -> Point:
+    y, x = _at_row(point[::-1], other[::-1], column)
+    return x, y

@@ -92,7 +92,7 @@ def test_star_asks_about_the_frames_between_two_times(tmp_path: Path) -> None:
         ({"start": 1e308, "end": float("inf")}, r"1e\+308 to inf s are no part of"),
         ({"start": float("nan")}, "nan to 0.2 s are no part of"),
         ({"start": 5.0, "end": 6.0}, r"5 to 6 s are no part of .*ABC\.mp4, which lasts 0\.2 s"),
-        ({"video_id": "XYZ"}, r"the video 'XYZ\.mp4' is at none of"),
+        ({"video_id": "XYZ"}, r"the video 'XYZ\.mp4' is in none of"),
     ):
         with pytest.raises(DataError, match=message):
             read("starqa", agent_sets.star(tmp_path, **changes), "val")
@@ -115,7 +115,7 @@ def test_ego4d_asks_for_the_stretch_that_answers_a_query(
     assert (sample.text, len(sample.frames), sample.sample_id) == ("0.1 to 0.3", 6, "c1_a_0")
     assert "1 with a stretch without length; 1 with no query" in caplog.text
     (tmp_path / "clips/c1.mp4").unlink()
-    with pytest.raises(DataError, match=r"clip c1: the video 'c1\.mp4' is at none of"):
+    with pytest.raises(DataError, match=r"clip c1: the video 'c1\.mp4' is in none of"):
         read("ego4d", tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_a_zip_of_cvat_becomes_records_by_label_text_and_group(
         (
             'name="a/cat.png"',
             'name="b/dog.png"',
-            r"the picture 'b/dog\.png' is not in .*export with the pictures",
+            r"the picture 'b/dog\.png' is in none of .*export with the pictures",
         ),
         (
             'label="dog" source="semi',
@@ -335,7 +335,7 @@ def test_a_zip_is_named_by_itself_and_not_by_where_it_was_unpacked(tmp_path: Pat
 
     with pytest.raises(
         DataError,
-        match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is not in {tmp_path}/export\.zip/images",
+        match=rf"^{tmp_path}/export\.zip/annotations\.xml: image '0' .* is in none of {tmp_path}/export\.zip/images",
     ):
         import_export(packed_zip(annotations_xml=CVAT), tmp_path / "out")
     with pytest.raises(DataError, match=rf"^{tmp_path}/export\.zip holds no labels of"):
@@ -658,7 +658,7 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
     [
         (labelme, "train/train.json", '"cat"', '" "', "shape 0, label: the text is ' '"),
         (labelme, "train/train.json", '[[10, 0], [11, 1]]', '[[19, 0], [20, 1]]', r"shape 1: its box .* at \[19, 0\] leaves"),
-        (labelme, "train/train.json", 'train.jpg"', 'gone.jpg"', r"train\.json: the picture 'gone\.jpg' is not in"),
+        (labelme, "train/train.json", 'train.jpg"', 'gone.jpg"', r"train\.json: the picture 'gone\.jpg' is in none of"),
         (yolo, "valid/labels/a.txt", "0 0.2", "7 0.2", r"valid/labels/a\.txt: line 1: class 7 is not in data\.yaml, which has \[0, 1\]"),
         (yolo, "valid/labels/a.txt", "0.25", "25", "line 1: coordinates from .* shares of the sides"),
         (yolo, "valid/labels/a.txt", " 0.3", "", "line 1: 3 numbers after class 0"),

@@ -11,7 +11,6 @@ import numpy as np
 
 from ans_core.data.exports.labelled import (
     SPLITS,
-    TEXTS,
     Export,
     Shape,
     clipped,
@@ -69,8 +68,7 @@ def _picture(image: Element, export: Export) -> None:
             mask = export.mask(_segmentation(shape, picture, here), picture, here)
             if mask is None:
                 continue
-            attributes = [(a.get("name", "").lower(), a.text or "") for a in shape.iter("attribute")]
-            texts = tuple((name, text) for name, text in attributes if name in TEXTS)
+            texts = tuple((a.get("name", "").lower(), a.text or "") for a in shape.iter("attribute"))
             label = checks.text(shape.get("label"), f"{here}, label")
             group = shape.get("group_id", "0")
             pieces = groups.setdefault(f"group {group}" if group != "0" else f"shape {number}", [])

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import SPLIT_OF
+from ans_core.data.formats.files import SPLIT_OF, find_file
 from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import MEANT
 from ans_core.pictures import rle
@@ -57,7 +57,8 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """An object of a picture: its mask, its label, and texts about it by the name of their field."""
+    """An object of a picture: its mask, its label, and texts by the name of their field, of which those of
+    TEXTS count."""
 
     mask: RLE
     label: str
@@ -201,20 +202,11 @@ def of_stem(folders: Iterable[Path], stem: str) -> Path | None:
 def find(folders: Sequence[Path], name: str, *, where: str) -> Path:
     """Return the picture that an export names: by its whole path below one of the folders, or by its last
     part, with or without an upload's prefix."""
-    name = name.replace("\\", "/")  # written on Windows
-    leaf = name.rpartition("/")[2]
-    for folder in folders:
-        for candidate in dict.fromkeys((name.lstrip("/"), leaf, UPLOADED.sub("", leaf))):
-            if candidate and (path := checks.inside(folder, candidate, where=where)).is_file():
-                return path
-    searched, nearest = (
-        ", ".join(map(str, folders)),
-        nearest_file.hint(*(folder / name.lstrip("/") for folder in folders)),
-    )
-    raise checks.DataError(
-        f"{where}: the picture {rle.short(name)} is not in {searched}; export with the pictures, or put "
-        f"them there{nearest}"
-    )
+    path = name.replace("\\", "/").lstrip("/")  # written on Windows
+    leaf = path.rpartition("/")[2]
+    names = [candidate for candidate in (path, leaf, UPLOADED.sub("", leaf)) if candidate]
+    remedy = "export with the pictures, or put them there"
+    return find_file(folders, names or [path], where=where, noun="picture", remedy=remedy)
 
 
 def corners(left: float, top: float, right: float, bottom: float) -> list[Point]:

@@ -15,7 +15,6 @@ from PIL import Image, UnidentifiedImageError
 
 from ans_core.data.exports.labelled import (
     SPLITS,
-    TEXTS,
     Export,
     Shape,
     corners,
@@ -66,8 +65,7 @@ def read(place: Path, files: list[Path]) -> Export:
                 if segmentation is None:
                     export.without_pixels(record.geometryType)
                 elif mask := export.mask(segmentation, picture, where):
-                    tags = [(name.lower(), str(text)) for name, text in _tags(record.tags) if text]
-                    texts = tuple((name, text) for name, text in tags if name in TEXTS)
+                    texts = tuple((name.lower(), str(text)) for name, text in _tags(record.tags) if text)
                     label = checks.text(record.classTitle, f"{where}, classTitle")
                     shapes.append(Shape(mask=mask, label=label, texts=texts))
         if not labels.objects:

@@ -77,8 +77,10 @@ returns them: upright."""
 
 def _splits(module: ModuleType, path: Path) -> list[str]:
     """Return the splits that the reader tells; one that tells none has a file a split, of the names FILES."""
-    names = module.splits(path) if hasattr(module, "splits") else split_files(path, module.FILES)
-    return list(names)
+    names = list(module.splits(path) if hasattr(module, "splits") else split_files(path, module.FILES))
+    if not names:
+        raise checks.DataError(f"{path} holds no {module.LAYOUT}")
+    return names
 
 
 SPLITS: dict[str, Callable[[Path], list[str]]] = {

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ans_core.data.formats import checks, clip_files
 from ans_core.data.formats.files import split_files
-from ans_core.data.formats.media import Media
 from ans_core.data.formats.turns import Turn, conversation, exchanges
 from ans_core.types import Sample
 
@@ -24,18 +23,13 @@ class Record(checks.Record):
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = split_files(path, FILES)[split]
     faults = checks.Faults(file)
-    videos: dict[str, Media] = {}
     for number, where, record in faults.records(Record):
         with faults:
-            if record.video not in videos:
-                # those named .mkv may lie there as .mp4
-                names = (record.video, record.video.replace(".mkv", ".mp4"))
-                folders = [file.parent / folder for folder in FOLDERS]
-                videos[record.video] = clip_files.find_video(folders, names, where=where)
+            # those named .mkv may lie there as .mp4
+            names = (record.video, record.video.replace(".mkv", ".mp4"))
+            video = clip_files.find_video([file.parent / folder for folder in FOLDERS], names, where=where)
             turns = [
                 turn.model_copy(update={"value": turn.value.replace("<video>", "")})
                 for turn in record.conversations
             ]
-            yield conversation(
-                exchanges(turns), videos[record.video], sample_id=str(number), image_id=record.video
-            )
+            yield conversation(exchanges(turns), video, sample_id=str(number), image_id=record.video)

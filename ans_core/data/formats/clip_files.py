@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from ans_core import nearest_file
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import url_of
+from ans_core.data.formats.files import find_file, url_of
 from ans_core.data.formats.media import UNSTATED, Media, Stated, picture_of
 from ans_core.pictures import object_numbers, rle, transforms, video_file
 from ans_core.pictures.media import place_in_time
@@ -61,18 +60,6 @@ def frames_of(folder: Path, names: Sequence[str], *, where: str) -> Frames:
     return tuple(map(file, names))
 
 
-def find_file(folders: Iterable[Path], names: Iterable[str], *, where: str, noun: str = "video") -> Path:
-    """Return the first file of these names in these folders. Raises DataError where there is none."""
-    different = list(dict.fromkeys(names))
-    tried = [checks.inside(folder, name, where=where) for folder in folders for name in different]
-    if existing := next((file for file in tried if file.is_file()), None):
-        return existing
-    raise checks.DataError(
-        f"{where}: the {noun} {rle.short(different[0])} is at none of {', '.join(map(str, tried))}; put (or "
-        "link) it there" + nearest_file.hint(*tried)
-    )
-
-
 def video_frames(video: Path, where: str) -> VideoFrames:
     try:
         return video_file.frames_of(video)
@@ -80,9 +67,9 @@ def video_frames(video: Path, where: str) -> VideoFrames:
         raise checks.DataError(f"{where}: {error}") from None
 
 
-def find_video(folders: Iterable[Path], names: Iterable[str], *, where: str) -> Media:
+def find_video(folders: Sequence[Path], names: Sequence[str], *, where: str) -> Media:
     """Return all frames of the first video of these names in these folders."""
-    return clip_of(video_frames(find_file(folders, names, where=where), where), where)
+    return clip_of(video_frames(find_file(folders, names, where=where, noun="video"), where), where)
 
 
 def _numbered(video: Path, names: Sequence[str], *, where: str) -> Frames:

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ans_core import nearest_file
 from ans_core.data.formats import checks, clip_files, coco
 from ans_core.data.formats.coco import category_names, first_of_name, outline_or_box
-from ans_core.data.formats.files import file_of, url_of
+from ans_core.data.formats.files import file_of, missing, url_of
 from ans_core.data.formats.media import Media
 from ans_core.pictures import rle
 from ans_core.types import RLE, Frames, Masklet, Sample
 
 SPLIT = re.compile(r"(?<![a-z])(train|valid|val|test)(?![a-z])")
+LAYOUT = "*.json, annotations/*.json or <split>/instances.json"
 
 
 class Source(checks.Record):
@@ -178,8 +178,6 @@ def splits(path: Path) -> dict[str, Path]:
             raise checks.DataError(f"{path}: {files[split]} and {file} are both of split {split!r}; keep one")
         if split is not None:
             files[split] = file
-    if not files:
-        raise checks.DataError(f"{path} holds no *.json, annotations/*.json or <split>/instances.json")
     return dict(sorted(files.items()))
 
 
@@ -234,10 +232,7 @@ def _clip(video: Video, pictures: Sequence[Picture], roots: Sequence[Path], wher
         None,
     )
     if root is None:
-        raise checks.DataError(
-            f"{where}: no file {names[0]} in {', '.join(dict.fromkeys(map(str, roots)))}; put (or link) the "
-            "frames there" + nearest_file.hint(*(r / names[0] for r in roots))
-        )
+        raise missing("frame", names[0], roots, where=where)
     files = tuple(file_of(root, name, where=where) for name in names)
     media = clip_files.clip_of(files, where, stated=(video.height, video.width))
     for picture in pictures:

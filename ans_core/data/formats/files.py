@@ -126,12 +126,31 @@ class ImageFolders:
                 path = file_of(folder, candidate, where=where)
                 if isinstance(path, FilePart) or path.is_file():
                     return path
-        folders = ", ".join(map(str, self.folders))
-        remedy = (
-            nearest_file.hint(*(folder / name for folder in self.folders))
-            or "; put it into one, or drop its record"
-        )
-        raise checks.DataError(f"{where}: the image {rle.short(name)} is in none of {folders}{remedy}")
+        raise missing("image", name, self.folders, where=where)
+
+
+REMEDY = "put (or link) it there, or leave its record out"
+
+
+def missing(
+    noun: str, name: str, folders: Sequence[Path], *, where: str, remedy: str = REMEDY
+) -> checks.DataError:
+    """Return the error of a file that is in none of the folders."""
+    return checks.DataError(
+        f"{where}: the {noun} {rle.short(name)} is in none of {', '.join(map(str, folders))}; {remedy}"
+        + nearest_file.hint(*(folder / name for folder in folders))
+    )
+
+
+def find_file(
+    folders: Sequence[Path], names: Sequence[str], *, where: str, noun: str, remedy: str = REMEDY
+) -> Path:
+    """Return the first file of these names in these folders. Raises DataError where there is none."""
+    for folder in folders:
+        for name in dict.fromkeys(names):
+            if (file := checks.inside(folder, name, where=where)).is_file():
+                return file
+    raise missing(noun, names[0], folders, where=where, remedy=remedy)
 
 
 def parquet_files(path: Path, pattern: str, *, release: str) -> list[Path]:

@@ -15,6 +15,7 @@ from ans_core.data.formats import checks, expressions
 from ans_core.types import Sample
 
 FILES = "meta_expressions*.json"
+LAYOUT = f"<split>/{FILES}"
 
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
@@ -49,7 +50,4 @@ def _second(videos: Mapping[str, Any]) -> bool:
 
 
 def splits(path: Path) -> list[str]:
-    names = sorted({p.parent.name for p in path.glob(f"*/{FILES}")})
-    if not names:
-        raise checks.DataError(f"{path}: no <split>/{FILES}")
-    return names
+    return sorted({file.parent.name for file in path.glob(f"*/{FILES}")})

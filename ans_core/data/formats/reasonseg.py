@@ -21,6 +21,7 @@ OLD = "flag"
 """A label that means nothing any more."""
 
 Point = checks.Pair[float]
+LAYOUT = "<split>/<picture>.jpg with a <picture>.json beside it"
 
 
 class Shape(checks.Record):
@@ -57,10 +58,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
 
 
 def splits(path: Path) -> list[str]:
-    names = sorted({file.parent.name for file in path.glob("*/*.json") if file.with_suffix(".jpg").is_file()})
-    if not names:
-        raise checks.DataError(f"{path}: no <split>/<picture>.jpg with a <picture>.json beside it")
-    return names
+    files = (file for file in path.glob("*/*.json") if file.with_suffix(".jpg").is_file())
+    return sorted({file.parent.name for file in files})
 
 
 def _mask(shapes: list[Shape], picture: Media, where: str, *, faults: checks.Faults) -> RLE:

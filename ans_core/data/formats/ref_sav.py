@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ans_core.data.formats import checks, clip_files, sav
-from ans_core.data.formats.files import split_files
+from ans_core.data.formats.files import find_file, split_files
 from ans_core.pictures import rle
 from ans_core.types import Sample
 
@@ -73,4 +73,4 @@ def _find(path: Path, name: str, *, where: str) -> Path:
     """Return a file of SA-V. The published paths repeat a folder: `sav_000/sav_train/sav_000/...` lies in
     `sav_train/sav_000/...`."""
     names = (name, name[max(name.find("sav_train/"), 0) :])
-    return clip_files.find_file([path / folder for folder in FOLDERS], names, where=where, noun="file")
+    return find_file([path / folder for folder in FOLDERS], names, where=where, noun="file")

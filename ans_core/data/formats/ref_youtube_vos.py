@@ -18,6 +18,8 @@ from ans_core.data.formats.refcoco import unpickled
 from ans_core.pictures import rle
 from ans_core.types import Masklet, Sample
 
+LAYOUT = "meta_expressions/<split>/meta_expressions.json"
+
 
 class Expression(expressions.Expression):
     obj_id: checks.Id = None
@@ -42,10 +44,7 @@ def read(path: Path, *, split: str, kind: Kind = lambda expression, ref: express
 
 
 def splits(path: Path) -> list[str]:
-    names = sorted(p.parent.name for p in path.glob("meta_expressions/*/meta_expressions.json"))
-    if not names:
-        raise checks.DataError(f"{path}: no meta_expressions/<split>/meta_expressions.json")
-    return names
+    return sorted(file.parent.name for file in path.glob("meta_expressions/*/meta_expressions.json"))
 
 
 Masklets = Callable[[Expression, expressions.ExpressionRef], tuple[Masklet, ...]]

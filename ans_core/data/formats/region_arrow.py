@@ -11,6 +11,7 @@ import base64
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from ans_core.data.formats.media import Media, picture_of
 from ans_core.data.formats.turns import Turn, exchanges
 from ans_core.pictures import rle
 from ans_core.types import RLE, FilePart, Masklet, Sample
+
+LAYOUT = "Hugging Face dataset folder (dataset_info.json) here or one level below; write it with save_to_disk"
 
 
 class Row(checks.Record):
@@ -55,13 +58,12 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path/<split>` as saved by save_to_disk; split "train" may also be `path` itself. Image paths are
     relative to that folder."""
     folder = path / split if (path / split).is_dir() else path
-    images = _Images(folder)
     faults = checks.Faults(folder)
     for number, (value, part) in enumerate(_rows(folder)):
         with faults:
             where = f"{folder}: row {number}"
             row = checks.record(Row, value, where)
-            image = images.find(row.image, part, where=where)
+            image = _picture(folder, row.image, part, where=where)
             masks = [image.mask(m, where) for m in row.mask_rle]
             file = image.frames[0]
             for place, fields in enumerate(_sample_fields(row.conversations, masks, where)):
@@ -87,13 +89,7 @@ def _is_meta(value: Any) -> bool:
 def splits(path: Path) -> list[str]:
     if (path / "dataset_info.json").is_file():
         return ["train"]
-    names = sorted(p.parent.name for p in path.glob("*/dataset_info.json"))
-    if not names:
-        raise checks.DataError(
-            f"{path}: no Hugging Face dataset folder (dataset_info.json) here or one level below; write it "
-            "with save_to_disk"
-        )
-    return names
+    return sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
 
 
 def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
@@ -117,33 +113,22 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], FilePart | None]]:
     return zip(rows, embedded(folder, "image"), strict=True)
 
 
-class _Images:
-    """Pictures of a folder, each opened once."""
+def _picture(folder: Path, value: Any, part: FilePart | None, *, where: str) -> Media:
+    """Read a row's picture: a path from the folder, or encoded bytes, which `part` of the Arrow file holds."""
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str) and value.startswith(ENCODED):
+        value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
+    if isinstance(value, bytes):
+        picture = picture_of(value, where)
+        return replace(picture, frames=(part,)) if part else picture
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
+    parent, _, leaf = value.rpartition("/")
+    return picture_of(_resolved(folder / (parent or ("/" if value.startswith("/") else "."))) / leaf, where)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pictures: dict[Path, Media] = {}
-        self.parents: dict[str, Path] = {}
 
-    def find(self, value: Any, part: FilePart | None, *, where: str) -> Media:
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
-        if isinstance(value, str) and value.startswith(ENCODED):
-            value = _from_base64(value.removeprefix(ENCODED).partition(",")[2], where=where)
-        if isinstance(value, bytes):
-            picture = picture_of(value, where)
-            return replace(picture, frames=(part,)) if part else picture
-        if not isinstance(value, str) or not value or "\0" in value:
-            raise checks.DataError(f"{where}: image is {rle.short(value)}, neither a path nor encoded bytes")
-        parent, _, leaf = value.rpartition("/")
-        if parent not in self.parents:
-            self.parents[parent] = (
-                self.folder / (parent or ("/" if value.startswith("/") else "."))
-            ).resolve()
-        image = self.parents[parent] / leaf
-        if image not in self.pictures:
-            self.pictures[image] = picture_of(image, where)
-        return self.pictures[image]
+_resolved = lru_cache(maxsize=4096)(Path.resolve)
 
 
 def _from_base64(text: str, *, where: str) -> bytes:

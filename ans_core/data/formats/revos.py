@@ -15,6 +15,7 @@ from ans_core.types import Sample
 
 KINDS = ("referring", "reasoning", "no_object")
 """By type_id."""
+LAYOUT = "meta_expressions_<split>_.json"
 
 
 class Expression(expressions.AnnotatedExpression):
@@ -39,8 +40,6 @@ def splits(path: Path) -> dict[str, Path]:
         file.stem.removeprefix("meta_expressions_").strip("_"): file
         for file in path.glob("meta_expressions_*.json")
     }
-    if not files:
-        raise checks.DataError(f"{path}: no meta_expressions_<split>_.json")
     return dict(sorted(files.items()))
 
 

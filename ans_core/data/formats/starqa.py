@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ans_core.data.formats import checks, clip_files
-from ans_core.data.formats.files import split_files
+from ans_core.data.formats.files import find_file, split_files
 from ans_core.pictures import video_file
 from ans_core.types import Sample, VideoFrames
 
@@ -58,7 +58,8 @@ def _sample(record: Record, folder: Path, where: str) -> Sample:
     if record.answer not in choices:
         raise checks.DataError(f"{where}: the answer {record.answer!r} is none of its choices {choices}")
     inner = [folder / name for name in FOLDERS]
-    video = clip_files.find_file(inner, [f"{record.video_id}{clip_files.VIDEO}"], where=where)
+    names = [f"{record.video_id}{clip_files.VIDEO}"]
+    video = find_file(inner, names, where=where, noun="video")
     frames = _stretch(video, record.start, record.end, where)
     return clip_files.clip_of(frames, where).sample(
         sample_id=record.question_id,
