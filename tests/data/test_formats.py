@@ -15,6 +15,7 @@ from PIL import Image as Pictures
 
 from ans_core.data import read_samples
 from ans_core.data.formats import FORMATS, SPLITS
+from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption, region_caption
 from ans_core.data.scene_write import write_clips, write_scenes
@@ -47,6 +48,14 @@ def block(*, height: int = 6, width: int = 8) -> dict[str, object]:
     mask = np.zeros((height, width), bool)
     mask[1:3, 2:5] = True
     return rle.encode(mask)
+
+
+@pytest.mark.parametrize("form", sorted(SPLITS))
+def test_a_folder_without_a_data_set_is_refused_by_name(tmp_path: Path, form: str) -> None:
+    if form == "starqa":
+        (tmp_path / "STAR_test.json").write_text("[]")  # which has no answers
+    with pytest.raises(DataError, match=str(tmp_path)):
+        SPLITS[form](tmp_path)
 
 
 def test_every_format_tells_its_splits():

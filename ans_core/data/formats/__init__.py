@@ -56,8 +56,9 @@ ALONE = (
 )  # fmt: skip
 MODULES: dict[str, ModuleType] = {module.__name__.rpartition(".")[2]: module for module in ALONE}
 MODULES |= {"annotations": plain, "grefcoco": refcoco, "youtube_vis": coco_video}
-"""Name -> module with read(path, *, split), which yields samples of no data set one by one; what is wrong with the set is raised
-once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns."""
+"""Name -> module with read(path, *, split), which yields samples of no data set one by one; what is wrong with
+the set is raised once all are read. Masks may be of the stored pixels of pictures that an EXIF tag turns. A
+module has splits(path), and in LAYOUT what a folder without any lacks; or a file a split, of the names FILES."""
 LATE = ("annotations", "refcoco", "grefcoco", "regions")
 """Formats that tell their splits once all records are read; their readers check the split."""
 
@@ -76,7 +77,6 @@ returns them: upright."""
 
 
 def _splits(module: ModuleType, path: Path) -> list[str]:
-    """Return the splits that the reader tells; one that tells none has a file a split, of the names FILES."""
     names = list(module.splits(path) if hasattr(module, "splits") else split_files(path, module.FILES))
     if not names:
         raise checks.DataError(f"{path} holds no {module.LAYOUT}")

@@ -19,6 +19,7 @@ from ans_core.pictures import video_file
 from ans_core.types import Sample, VideoFrames
 
 FILES = ("STAR_*.json",)
+LAYOUT = "STAR_train.json and no STAR_val.json; the test split's answers are not public"
 FOLDERS = ("Charades_v1_480", "Charades_v1", "videos")
 
 
