@@ -86,10 +86,10 @@ def draw_clip(
         attempt += 1
 
 
-def clip_expressions(rng: np.random.Generator, things: Sequence[Moving], count: int = 3) -> list[Expression]:
-    """Write expressions by motion and by attribute in turn, and one for several things if possible."""
+def clip_expressions(rng: np.random.Generator, things: Sequence[Moving]) -> list[Expression]:
+    """Write three expressions, by motion and by attribute in turn, and one for several things if possible."""
     expressions: list[Expression] = []
-    for i in range(count):
+    for i in range(3):
         for target in np.roll(rng.permutation(len(things)), -i):
             make = _attribute_expression if i % 2 else _motion_expression
             made = make(rng, things, int(target))

@@ -208,10 +208,10 @@ def region_caption(thing: Thing) -> str:
     )
 
 
-def grounded_caption(things: Sequence[Thing], most: int = 3) -> tuple[str, list[tuple[tuple[int, int], int]]]:
-    """Describe the first `most` things from left to right; return the caption, and per phrase its [start,
+def grounded_caption(things: Sequence[Thing]) -> tuple[str, list[tuple[tuple[int, int], int]]]:
+    """Describe the first three things from left to right; return the caption, and per phrase its [start,
     end) characters and its thing."""
-    order = sorted(range(len(things)), key=lambda i: things[i].x)[:most]
+    order = sorted(range(len(things)), key=lambda i: things[i].x)[:3]
     text, spans = "", []
     for position, i in enumerate(order):
         thing = things[i]

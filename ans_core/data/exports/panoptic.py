@@ -38,8 +38,8 @@ def read(place: Path, file: Path) -> Export:
     """PNGs are in the folder of the file's name, as published, or beside it. A segment's id is R + 256 G +
     65,536 B."""
     content = checks.load_json(file)
-    images = checks.by_id(content.get("images", []), "id", where=f"{file}: image")
-    names = checks.by_id(content.get("categories", []), "id", where=f"{file}: category")
+    images = checks.by_id(content.get("images", []), f"{file}: image")
+    names = checks.by_id(content.get("categories", []), f"{file}: category")
     folders = picture_folders(file)
     segments = [file.with_suffix(""), file.parent.parent / file.stem, file.parent]
     export, split = Export(file=file), split_of_file(file, place)

@@ -1,5 +1,5 @@
 """Checks that every reader makes before it returns a sample: files exist and are readable, records are
-well-formed, text is not empty, masks fit and are not empty, ids are unique."""
+well-formed, text is not empty, ids are unique. (media.py has those of masks.)"""
 
 from __future__ import annotations
 
@@ -279,20 +279,20 @@ def visible(text: str) -> bool:
     return any(unicodedata.category(c)[0] in "LNPS" for c in text)
 
 
-def by_id(values: Iterable[Any], key: str, *, where: str) -> dict[Any, Any]:
-    """Index objects by id; refuse a repeated id. `where` names the list."""
+def by_id(values: Iterable[Any], where: str) -> dict[Any, Any]:
+    """Index objects by their `id`; refuse a repeated one. `where` names the list."""
     indexed: dict[Any, Any] = {}
     for number, value in enumerate(values):
         try:
-            name = as_id(value[key])
+            name = as_id(value["id"])
         except (TypeError, LookupError):
             raise DataError(
-                f"{where} {number} is {rle.short(value)}, not an object with the key {key!r}"
+                f"{where} {number} is {rle.short(value)}, not an object with the key 'id'"
             ) from None
         except ValueError as error:
-            raise DataError(f"{where} {number}: {key} is {rle.short(value[key])}: {error}") from None
+            raise DataError(f"{where} {number}: id is {rle.short(value['id'])}: {error}") from None
         if name in indexed:
-            raise DataError(f"{where} {number}: {key} {rle.short(name)} comes twice; ids must be unique")
+            raise DataError(f"{where} {number}: id {rle.short(name)} comes twice; ids must be unique")
         indexed[name] = value
     return indexed
 

@@ -138,7 +138,7 @@ def _pictures(
 ) -> dict[Frames, AnnotatedPicture]:
     """Return the pictures by their files. Their annotations lie anywhere in the file; of one picture at a
     time, masks take no memory."""
-    images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
+    images_by_id = checks.by_id(content.images, f"{file}: image")
     places: dict[Any, list[int]] = defaultdict(list)
     for number, value in enumerate(content.annotations):
         try:
@@ -197,7 +197,7 @@ def first_of_name(texts: Mapping[Any, str], faults: checks.Faults) -> dict[Any, 
 def category_names(values: list[Any], file: Path, *, spelt: Callable[[str], str] = str) -> dict[Any, str]:
     """Return the names of categories by id, each with single blanks, after `spelt`."""
     names = {}
-    for number, value in checks.by_id(values, "id", where=f"{file}: category").items():
+    for number, value in checks.by_id(values, f"{file}: category").items():
         where = f"{file}: category {rle.short(number)}"
         name = spelt(checks.record(Category, value, where).name)
         names[number] = " ".join(checks.text(name, where).split())

@@ -140,7 +140,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     owner = "image" if source.images else "video"
     owners = {record["id"] for record in source.images or source.videos}
     form: type[FrameAnnotation | MaskletAnnotation] = FrameAnnotation if source.images else MaskletAnnotation
-    for number, value in checks.by_id(source.annotations, "id", where=f"{file}: annotation").items():
+    for number, value in checks.by_id(source.annotations, f"{file}: annotation").items():
         with faults:
             where = f"{file}: annotation {rle.short(number)}"
             annotation = checks.record(form, value, where)
@@ -186,7 +186,7 @@ ClipRecord = tuple[Video, list[Picture], str]
 
 
 def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[ClipRecord]:
-    for key, value in checks.by_id(source.videos, "id", where=f"{file}: video").items():
+    for key, value in checks.by_id(source.videos, f"{file}: video").items():
         with faults:
             where = f"{file}: video {rle.short(key)}"
             video = checks.record(Video, value, where)
@@ -201,9 +201,9 @@ def _of_videos(source: Source, file: Path, faults: checks.Faults) -> Iterator[Cl
 
 
 def _of_images(source: Source, file: Path, faults: checks.Faults) -> Iterator[ClipRecord]:
-    listed_videos = checks.by_id(source.videos, "id", where=f"{file}: video")
+    listed_videos = checks.by_id(source.videos, f"{file}: video")
     videos: dict[Any, list[Picture]] = defaultdict(list)
-    for number, value in checks.by_id(source.images, "id", where=f"{file}: image").items():
+    for number, value in checks.by_id(source.images, f"{file}: image").items():
         with faults:
             where = f"{file}: image {rle.short(number)}"
             picture = checks.record(Picture, value, where)

@@ -50,7 +50,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     faults = checks.Faults(file)
     content = checks.record(Content, checks.load_json(file), str(file))
-    images_by_id = checks.by_id(content.images, "id", where=f"{file}: image")
+    images_by_id = checks.by_id(content.images, f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
     faults.usable = 0  # of the pictures
     for _, where, picture in faults.records(Picture, content.images, noun="image"):
@@ -71,7 +71,7 @@ def _by_image(
     """Return (place, annotation) by picture."""
     by_image: dict[Any, list[tuple[str, Annotation]]] = defaultdict(list)
     with faults:
-        checks.by_id(values, "id", where=f"{file}: annotation")
+        checks.by_id(values, f"{file}: annotation")
     for number, value in enumerate(values):
         with faults:
             where = f"{file}: annotation {number}"

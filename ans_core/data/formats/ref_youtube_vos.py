@@ -81,7 +81,7 @@ def _of_pickle(path: Path, split: str, videos: Mapping[str, Any]) -> Masklets:
             f"{path / split / 'Annotations'} does not exist, nor mask_dict.pkl; one of them must hold the "
             "masks"
         )
-    masks = expressions.MaskDict(pickled, unpickled(pickled, "a plain pickle"))
+    masks = expressions.MaskDict(pickled, unpickled(pickled))
     order: dict[tuple[str, str], int] = {}
     for video, value in videos.items():
         listed: Any = value.get("expressions") if isinstance(value, dict) else None

@@ -72,8 +72,8 @@ class Pictures:
         self.file = path / "instances.json"
         instances = checks.record(Instances, checks.load_json(self.file), str(self.file))
         self._files = ImageFolders(path, IMAGE_FOLDERS)
-        self.images = checks.by_id(instances.images, "id", where=f"{self.file}: image")
-        self.annotations = checks.by_id(instances.annotations, "id", where=f"{self.file}: annotation")
+        self.images = checks.by_id(instances.images, f"{self.file}: image")
+        self.annotations = checks.by_id(instances.annotations, f"{self.file}: annotation")
         self._masks: dict[Any, tuple[Any, RLE]] = {}
 
     def image(self, image_id: Any, where: str) -> Media:
@@ -151,7 +151,7 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
         )
     file = files[0]
     is_json = file.suffix == ".json"
-    values = checks.load_json(file) if is_json else unpickled(file, "a plain pickle of refs")
+    values = checks.load_json(file) if is_json else unpickled(file)
     faults, refs = checks.Faults(file), []
     for number, value in enumerate(checks.filled(values, list, file)):
         with faults:
@@ -161,13 +161,13 @@ def _refs(path: Path) -> tuple[Path, list[tuple[str, Ref]], checks.Faults]:
     return file, refs, faults
 
 
-def unpickled(file: Path, what: str) -> Any:
+def unpickled(file: Path) -> Any:
     try:
         # latin-1: the public files were pickled by Python 2
         return PlainUnpickler(io.BytesIO(file.read_bytes()), encoding="latin-1").load()
     except PICKLE_ERRORS as error:
         raise checks.DataError(
-            f"{file} is not {what} ({error}); nothing in it was run; fetch the file again"
+            f"{file} is not a plain pickle ({error}); nothing in it was run; fetch the file again"
         ) from None
 
 
