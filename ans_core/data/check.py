@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ans_core.config import DataSource, load
-from ans_core.data import DatasetEntry
+from ans_core.data import DatasetEntry, existing
 from ans_core.data.facts import Facts, facts
 from ans_core.data.formats import FORMATS, NO_VAL, SPLITS, checks, training_format
 from ans_core.data.formats.checks import DataError
@@ -51,18 +51,14 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
         listed = (*config.prepare.sources, *config.evaluate.sources, *config.agent.sources)
         sources = {source.name: source for source in listed}
     if source := sources.get(name_or_path):
-        path = root / source.path
-        if not path.exists():
-            raise ValueError(f"{path} does not exist; correct the path in params.yaml")
-        return source.name, path, data_format or source.format
+        form = data_format or source.format
+        return source.name, existing(form, root / source.path, name=source.name), form
     if not path.exists():
         raise ValueError(
             f"{path} does not exist, and params.yaml has no data set of that name; it has {sorted(sources)}"
         )
-    form = data_format or training_format(path)
-    if form not in FORMATS:
-        raise ValueError(f"no format named {form!r}; ans_core/data/formats has {sorted(FORMATS)}")
-    return path.resolve().name, path, form
+    form, name = data_format or training_format(path), path.resolve().name
+    return name, existing(form, path, name=name), form
 
 
 def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, page: Path) -> int:

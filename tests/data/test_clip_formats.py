@@ -462,7 +462,9 @@ def test_chat_univi_is_a_conversation_about_a_video_file(written):
 @pytest.mark.parametrize("form", ["mevis", "revos", "ref_youtube_vos"])
 def test_each_file_of_a_set_of_expressions_is_parsed_once(written, form, monkeypatch):
     parsed, load_json = [], checks.load_json
-    monkeypatch.setattr(checks, "load_json", lambda file: parsed.append(file) or load_json(file))
+    monkeypatch.setattr(
+        checks, "load_json", lambda file, **options: parsed.append(file) or load_json(file, **options)
+    )
     assert read(form, written(form))
     assert len(set(parsed)) == len(parsed) > 0
 

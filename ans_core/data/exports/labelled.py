@@ -238,7 +238,7 @@ def clipped(points: Iterable[Point], picture: Media) -> list[list[float]]:
 
 def placed(part: Bool[np.ndarray, "h w"], picture: Media, *, left: int, top: int, where: str) -> RLE:
     """Return the mask of the picture whose box from (left, top) on is `part`."""
-    full = np.zeros((picture.height, picture.width), bool)
+    full = np.zeros(picture.size, bool)
     box = full[top : top + part.shape[0], left : left + part.shape[1]]
     if left < 0 or top < 0 or box.shape != part.shape:
         raise checks.DataError(

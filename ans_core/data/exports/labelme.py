@@ -53,7 +53,7 @@ def read(place: Path, files: list[Path]) -> Export:
     Points and lines have no pixels: left out and counted. Folders named train, val ... tell the split."""
 
     def read_file(file: Path, export: Export) -> None:
-        content = checks.record(LabelmeFile, checks.load_json(file), str(file))
+        content = checks.load(LabelmeFile, file)
         path = _picture(file, content.imagePath, place)
         stated = (content.imageHeight, content.imageWidth)
         picture = picture_of(path, str(file), stated=stated)

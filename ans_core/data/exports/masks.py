@@ -71,8 +71,7 @@ def read(place: Path, file: Path) -> Export:
     """Why masks look smoothed. A mask of a few thin things may; most masks of a set don't."""
 
     def read_mask(mask: Path, export: Export) -> None:
-        size = picture_of(mask, str(mask))
-        picture_of(pairs[mask], str(mask), stated=(size.height, size.width))
+        picture_of(pairs[mask], str(mask), stated=picture_of(mask, str(mask)).size)
         values = _values(mask, coloured=classes.coloured)
         if is_binary:
             values //= VOID

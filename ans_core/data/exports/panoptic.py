@@ -67,6 +67,6 @@ def _listed(by_id: dict[Any, Any], key: str, number: Any, where: str) -> Any:
 
 
 def _ids(file: Path, picture: Media, where: str) -> Int64[np.ndarray, "H W"]:
-    picture_of(file, where, stated=(picture.height, picture.width))
+    picture_of(file, where, stated=picture.size)
     with Image.open(file) as opened:
         return colour_codes(opened)

@@ -53,7 +53,7 @@ def read(place: Path, files: list[Path]) -> Export:
     the split."""
 
     def read_file(file: Path, export: Export) -> None:
-        labels = checks.record(Labels, checks.load_json(file), str(file))
+        labels = checks.load(Labels, file)
         path = find([file.parent.parent / "img", file.parent], file.stem, where=str(file))
         picture = picture_of(path, str(file), stated=(labels.size.height, labels.size.width))
         shapes = []

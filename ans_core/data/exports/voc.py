@@ -68,7 +68,7 @@ def _integer(text: str | None) -> int | None:
 def _instances(file: Path, picture: Media) -> UInt8[np.ndarray, "H W"] | None:
     if not file.is_file():
         return None
-    picture_of(file, str(file), stated=(picture.height, picture.width))
+    picture_of(file, str(file), stated=picture.size)
     with Image.open(file) as opened:
         if opened.mode not in ("P", "L"):
             raise checks.DataError(

@@ -188,6 +188,11 @@ def record(form: type[R], value: object, where: str) -> R:
     )
 
 
+def load(form: type[R], file: Path, *, encoding: str = "utf-8") -> R:
+    """Load a JSON file that is one record."""
+    return record(form, load_json(file, encoding=encoding), str(file))
+
+
 def _explain(fault: Any, form: type[Record], value: object) -> str:
     kind, shown, key = fault["type"], rle.short(fault["input"]), ".".join(str(part) for part in fault["loc"])
     if kind in ("model_type", "model_attributes_type"):

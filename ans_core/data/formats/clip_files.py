@@ -96,10 +96,10 @@ def clip_of(frames: Frames, where: str, *, stated: Stated = UNSTATED) -> Media:
     turn = transforms.stored(frames[0])[1]
     for frame in () if isinstance(frames, VideoFrames) else frames[1:]:
         other = picture_of(frame, where, stated=stated)
-        if (other.height, other.width) != (first.height, first.width):
+        if other.size != first.size:
             raise checks.DataError(
-                f"{where}: {getattr(frame, 'name', frame)} is {(other.height, other.width)}, the first frame "
-                f"{(first.height, first.width)} (height, width); the frames of a video are of one size"
+                f"{where}: {getattr(frame, 'name', frame)} is {other.size}, the first frame "
+                f"{first.size} (height, width); the frames of a video are of one size"
             )
         if transforms.stored(frame)[1] != turn:
             raise checks.DataError(
@@ -155,7 +155,7 @@ def palette_masklets(folder: Path, names: Sequence[str], clip: Media, where: str
         if object_numbers.is_binary(numbers)
         else {n: n for n in sorted(numbers - {object_numbers.VOID})}
     )
-    absent = rle.empty(clip.height, clip.width)
+    absent = rle.empty(*clip.size)
     return {
         n: tuple(None if frame is None else frame.get(pixel, absent) for frame in per_frame)
         for n, pixel in objects.items()
@@ -186,10 +186,9 @@ def _numbers(file: Path, clip: Media, where: str) -> UInt8[np.ndarray, "H W"]:
         if isinstance(error, checks.DataError):
             raise
         raise checks.DataError(f"{where}: {file} can't be read ({error}); fetch it again") from None
-    if pixels.shape != (clip.height, clip.width):
+    if pixels.shape != clip.size:
         raise checks.DataError(
-            f"{where}: {file} is {pixels.shape}, the frames {(clip.height, clip.width)} (height, width); scale "
-            "neither alone"
+            f"{where}: {file} is {pixels.shape}, the frames {clip.size} (height, width); scale neither alone"
         )
     return pixels
 

@@ -91,7 +91,7 @@ def instances(
 
     Categories of one expression are one, and so are images of one file: all their objects are in one sample.
     """
-    content = checks.record(Content, checks.load_json(file), str(file))
+    content = checks.load(Content, file)
     faults = faults or checks.Faults(file)
     names = category_names(content.categories, file)
     first_of = first_of_name({number: text(category) for number, category in names.items()}, faults)

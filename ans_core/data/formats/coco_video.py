@@ -100,7 +100,7 @@ class Clip:
     """Objects that are all of a category."""
 
     def masklet(self, number: Any) -> Masklet:
-        absent, masks = rle.empty(self.media.height, self.media.width), self.masks[number]
+        absent, masks = rle.empty(*self.media.size), self.masks[number]
         return tuple(
             masks.get(place, absent) if annotated else None for place, annotated in enumerate(self.annotated)
         )
@@ -108,7 +108,7 @@ class Clip:
 
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = splits(path)[split]
-    source = checks.record(Source, checks.load_json(file), str(file))
+    source = checks.load(Source, file)
     if not source.annotations:
         raise checks.DataError(
             f"{file} has no annotations; those of this split are on the benchmark's server"
@@ -288,7 +288,7 @@ def _mask(segmentation: Any, clip: Clip, where: str, *, faults: checks.Faults) -
         return clip.media.some_mask(segmentation, where, faults=faults)
     except checks.NoPixelError:
         faults.notes["masks have no outline: the object counts as absent"] += 1
-        return rle.empty(clip.media.height, clip.media.width)
+        return rle.empty(*clip.media.size)
 
 
 def _samples(clip: Clip, words: dict[Any, str], *, file: Path) -> list[Sample]:

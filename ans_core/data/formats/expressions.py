@@ -76,7 +76,7 @@ class MaskDict:
                 f"{where} is {rle.short(masks)}, not a list with one mask (or null) for each of the video's "
                 f"{frames} frames"
             )
-        absent = rle.empty(clip.height, clip.width)
+        absent = rle.empty(*clip.size)
         masklet = tuple(absent if m is None else clip.some_mask(m, where) for m in masks)
         return clip_files.visible(masklet, where)
 
@@ -89,7 +89,7 @@ class MaskDict:
 
 def load_videos(file: Path) -> dict[str, Any]:
     """Load a file of expressions: the videos' unchecked records by name."""
-    return checks.record(Videos, checks.load_json(file), str(file)).videos
+    return checks.load(Videos, file).videos
 
 
 def read_expressions(

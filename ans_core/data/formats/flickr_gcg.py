@@ -49,7 +49,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     file = split_files(path, FILES)[split]
     images = ImageFolders(file.parent, grounded.IMAGE_FOLDERS)
     faults = checks.Faults(file)
-    content = checks.record(Content, checks.load_json(file), str(file))
+    content = checks.load(Content, file)
     images_by_id = checks.by_id(content.images, f"{file}: image")
     phrases = _by_image(content.annotations, images_by_id, file, faults)
     faults.usable = 0  # of the pictures

@@ -26,6 +26,11 @@ class Media:
     stills: bool = False
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Return (height, width)."""
+        return self.height, self.width
+
+    @property
     def stem(self) -> str:
         """Return the name of a picture's file, without its suffix."""
         return self.frames[0].stem  # type: ignore[union-attr]  # readers that name samples by files have files

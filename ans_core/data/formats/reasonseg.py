@@ -42,7 +42,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     for file in sorted((path / split).glob("*.json")):
         with faults:
             picture = picture_of(file.with_suffix(".jpg"), str(file))
-            query = checks.record(Query, checks.load_json(file, encoding=ENCODING), str(file))
+            query = checks.load(Query, file, encoding=ENCODING)
             mask = _mask(query.shapes, picture, str(file), faults=faults)
             for number, text in enumerate(query.text):
                 words = checks.text(text, f"{file}, text {number}")
@@ -73,7 +73,7 @@ def _mask(shapes: list[Shape], picture: Media, where: str, *, faults: checks.Fau
             polygon = [value for point in shape.points for value in point]
             mask = picture.some_mask([polygon], f"{where}, shape {number}")
             labelled.append((mask, shape.label.lower()))
-    target: Bool[np.ndarray, "H W"] = np.zeros((picture.height, picture.width), bool)
+    target: Bool[np.ndarray, "H W"] = np.zeros(picture.size, bool)
     for mask, label in sorted(labelled, key=lambda shape: -rle.area(shape[0])):
         target[rle.decode(mask)] = "ignore" not in label
     if not target.any():

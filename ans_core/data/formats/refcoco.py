@@ -70,7 +70,7 @@ class Pictures:
 
     def __init__(self, path: Path) -> None:
         self.file = path / "instances.json"
-        instances = checks.record(Instances, checks.load_json(self.file), str(self.file))
+        instances = checks.load(Instances, self.file)
         self._files = ImageFolders(path, IMAGE_FOLDERS)
         self.images = checks.by_id(instances.images, f"{self.file}: image")
         self.annotations = checks.by_id(instances.annotations, f"{self.file}: annotation")

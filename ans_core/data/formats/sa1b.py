@@ -54,7 +54,7 @@ def splits(path: Path) -> list[str]:
 
 
 def _sample(file: Path) -> Sample:
-    content = checks.record(Content, checks.load_json(file), str(file))
+    content = checks.load(Content, file)
     stated = (content.image.height, content.image.width)
     image = files.file_of(file.parent, content.image.file_name, where=str(file))
     picture = picture_of(image, str(file), stated=stated)

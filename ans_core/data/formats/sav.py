@@ -59,7 +59,7 @@ def splits(path: Path) -> list[str]:
 
 def clip_of(file: Path, *, video: Path) -> tuple[Media, dict[Any, Masklet]]:
     """Read a clip's annotation: its annotated frames, and every object's masklet."""
-    clip = checks.record(Clip, checks.load_json(file), str(file))
+    clip = checks.load(Clip, file)
     where = f"{file}: video {rle.short(clip.video_id)}"
     every = clip_files.video_frames(video, where)
     frames = every[::STEP][: len(clip.masklet)]

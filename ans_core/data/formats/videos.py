@@ -64,7 +64,7 @@ def _samples(path: Path, clip: Clip, where: str, *, faults: checks.Faults) -> li
         raise checks.DataError(f"{where}: a frame comes twice; a video has each of its frames once")
     media = clip_files.clip_of(frames, where, stated=(clip.height, clip.width))
     masks_file = checks.inside(path, clip.masks_file, where=where)
-    masks = checks.record(MasksFile, checks.load_json(masks_file), str(masks_file)).masks
+    masks = checks.load(MasksFile, masks_file).masks
     samples: list[Sample] = []
     checks.once((f"{where}, object {o.obj_id}", str(o.obj_id)) for o in clip.objects)
     for described in clip.objects:
