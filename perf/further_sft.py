@@ -5,6 +5,7 @@ ans run                              # makes runs/tiny: sft, and rl to compare w
 python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
 python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
 python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` wrote
+python perf/further_sft.py --name other --full 400 # all that SFT trains, so many steps of SFT's settings
 python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
 """
 
@@ -24,7 +25,7 @@ from ans_core.data.collate import Batch, collate
 from ans_core.data.mixture import Source
 from ans_core.model import adapters
 from ans_core.model.network import Network
-from ans_core.stages import evaluate
+from ans_core.stages import evaluate, sft
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
@@ -71,13 +72,52 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path 
     return policies.merged("policy").requires_grad_(False).eval()
 
 
-def run(cfg: Config, name: str, captions: Path | None = None) -> None:
+def trained_in_full(
+    cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path | None, steps: int
+) -> Network:
+    """Run the stage `sft` on the SFT model, with the captions as one more of its data sets."""
+    base, given = scratch / "base", scratch / "data"
+    checkpoint.save(sft_model(inputs["base"] / "base", inputs["sft"]), base / "base", metadata={})
+    base_hash = checkpoint.weights_hash(base / "base")
+    checkpoint.save_delta({}, scratch / "memory", base_hash=base_hash, config={"stage": "memory"})
+    given.mkdir()
+    for path in inputs["data"].iterdir():
+        (given / path.name).symlink_to(path.resolve())
+    entries = data.read_entries(inputs["data"])
+    shares: dict[str, float] = dict(cfg.sft.mixture)
+    if captions is not None:
+        shares[SELF] = sum(shares.get(kind, 0.0) for kind in {entry.kind for entry in entries})
+        entries.append(
+            data.DatasetEntry(name=SELF, format="shards", path=str(captions), split="train", kind="extra")
+        )
+    (given / "datasets.json").unlink()
+    data.write_entries(given, entries)
+    for part in ("out", "scratch"):
+        (scratch / part).mkdir()
+    optim = cfg.sft.optim.model_copy(update={"steps": steps})
+    settings = cfg.sft.model_copy(update={"optim": optim, "mixture": shares})
+    sft.run(
+        cfg.model_copy(update={"sft": settings}),
+        inputs={"data": given, "base": base, "memory": scratch / "memory"},
+        out=scratch / "out", scratch=scratch / "scratch", log=lambda metrics, step: None,
+    )  # fmt: skip
+    return sft_model(base / "base", scratch / "out")
+
+
+def run(cfg: Config, name: str, captions: Path | None = None, full: int = 0) -> None:
     runs = Path("runs") / cfg.profile
     inputs = {part: runs / part for part in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         inputs["model"] = here / "model"
-        checkpoint.save(trained(cfg, inputs, here / "training", captions), inputs["model"], metadata={})
+        training = here / "training"
+        training.mkdir()
+        model = (
+            trained_in_full(cfg, inputs, training, captions, full)
+            if full
+            else trained(cfg, inputs, training, captions)
+        )
+        checkpoint.save(model, inputs["model"], metadata={})
         for part in ("out", "scratch"):
             (here / part).mkdir()
         found = evaluate.run(
@@ -129,9 +169,10 @@ if __name__ == "__main__":
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
     parser.add_argument("--captions", type=Path, help="of `ans data caption`")
+    parser.add_argument("--full", type=int, default=0, metavar="STEPS", help="train all that SFT trains")
     arguments = parser.parse_args()
     config = load(Path("params.yaml"))
     name = arguments.name or config.profile
     if not arguments.table:
-        run(config, name, arguments.captions)
+        run(config, name, arguments.captions, arguments.full)
     print(table(name, config.evaluate.split) if arguments.table else "done")

@@ -4,6 +4,7 @@ model itself gave them (ans_core/rl/self_captions.py)."""
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,9 +38,11 @@ BATCH = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Captioned(Prediction):
-    whole: float
-    score: float
-    gain: float
+    whole: float = 0.0
+    score: float = 0.0
+    gain: float = 0.0
+    left_out: str = ""
+    """Why the mask has no caption, where it or its picture can't be read."""
 
 
 def caption(
@@ -60,7 +63,7 @@ def caption(
     `.<out>.parts` beside it, and several processes share the work; all of them must call it.
 
     count: pictures, as the seed chooses; 0: all. keep: share of the captions that are kept, those that gained
-    most by being chosen.
+    most by being chosen. Masks that can't be read, or whose picture can't, are left out and named.
     Raises ValueError where `out` exists, for another share than one of 0 to 1, and for a set without such
     masks.
     """
@@ -99,7 +102,13 @@ def caption(
             yield Item(name=region.sample_id, request=request, facts={"region": region})
 
     def answer(items: Sequence[Item]) -> list[Prediction]:
-        found = self_captions(network, [item.facts["region"] for item in items], options)
+        try:
+            found = self_captions(network, [item.facts["region"] for item in items], options)
+        except ValueError as error:
+            if len(items) > 1:
+                return [prediction for item in items for prediction in answer([item])]
+            logging.warning("%s is left out: %s", items[0].name, error)
+            return [_Captioned(text="", left_out=str(error))]
         return [_captioned(one) for one in found]
 
     made = predict_all(by_picture(items, BATCH), answer, _record, out=parts, desc="captions")
@@ -108,8 +117,10 @@ def caption(
     with made.open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]  # in the order of the items
     gains = sorted((line["gain"] for line in lines if line["text"]), reverse=True)
+    left_out = [f"{line[NAME]}: {line['left_out']}" for line in lines if line["left_out"]]
     if not gains:
-        raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}")
+        reason = f"; {len(left_out):,} can't be read, {left_out[0]}" if left_out else ""
+        raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}{reason}")
     least = gains[max(1, round(keep * len(gains))) - 1]
     kept = {line[NAME]: line for line in lines if line["text"] and line["gain"] >= least}
     captioned = (
@@ -124,7 +135,8 @@ def caption(
     return (
         f"{len(kept):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
         f"of {whole:.3f}, with words left out and in turned pictures, too, {score:.3f} in the mean\n"
-        f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
+        + (f"{len(left_out):,} masks can't be read and are left out, {left_out[0]}\n" if left_out else "")
+        + f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
     )
 
 
@@ -139,10 +151,10 @@ def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " so
 
 def _captioned(found: SelfCaption | None) -> _Captioned:
     if found is None:
-        return _Captioned(text="", whole=0.0, score=0.0, gain=0.0)
+        return _Captioned(text="")
     return _Captioned(text=found.text, whole=found.ious[0], score=found.score, gain=found.gain)
 
 
 def _record(item: Item, answer: Prediction) -> dict[str, Any]:
     assert isinstance(answer, _Captioned)
-    return {key: getattr(answer, key) for key in ("text", "whole", "score", "gain")}
+    return {key: getattr(answer, key) for key in ("text", "whole", "score", "gain", "left_out")}

@@ -105,6 +105,20 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
     assert all(whole[one.sample_id] == one.text for one in some)
 
 
+def test_a_picture_that_cannot_be_read_is_left_out_and_named(model: str, masks: Path, tmp_path: Path):
+    caption(model, masks, tmp_path / "before")
+    (masks / "sa_1.png").write_bytes(tiny.picture(1)[:200])
+    said = caption(model, masks, tmp_path / "out")
+    assert "2 masks can't be read and are left out" in said
+    assert "sa_1.png" in said
+    kept = {one.sample_id: one.text for one in read(tmp_path / "before") if one.image_id != "1"}
+    assert {one.sample_id: one.text for one in read(tmp_path / "out")} == kept
+    for number in (0, 2, 3, 4):
+        (masks / f"sa_{number}.png").write_bytes(tiny.picture(number)[:200])
+    with pytest.raises(ValueError, match=r"no word for any of the 10 masks .* 10 can't be read, .*sa_0.png"):
+        caption(model, masks, tmp_path / "none")
+
+
 def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_path: Path):
     (tmp_path / "a.png").write_bytes(tiny.picture(0))
     record = {"image": "a.png", "text": "red square", "masks": [MASKS[0]], "split": "train"}
