@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.public.scored import Scored
-from ans_core.benchmarks.score import benchmark, check_pairs, mean, of_each
+from ans_core.benchmarks.public.scored import Scored, mean
+from ans_core.benchmarks.score import benchmark, check_pairs, of_each
 from ans_core.metrics.caption import cider
 from ans_core.metrics.grounding import Grounded, ground, phrases, plain_caption
 from ans_core.metrics.meteor import meteor

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ans_core.benchmarks.public.scored import Scored
-from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, mean, meant, of_each
+from ans_core.benchmarks.public.scored import Scored, mean
+from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, meant, of_each
 from ans_core.metrics.mask import ciou, counts, giou
 from ans_core.pictures import rle
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL, SEG, referring_question

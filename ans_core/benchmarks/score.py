@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from ans_core import data
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, means_by_kind
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
 from ans_core.types import RLE, Prediction, Request, Sample
@@ -63,12 +63,10 @@ def benchmark(
     def score(inputs: Inputs) -> Scored:
         assert inputs.data is not None
         by_name = samples(inputs.data, inputs.split or SPLITS[0])
-        lines = files.by_id(files.records(inputs.predictions), "id", where=str(inputs.predictions))
+        lines = files.by_id(files.records(inputs.predictions), "id", where=inputs.predictions)
         names, missing = inputs.pair(lines, by_name, what="samples")
-        where = str(inputs.predictions)
         answers = [
-            checked(lines[key], by_name[key], f"{where}, {key}") if key in lines else Prediction(text="")
-            for key in names
+            checked(lines[key], by_name[key]) if key in lines else Prediction(text="") for key in names
         ]
         scored = of_samples([by_name[key] for key in names], answers)
         named = [{"id": key, **sample} for key, sample in zip(names, scored.samples, strict=True)]
@@ -89,16 +87,14 @@ def benchmark_of(sample: Sample) -> str:
     return "video" if len(sample.frames) > 1 and sample.task == "referring" else sample.task
 
 
-def checked(record: dict[str, Any], sample: Sample, where: str) -> Prediction:
+def checked(record: files.Record, sample: Sample) -> Prediction:
     """Read the prediction of a file that anybody may have written."""
-    masklets = files.listed(record, "masks", where=where, of=list)
+    masklets = record.listed("masks", list)
     if not all(masklets):
-        raise ValueError(f"{where}: a masklet without a frame")
-    masks = tuple(
-        tuple(files.mask(m, height=sample.height, width=sample.width, where=where) for m in masklet)
-        for masklet in masklets
-    )
-    return Prediction(text=files.text(record, "text", where=where), masks=masks)
+        raise ValueError(f"{record.where}: a masklet without a frame")
+    size = (sample.height, sample.width)
+    masks = tuple(tuple(files.mask(m, size, where=record.where) for m in masklet) for masklet in masklets)
+    return Prediction(text=record.text("text"), masks=masks)
 
 
 def prediction_of(record: dict[str, Any]) -> Prediction:
@@ -134,18 +130,10 @@ def meant(sample: Sample, frame: int) -> RLE | None:
     return None if sample.masks else rle.empty(sample.height, sample.width)
 
 
-def mean(numbers: Iterable[float]) -> float:
-    listed = list(numbers)
-    return sum(listed) / len(listed)
-
-
 def by_kind(samples: Sequence[Sample], values: Sequence[float], name: str) -> dict[str, float]:
     """Return `gIoU/relation` and so on, for every `meta["kind"]` in the samples."""
-    kinds: dict[str, list[float]] = defaultdict(list)
-    for sample, value in zip(samples, values, strict=True):
-        if "kind" in sample.meta:
-            kinds[str(sample.meta["kind"])].append(value)
-    return {f"{name}/{kind}": mean(listed) for kind, listed in sorted(kinds.items())}
+    kinds = [[str(sample.meta["kind"])] if "kind" in sample.meta else [] for sample in samples]
+    return means_by_kind(zip(kinds, values, strict=True), name)
 
 
 def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:

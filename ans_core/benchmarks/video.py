@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ans_core.benchmarks.public.scored import Scored
-from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, mean, meant, of_each
+from ans_core.benchmarks.public.scored import Scored, mean
+from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, meant, of_each
 from ans_core.metrics.video import j_and_f
 from ans_core.pictures import rle
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, VIDEO_EVAL, referring_question

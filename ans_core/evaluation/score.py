@@ -61,7 +61,7 @@ def score_run(
     scorer, runner, file = session.scorer, session.runner, session.out / "metrics.json"
     records = Lines(predictions, name_of)
     if page and runner.follows:
-        submission.write_vos(session.out / "Annotations", records.values(), where=str(predictions))
+        submission.write_vos(session.out / "Annotations", records.values())
     try:
         inputs = session.inputs(predictions)
         scored = scorer.score(judged(session.name, scorer, inputs, file, ask=judge, log=log))

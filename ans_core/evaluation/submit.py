@@ -22,15 +22,15 @@ def submit(arguments: argparse.Namespace) -> None:
             "ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing"
         )
     name = benchmark_named(arguments.names[0])
-    if next(files.lines(arguments.predictions), None) is None:
+    records = files.stream(arguments.predictions)
+    if next(files.stream(arguments.predictions), None) is None:
         raise ValueError(f"{arguments.predictions}: no predictions to submit")
-    lines = files.lines(arguments.predictions)
     if name in VIDEO:
-        count = submission.video_zip_of_lines(arguments.out, lines, where=str(arguments.predictions))
+        count = submission.video_zip(arguments.out, records)
     elif name == "vos":
-        count = submission.write_vos(arguments.out, lines, where=str(arguments.predictions))
+        count = submission.write_vos(arguments.out, records)
     elif name == "gcg":
-        count = submission.gcg_folder_of_lines(arguments.out, lines, where=str(arguments.predictions))
+        count = submission.gcg_folder(arguments.out, records)
     else:
         raise ValueError(f"{name} has no server; there are files for {', '.join((*VIDEO, 'vos', 'gcg'))}")
     print(f"wrote {arguments.out}: {count} predictions")

@@ -39,11 +39,11 @@ Options are short, of similar length, and do not refer to each other. Reply with
 class Request:
     """One call."""
 
-    system: str
+    system: str = ""
     """Empty: none."""
     user: str | tuple[str | bytes, ...]
     """Bytes are a PNG between the texts."""
-    schema: dict[str, Any] | None
+    schema: dict[str, Any] | None = None
     """None: any text."""
     max_tokens: int
     sample: int = 0

@@ -183,6 +183,13 @@ def reference(picture: Picture) -> ImageRef:
     return png(Image.fromarray(picture))
 
 
+def png_as_is(picture: Image.Image) -> bytes:
+    """Encode as PNG in the picture's own mode: masks, labels."""
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
 def png(picture: Image.Image) -> bytes:
     """Encode as PNG, upright. A 16-bit grey picture stays 16-bit: `open_image` takes the high byte. Pillow's
     mode "I" has no range of its own: values up to 255 count as 8 bits, others as 16."""

@@ -129,7 +129,7 @@ def test_predictions_become_the_servers_file(tmp_path: Path):
     assert ans("submit", "gcg", "--predictions", told, "--out", tmp_path / "gcg") == 0
     assert json.loads((tmp_path / "gcg/7.json").read_text()) == image
     with pytest.raises(
-        ValueError, match=r"line 1: no expression, frames, .*give the predictions\.jsonl of `ans eval mevis"
+        ValueError, match=r"record 0: no expression, frames, .*give the predictions\.jsonl of `ans eval mevis"
     ):
         ans("submit", "mevis", "--predictions", told, "--out", tmp_path / "no.zip")
     with pytest.raises(ValueError, match="refcoco has no server"):

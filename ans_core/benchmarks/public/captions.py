@@ -66,66 +66,47 @@ def scores_of(names: Sequence[str], captions: Sequence[str], real: Sequence[Sequ
     )
 
 
-def _pairs(
-    records: list[dict[str, Any]], inputs: Inputs
-) -> tuple[list[str], list[str], list[list[str]], int]:
+def _pairs(records: list[files.Record], inputs: Inputs) -> tuple[list[str], list[str], list[list[str]], int]:
     """(ids, captions, references, how many captions were missing)"""
-    where = str(inputs.predictions)
     if inputs.data is None:
-        captions = [
-            files.text(record, "prediction", where=f"{where}, record {n}") for n, record in enumerate(records)
-        ]
-        real = [_references(record, f"{where}, record {n}") for n, record in enumerate(records)]
+        captions = [record.text("prediction") for record in records]
         named = [{"image_name": record.get("image_name", n)} for n, record in enumerate(records)]
-        return list(files.by_id(named, "image_name", where=where)), captions, real, 0
+        names = list(files.by_id(named, "image_name", where=inputs.predictions))
+        return names, captions, list(map(_references, records)), 0
     truth = caption_truth(inputs.data)
-    predicted = files.by_id(records, "image_id", where=where)
+    predicted = files.by_id(records, "image_id", where=inputs.predictions)
     missing = files.refuse_unknown(predicted, truth, where=inputs.predictions, what="images")
-    captions = [
-        "" if i in missing else files.text(predicted[i], "caption", where=f"{where}, image {i}")
-        for i in truth
-    ]
+    captions = ["" if i in missing else predicted[i].text("caption") for i in truth]
     return list(truth), captions, list(truth.values()), len(missing)
 
 
 def caption_truth(path: Path) -> dict[str, list[str]]:
     """COCO's caption annotations: image id -> its captions."""
-    loaded = files.load(path)
     truth: dict[str, list[str]] = defaultdict(list)
-    for record in files.value(loaded, "annotations", where=str(path)):
-        truth[str(files.value(record, "image_id", where=str(path)))].append(
-            files.text(record, "caption", where=str(path))
-        )
+    for record in files.Record(files.load(path), str(path)).records("annotations"):
+        truth[str(record.value("image_id"))].append(record.text("caption"))
     return dict(truth)
 
 
-def _references(record: dict[str, Any], where: str) -> list[str]:
-    references = files.value(record, "captions", where=where)
-    if (
-        not isinstance(references, list)
-        or not references
-        or not all(isinstance(text, str) for text in references)
-    ):
-        raise ValueError(f"{where}: captions must be a list of texts, at least one")
+def _references(record: files.Record) -> list[str]:
+    references = record.listed("captions", str)
+    if not references:
+        raise ValueError(f"{record.where}: captions must be a list of texts, at least one")
     return references
 
 
-def _cases(records: list[dict[str, Any]], path: Path) -> Scored:
+def _cases(records: list[files.Record], path: Path) -> Scored:
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
-    for number, case in enumerate(records):
-        where = f"{path}, case {number}"
-        name, hypotheses = (
-            files.text(case, "name", where=where),
-            files.listed(case, "hypotheses", where=where, of=str),
-        )
-        real = files.listed(case, "references", where=where, of=list)
+    for case in records:
+        name, hypotheses = case.text("name"), case.listed("hypotheses", str)
+        real = case.listed("references", list)
         if not hypotheses or not all(
             texts and all(isinstance(text, str) for text in texts) for texts in real
         ):
             raise ValueError(
-                f"{where}: every hypothesis needs a list of references, which are texts; and there must be "
-                "a hypothesis"
+                f"{case.where}: every hypothesis needs a list of references, which are texts; and there must "
+                "be a hypothesis"
             )
         if len(hypotheses) != len(real):
             raise ValueError(
@@ -165,11 +146,11 @@ def scorer(items: Callable[[Path, str], Iterator[Item]], *splits: str) -> Scorer
     runner = Runner(
         items=items, record=record, splits=splits or ("",), truth=in_records, running=("METEOR", meteor)
     )
-    return Scorer(score=score, data="", needs_data=False, runner=runner)
+    return Scorer(score=score, runner=runner)
 
 
 SCORER = Scorer(
     score=score,
     data="COCO's caption annotations, unless the predictions hold their references",
-    needs_data=False,
+    data_optional=True,
 )

@@ -44,7 +44,7 @@ class Clip:
 
     video: str
     expression: str
-    record: dict[str, Any]
+    record: files.Record
     """Its entry in meta_expressions.json."""
     truth: list[RLE]
     prediction: list[RLE] | None
@@ -114,126 +114,95 @@ def scored(clip_results: list[Result], *, notes: list[str], more: dict[str, floa
 
 def clips(inputs: Inputs) -> Iterator[Clip]:
     assert inputs.data is not None
-    data, predictions = inputs.data, inputs.predictions
-    meta, videos = _videos(data)
-    mask_dict = _mask_dict(files.named(data, TRUTH))
-    stored = _stored(predictions)
+    videos, mask_dict = _videos(inputs.data), _mask_dict(files.named(inputs.data, TRUTH))
+    stored = _stored(inputs.predictions)
     names = [f"{video}/{number}" for video, record in videos.items() for number in record["expressions"]]
-    files.refuse_unknown(stored, names, where=predictions, what="expressions")
+    files.refuse_unknown(stored, names, where=inputs.predictions, what="expressions")
     for video, record in videos.items():
-        for number, expression in record["expressions"].items():
+        frames = record["frames"]
+        for number, expression in _expressions(record):
             entry = stored.get(f"{video}/{number}")
             if entry is None and inputs.predicted_only:
                 continue
-            where = f"{meta}, {video}/{number}"
-            truth = _truth(mask_dict, expression, record["frames"], where)
+            truth = _truth(mask_dict, expression, frames)
             prediction = None
             if entry is not None:
-                prediction = _prediction(entry, record["frames"], truth, f"{predictions}, {video}/{number}")
+                prediction = _prediction(entry, frames, truth, f"{inputs.predictions}, {video}/{number}")
                 truth = truth or [rle.empty(*frame["size"]) for frame in prediction]
-            yield Clip(
-                video=video, expression=str(number), record=expression, truth=truth, prediction=prediction
-            )
+            yield Clip(video=video, expression=number, record=expression, truth=truth, prediction=prediction)
 
 
-def _videos(data: Path) -> tuple[Path, dict[str, Any]]:
-    """Its file of expressions, and what that holds by video."""
+def _videos(data: Path) -> dict[str, files.Record]:
+    """What its file of expressions holds by video."""
     metas = sorted(data.glob("meta_expressions*.json")) if data.is_dir() else []
     if len(metas) != 1:
         raise ValueError(
             f"{data}: expected one meta_expressions*.json, found {[m.name for m in metas]}; give one "
             "split's folder"
         )
-    where = str(metas[0])
-    videos: dict[str, Any] = files.table(files.load(metas[0]), "videos", where=where)
-    for video in videos:
-        listed = files.listed(videos[video], "frames", where=f"{where}, {video}", of=str)
-        expressions = files.table(videos[video], "expressions", where=f"{where}, {video}")
-        if not listed or not all(isinstance(one, dict) for one in expressions.values()):
-            raise ValueError(f"{where}, {video}: without frames, or with an expression that is no object")
-    return metas[0], videos
+    entries = files.Record(files.load(metas[0]), str(metas[0])).record("videos")
+    videos = {name: files.Record(entry, f"{metas[0]}, {name}") for name, entry in entries.items()}
+    if not videos:
+        raise ValueError(f"{metas[0]}: 'videos' is empty")
+    for video in videos.values():
+        if not video.listed("frames", str) or not _expressions(video):
+            raise ValueError(f"{video.where}: without frames, or without expressions")
+    return videos
 
 
-def _mask_dict(path: Path) -> dict[str, Any]:
+def _expressions(video: files.Record) -> list[tuple[str, files.Record]]:
+    """(its number, the entry) of each."""
+    entries = video.record("expressions")
+    return [(number, files.Record(one, f"{video.where}/{number}")) for number, one in entries.items()]
+
+
+def _mask_dict(path: Path) -> files.Record:
     """Masklets by their id."""
-    masklets = files.load(path)
-    if not isinstance(masklets, dict):
-        raise ValueError(f"{path}: not {{id: [RLE or null a frame]}}")
-    return {i: files.listed(masklets, i, where=str(path)) for i in masklets}
+    masklets = files.Record(files.load(path), str(path))
+    for i in masklets:
+        masklets.listed(i)
+    return masklets
 
 
 def _stored(predictions: Path) -> Mapping[str, Any]:
     """Predictions by `<video>/<expression>`: records, or folders of PNGs."""
     if predictions.is_dir():
         root = predictions / "Annotations" if (predictions / "Annotations").is_dir() else predictions
-        videos = [video for video in sorted(root.iterdir()) if video.is_dir()]
-        return {
-            f"{video.name}/{one.name}": one
-            for video in videos
-            for one in sorted(video.iterdir())
-            if one.is_dir()
-        }
+        inner = (path for path in sorted(root.glob("*/*")) if path.is_dir())
+        return {f"{path.parent.name}/{path.name}": path for path in inner}
     if ".jsonl" in predictions.suffixes:
-        return files.Lines(
-            predictions,
-            lambda line: "/".join(str(files.value(line, key, where="record")) for key in SAMPLE_ID),
-        )
-    stored = files.load(predictions)
-    if not isinstance(stored, dict) or not all(
-        isinstance(expressions, dict) for expressions in stored.values()
-    ):
-        raise ValueError(f"{predictions}: not {{video: {{expression: {{'prediction_masks': ...}}}}}}")
+        return files.Lines(predictions, lambda line: "/".join(str(line.value(key)) for key in SAMPLE_ID))
+    videos = files.Record(files.load(predictions), str(predictions))
     return {
-        f"{video}/{number}": record
-        for video, expressions in stored.items()
-        for number, record in expressions.items()
+        f"{video}/{number}": record for video in videos for number, record in videos.record(video).items()
     }
 
 
-def _truth(mask_dict: dict[str, Any], expression: dict[str, Any], frames: list[str], where: str) -> list[RLE]:
+def _truth(mask_dict: files.Record, expression: files.Record, frames: list[str]) -> list[RLE]:
     """All the expression's objects together. null = the object is not to be seen; never to be seen, or no
     object: []."""
-    ids = [str(i) for i in files.listed(expression, "anno_id", where=where)]
+    where, ids = expression.where, [str(i) for i in expression.listed("anno_id")]
     if absent := [i for i in ids if i not in mask_dict]:
-        raise ValueError(
-            f"{where}: mask_dict.json has no {files.shown(absent)}; both files must be of one release"
-        )
+        raise ValueError(f"{where}: {TRUTH} has no {files.shown(absent)}; both files must be of one release")
     if short := [i for i in ids if len(mask_dict[i]) != len(frames)]:
         raise ValueError(
-            f"{where}: mask_dict.json's {files.shown(short)} has not {len(frames)} entries, one a frame"
+            f"{where}: {TRUTH}'s {files.shown(short)} has not {len(frames)} entries, one a frame"
         )
     first = next((m for i in ids for m in mask_dict[i] if m is not None), None)
     if first is None:
         return []
-    height, width = files.mask_size(first, where=f"{where}, {TRUTH}")
-    masklets = [
-        [files.mask(m, height=height, width=width, where=f"{where}, {i}") for m in mask_dict[i]] for i in ids
-    ]
+    size = files.mask_size(first, where=f"{where}, {TRUTH}")
+    masklets = [mask_dict.masklet(i, frames, size) for i in ids]
     return [rle.union(list(frame)) for frame in zip(*masklets, strict=True)]
 
 
 def _prediction(entry: Any, frames: list[str], truth: list[RLE], where: str) -> list[RLE]:
-    masks = (
-        _of_folder(entry, frames)
-        if isinstance(entry, Path)
-        else files.listed(entry, "prediction_masks", where=where)
-    )
-    if len(masks) != len(frames):
-        raise ValueError(f"{where}: {len(masks)} masks for {len(frames)} frames")
-    first_mask = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
-    height, width = files.mask_size(first_mask, where=where)
-    return [
-        files.mask(m, height=height, width=width, where=f"{where}, frame {frame}")
-        for m, frame in zip(masks, frames, strict=True)
-    ]
-
-
-def _of_folder(folder: Path, frames: list[str]) -> list[RLE]:
-    if absent := [frame for frame in frames if not (folder / f"{frame}.png").is_file()]:
-        raise ValueError(
-            f"{folder}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}"
-        )
-    return [rle.encode(files.index_mask(folder / f"{frame}.png") > 0) for frame in frames]
+    if isinstance(entry, Path):
+        entry = {"prediction_masks": [rle.encode(labels > 0) for labels in files.index_masks(entry, frames)]}
+    record = files.Record(entry, where)
+    masks = record.listed("prediction_masks")
+    first = next((m for m in (*truth, *masks) if m is not None), {"size": [1, 1]})
+    return record.masklet("prediction_masks", frames, files.mask_size(first, where=where))
 
 
 def scorer(
@@ -272,33 +241,29 @@ def items(
         raise ValueError(
             f"{folder} has no folder of split {split!r}; the benchmark's splits are {', '.join(splits)}"
         )
-    meta, videos = _videos(folder)
+    videos = _videos(folder)
     pictures = files.pictures(
         folder, "JPEGImages", f"../../{folder.name}/JPEGImages", "../JPEGImages/480p", "../JPEGImages"
     )
     mask_dict = _mask_dict(folder / TRUTH) if (folder / TRUTH).is_file() else None
     for video, described in videos.items():
-        frames = tuple(
-            files.picture(pictures / video, frame, where=f"{meta}, {video}") for frame in described["frames"]
-        )
+        names = described["frames"]
+        frames = tuple(files.picture(pictures / video, frame, where=described.where) for frame in names)
         (width, height), _ = transforms.stored(frames[0])
-        for number, expression in described["expressions"].items():
-            where = f"{meta}, {video}/{number}"
-            text = files.text(expression, "exp", where=where)
+        for number, expression in _expressions(described):
+            text = expression.text("exp")
             truth = None
             if mask_dict is not None:
-                masks = _truth(mask_dict, expression, described["frames"], where) or [
-                    rle.empty(height, width)
-                ] * len(frames)
-                truth = Prediction(text="", masks=(tuple(masks),))
+                nothing = [rle.empty(height, width)] * len(frames)
+                truth = Prediction(text="", masks=(tuple(_truth(mask_dict, expression, names) or nothing),))
             yield Item(
                 name=f"{video}/{number}",
                 request=Request(frames=frames, text=question(text), clip=True),
                 facts={
                     "video": video,
-                    "expression": str(number),
+                    "expression": number,
                     "exp": text,
-                    "frames": described["frames"],
+                    "frames": names,
                     "size": [height, width],
                 },
                 truth=truth,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from ans_core.benchmarks.public import files, gcg
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
@@ -18,16 +17,15 @@ from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 def score(inputs: Inputs) -> Scored:
     assert inputs.data is not None
     truth, images = gcg.read_truth(inputs.data)
-    for number, annotation in enumerate(truth["annotations"]):
-        _check_box(annotation, f"{inputs.data}, annotation {number}")
-    where, results = str(inputs.predictions), files.records(inputs.predictions)
-    for number, record in enumerate(results):
-        _check_box(record, f"{where}, record {number}")
+    annotations, results = truth.records("annotations"), files.records(inputs.predictions)
+    for record in (*annotations, *results):
+        _check_box(record)
+    for record in results:
         for key in ("category_id", "score"):
-            files.number(record, key, where=f"{where}, record {number}")
+            record.number(key)
     predicted = Counter(str(record["image_id"]) for record in results)
     files.refuse_unknown(predicted, images, where=inputs.predictions, what="images")
-    true = Counter(str(a["image_id"]) for a in truth["annotations"] if not a["iscrowd"])
+    true = Counter(str(a["image_id"]) for a in annotations if not a["iscrowd"])
     if not true:
         raise ValueError(f"{inputs.data}: no true box")
     metrics = gcg.coco_figures(truth, results, iou_type="bbox")
@@ -42,16 +40,16 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _check_box(record: Any, where: str) -> None:
+def _check_box(record: files.Record) -> None:
     """Raise ValueError for what is no [x, y, width, height] of an image."""
-    files.value(record, "image_id", where=where)
-    box = files.listed(record, "bbox", where=where)
+    record.value("image_id")
+    box = record.listed("bbox")
     if (
         len(box) != 4
         or not all(type(n) in (int, float) and math.isfinite(n) for n in box)
         or min(box[2:]) < 0
     ):
-        raise ValueError(f"{where}: bbox {box} is no [x, y, width, height] in pixels")
+        raise ValueError(f"{record.where}: bbox {box} is no [x, y, width, height] in pixels")
 
 
 SCORER = Scorer(score=score, data="a file of COCO instances", sample_id=("image_id",))

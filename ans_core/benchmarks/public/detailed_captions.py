@@ -20,13 +20,13 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, FILE)
     listed = list(enumerate(files.records(path)))
     for number, record in sorted(listed, key=lambda entry: str(entry[1].get("image_path"))):
-        where = f"{path}, record {number}"
-        name, caption = (files.text(record, key, where=where) for key in ("image_path", "caption"))
-        mask = files.value(record, "mask_rle", where=where)
-        height, width = mask["size"]
-        region = files.mask(mask, height=height, width=width, where=where)
+        region = record.mask("mask_rle", record.record("mask_rle").size())
         yield captions.region_item(
-            str(number), path.parent / name, region, question=QUESTION, caption=caption
+            str(number),
+            path.parent / record.text("image_path"),
+            region,
+            question=QUESTION,
+            caption=record.text("caption"),
         )
 
 

@@ -9,15 +9,14 @@ replies; without it the judge of the settings is asked, a question a call.
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner
-from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer, mean
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
@@ -25,10 +24,12 @@ from ans_core.types import Prediction, Request
 QUESTION = "<image>\nPlease give me a detailed description of the region in the picture marked by region1."
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 KINDS = {"positive": "details_positives", "negative": "details_negatives"}
+RECOGNITION = "details_recognition"
+REPLIES = "{object id: ...}"
+"""What files of captions, and of replies, are."""
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
     if inputs.replay is None:
         raise ValueError("dlc_bench is scored by a judge: --replay with its recorded replies")
     replies = _objects(inputs.replay)
@@ -36,142 +37,119 @@ def score(inputs: Inputs) -> Scored:
     samples: list[dict[str, Any]] = []
     means: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for i in objects:
-        object_samples = (
-            _of_object(i, captions[i], questions[i], replies, inputs.replay) if i in captions else []
-        )
-        samples += object_samples
+        if i in captions and i not in replies:
+            raise ValueError(
+                f"{inputs.replay}: no replies about object {i}; the judge must see every caption"
+            )
+        of_object: list[dict[str, Any]] = []
+        if i in captions:
+            recorded = files.Record(replies[i], f"{inputs.replay}, object {i}")
+            of_object = _of_object(i, captions[i], questions[i], recorded)
+        samples += of_object
         for kind in KINDS:
-            scores = [s["score"] for s in object_samples if s["type"] == kind]
-            means[kind].append(sum(scores) / len(scores) if scores else 0.0)
-    positive, negative = (sum(means[kind]) / len(means[kind]) for kind in KINDS)
+            scores = [s["score"] for s in of_object if s["type"] == kind]
+            means[kind].append(mean(scores) if scores else 0.0)
+    means["average"] = [(p + n) / 2 for p, n in zip(*means.values(), strict=True)]
+    positive, negative = (mean(means[kind]) for kind in KINDS)
+    figures = {"average": (positive + negative) / 2, "positive": positive, "negative": negative}
     recognised = [s["recognised"] for s in samples if s["type"] == "recognition"]
+    judge = files.by_name(inputs.replay, REPLIES).get("judge", f"the one that wrote {inputs.replay.name}")
     return Scored(
-        metrics={
-            "average": (positive + negative) / 2,
-            "positive": positive,
-            "negative": negative,
+        metrics=figures
+        | {
             "recognised": sum(recognised) / len(objects),
             "objects": len(objects),
             "questions": len(samples),
             "unparsed": sum(s["choice"] is None for s in samples),
         },
-        published={
-            "average": f"{(positive + negative) / 2:.3f}",
-            "positive": f"{positive:.3f}",
-            "negative": f"{negative:.3f}",
-        },
-        ratios={
-            "positive": Ratio(numerators=means["positive"]),
-            "negative": Ratio(numerators=means["negative"]),
-            "average": Ratio(numerators=[(p + n) / 2 for p, n in zip(*means.values(), strict=True)]),
-        },
+        published={key: f"{value:.3f}" for key, value in figures.items()},
+        ratios={kind: Ratio(numerators=values) for kind, values in means.items()},
         samples=samples,
         missing=missing,
         notes=[
-            f"judge: {_judge(inputs.replay)}; another judge moves DLC-Bench by up to 9 points",
+            f"judge: {judge}; another judge moves DLC-Bench by up to 9 points",
             "a reply without a choice counts 0",
         ],
     )
 
 
-def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any], list[str], int]:
+def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, list[files.Record]], list[str], int]:
     """(captions, questions, the objects that count, how many of them have no caption)"""
     assert inputs.data is not None
     captions, questions = _objects(inputs.predictions), _questions(files.named(inputs.data, "qa.json"))
     path = files.named(inputs.data, "annotations.json")
-    objects = list(
-        files.by_id(files.listed(files.load(path), "annotations", where=str(path)), "id", where=str(path))
-    )
+    truth = files.Record(files.load(path), str(path))
+    objects = list(files.by_id(truth.listed("annotations"), "id", where=path))
     if unknown := [i for i in objects if i not in questions]:
         raise ValueError(f"{inputs.data}: qa.json has no questions about objects {files.shown(unknown)}")
     return captions, questions, *inputs.pair(captions, objects, what="objects")
 
 
-def _questions(path: Path) -> dict[str, list[dict[str, Any]]]:
+def _questions(path: Path) -> dict[str, list[files.Record]]:
     """Those of each object."""
-    questions = files.load(path)
-    if not isinstance(questions, dict):
-        raise ValueError(f"{path}: not {{object id: [question]}}")
-    for i in questions:
-        for number, question in enumerate(files.listed(questions, i, where=str(path))):
-            where = f"{path}, object {i}, question {number}"
-            files.text(question, "type", where=where)
-            for _, worth in _choices(question, where):
-                if isinstance(worth, bool) or not isinstance(worth, int | float):
-                    raise ValueError(f"{where}: a choice is worth {worth!r}, not a number")
+    by_object = files.Record(files.load(path), str(path))
+    questions = {i: by_object.records(i) for i in by_object}
+    for question in itertools.chain.from_iterable(questions.values()):
+        question.text("type")
+        for _, worth in _choices(question):
+            if isinstance(worth, bool) or not isinstance(worth, int | float):
+                raise ValueError(f"{question.where}: a choice is worth {worth!r}, not a number")
     return questions
 
 
-def _choices(question: Any, where: str) -> list[tuple[str, Any]]:
+def _choices(question: files.Record) -> list[tuple[str, Any]]:
     """(text, what it is worth)"""
-    listed = files.listed(question, "choices", where=where, of=list)
+    listed = question.listed("choices", list)
     if not listed or any(len(choice) != 2 or not isinstance(choice[0], str) for choice in listed):
-        raise ValueError(f"{where}: choices are not [text, what it is worth]")
+        raise ValueError(f"{question.where}: choices are not [text, what it is worth]")
     return [(text, worth) for text, worth in listed]
 
 
-def _judge(replay: Path) -> str:
-    replies = files.load(replay)
-    return str(replies["judge"]) if "judge" in replies else f"the one that wrote {replay.name}"
-
-
 def _objects(path: Path) -> dict[str, Any]:
-    """Without the prompt and the totals that the public programs put beside the objects."""
+    """Captions, or replies, by object, without the prompt and the totals that the public programs put beside
+    the objects."""
     loaded = files.load(path)
     if isinstance(loaded, list):
-        return {
-            name: files.value(line, "caption", where=str(path))
-            for name, line in files.by_id(loaded, "id", where=str(path)).items()
-        }
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path}: expected an object {{id: ...}}, found {type(loaded).__name__}")
+        return {name: line.value("caption") for name, line in files.by_id(loaded, "id", where=path).items()}
     return {
-        str(key): value
-        for key, value in loaded.items()
+        key: value
+        for key, value in files.by_name(path, REPLIES).items()
         if key not in ("query", "judge") and not isinstance(value, int | float)
     }
 
 
 def _of_object(
-    i: str, caption: Any, questions: list[dict[str, Any]], replies: dict[str, Any], path: Path
+    i: str, caption: Any, questions: list[files.Record], recorded: files.Record
 ) -> list[dict[str, Any]]:
     """Recognition first; where it fails no question can earn more than 0."""
-    where = f"{path}, object {i}"
-    if i not in replies:
-        raise ValueError(f"{where}: no recorded reply; the judge must have seen every caption")
-    recorded = replies[i]
-    if str(files.value(recorded, "pred", where=where)).strip() != str(caption).strip():
+    where = recorded.where
+    if str(recorded.value("pred")).strip() != str(caption).strip():
         raise ValueError(
             f"{where}: the judge saw another caption than the predicted one; its replies are of an older run"
         )
-    recognitions = files.listed(recorded, "details_recognition", where=where)
+    recognitions = recorded.records(RECOGNITION)
     if len(recognitions) != 1:
         raise ValueError(f"{where}: {len(recognitions)} replies about recognition, not one")
-    options = _choices(recognitions[0], f"{where}, details_recognition")
-    picked = choice(files.text(recognitions[0], "pred_answer", where=where), [text for text, _ in options])
-    recognised = picked is not None and options[picked][1] == "correct"
+    picked, worth = _picked(recognitions[0])
+    recognised = worth == "correct"
     samples = [{"object": i, "type": "recognition", "choice": picked, "recognised": recognised, "score": 0.0}]
     for kind, key in KINDS.items():
-        of_kind = [q for q in questions if q["type"] == kind]
-        details = files.listed(recorded, key, where=where, of=dict)
-        if [q["choices"] for q in of_kind] != [t.get("choices") for t in details]:
+        details = recorded.records(key)
+        if [q["choices"] for q in questions if q["type"] == kind] != [t.get("choices") for t in details]:
             raise ValueError(f"{where}: {key} are not about qa.json's questions")
-        for number, (question, reply) in enumerate(zip(of_kind, details, strict=True)):
-            picked = choice(
-                files.text(reply, "pred_answer", where=f"{where}, {key} {number}"),
-                [str(c[0]) for c in question["choices"]],
-            )
-            earned = 0.0 if picked is None else float(question["choices"][picked][1])
-            samples.append(
-                {
-                    "object": i,
-                    "type": kind,
-                    "question": number,
-                    "choice": picked,
-                    "score": earned if recognised else min(0.0, earned),
-                }
-            )
+        for number, reply in enumerate(details):
+            picked, worth = _picked(reply)
+            earned = 0.0 if picked is None else float(worth)
+            sample = {"object": i, "type": kind, "question": number, "choice": picked}
+            samples.append(sample | {"score": earned if recognised else min(0.0, earned)})
     return samples
+
+
+def _picked(reply: files.Record) -> tuple[int | None, Any]:
+    """Which of its options a judge's reply means, and what that is worth."""
+    options = _choices(reply)
+    picked = choice(reply.text("pred_answer"), [text for text, _ in options])
+    return picked, None if picked is None else options[picked][1]
 
 
 def choice(reply: str, options: Sequence[str]) -> int | None:
@@ -195,18 +173,15 @@ def choice(reply: str, options: Sequence[str]) -> int | None:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, "annotations.json")
-    truth = files.load(path)
+    truth = files.Record(files.load(path), str(path))
     pictures = files.pictures(folder, "images", "../images")
-    images = {image["id"]: image for image in files.value(truth, "images", where=str(path))}
-    for annotation in sorted(
-        files.value(truth, "annotations", where=str(path)), key=lambda a: str(a["image_id"])
-    ):
-        image, where = images[annotation["image_id"]], f"{path}, object {annotation['id']}"
-        region = files.mask(
-            annotation["segmentation"], height=image["height"], width=image["width"], where=where
-        )
+    images = {image["id"]: image for image in truth.records("images")}
+    objects = files.by_id(truth.listed("annotations"), "id", where=path).items()
+    for name, annotation in sorted(objects, key=lambda entry: str(entry[1]["image_id"])):
+        image = images[annotation["image_id"]]
+        region = annotation.mask("segmentation", (image["height"], image["width"]))
         request = Request(frames=(pictures / image["file_name"],), text=QUESTION, mask_prompts=(region,))
-        yield Item(name=str(annotation["id"]), request=request, facts={"id": str(annotation["id"])})
+        yield Item(name=name, request=request, facts={"id": name})
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -230,28 +205,22 @@ From the description above, please answer the following question with one of the
 REPLY_TOKENS = 300
 
 
-def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
-    """Ask a call a question, recognition first, and write the replies as the public program does."""
+def ask_judge(inputs: Inputs, judge: Judge) -> dict[str, Any]:
+    """Ask a call a question, recognition first, and return the replies as the public program writes them."""
     assert inputs.data is not None
     captions, questions, objects, _ = _read_inputs(inputs)
-    names = files.load(files.named(inputs.data, "class_names.json"))
-    by_object = {
-        i: [recognition(files.text(names, i, where="class_names.json")), *questions[i]]
-        for i in objects
-        if i in captions
-    }
+    path = files.named(inputs.data, "class_names.json")
+    names = files.Record(files.load(path), str(path))
+    by_object = {i: [recognition(names.text(i)), *questions[i]] for i in objects if i in captions}
     requests = [request_of(str(captions[i]), question) for i in by_object for question in by_object[i]]
     replies = iter(judge.ask(requests, desc=f"dlc_bench, judged by {judge.name}"))
     judged: dict[str, Any] = {"judge": judge.name}
     for i, listed in by_object.items():
         answered = [question | {"pred_answer": next(replies)} for question in listed]
-        details = {
-            key: [a for a in answered if a["type"] == kind]
-            for kind, key in (KINDS | {"recognition": "details_recognition"}).items()
-        }
-        judged[i] = {"pred": captions[i], **details}
-    out.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
-    return replace(inputs, replay=out)
+        judged[i] = {"pred": captions[i]}
+        for kind, key in (KINDS | {"recognition": RECOGNITION}).items():
+            judged[i][key] = [a for a in answered if a["type"] == kind]
+    return judged
 
 
 def recognition(name: str) -> dict[str, Any]:
@@ -272,7 +241,7 @@ def request_of(caption: str, question: dict[str, Any]) -> JudgeRequest:
         f"{letter.upper()}. {text}" for letter, (text, _) in zip(LETTERS, question["choices"], strict=False)
     )
     text = PROMPT.format(caption=caption, question=question["question"], choices=choices)
-    return JudgeRequest(system="", user=text, schema=None, max_tokens=REPLY_TOKENS)
+    return JudgeRequest(user=text, max_tokens=REPLY_TOKENS)
 
 
 SCORER = Scorer(
@@ -281,10 +250,5 @@ SCORER = Scorer(
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("object", "type", "question"),
     runner=Runner(items=items, record=record),
-    judging=Judging(
-        needed=lambda inputs: inputs.replay is None,
-        ask=ask_judge,
-        suffix=".json",
-        replay="--replay REPLIES.json",
-    ),
+    judging=Judging(replies=ask_judge, replay="--replay REPLIES.json"),
 )

@@ -8,7 +8,7 @@ the split is taken that the predictions are of. A model is run on such a folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -58,25 +58,22 @@ def read(
     don't count.
     """
     assert inputs.data is not None
-    truth = (
-        _truth(inputs.data, inputs.predictions, split=inputs.split, single=single) if truth is None else truth
-    )
+    if truth is None:
+        truth = _truth(inputs.data, inputs.predictions, split=inputs.split, single=single)
     answers: dict[str, tuple[Answer, bool]] = {}
-    for number, record in enumerate(_records(inputs.predictions)):
-        where = f"{inputs.predictions}, record {number}"
-        name = name_of(record, where)
+    for record in files.stream(inputs.predictions):
+        name = name_of(record)
         if name in answers:
-            raise ValueError(f"{where}: {name!r} comes twice; leave one prediction an expression")
+            raise ValueError(f"{record.where}: {name!r} comes twice; leave one prediction an expression")
         if name not in truth:
             raise ValueError(
-                f"{where}: {name!r} is no expression of {inputs.data}; is this another split's file?"
+                f"{record.where}: {name!r} is no expression of {inputs.data}; is this another split's file?"
             )
         real = truth[name]
-        height, width = real["size"]
-        predicted = _predicted(record, height=height, width=width, where=where)
+        predicted = _predicted(record, real["size"])
         if predicted is not None and name in ignored:
             predicted = rle.encode(rle.decode(predicted) & ~rle.decode(ignored[name]))
-        answers[name] = answer(predicted or rle.empty(height, width), real), predicted is not None
+        answers[name] = answer(predicted or rle.empty(*real["size"]), real), predicted is not None
     if not answers:
         raise ValueError(f"{inputs.predictions}: no predictions")
     if inputs.predicted_only:
@@ -94,35 +91,25 @@ def read(
     )
 
 
-def _records(path: Path) -> Iterable[dict[str, Any]]:
-    return files.lines(path) if ".jsonl" in path.name else files.records(path)
-
-
-def name_of(record: Any, where: str) -> str:
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: {type(record).__name__}, not an object")
+def name_of(record: files.Record) -> str:
     for key in ID_KEYS:
         if key in record:
-            return files.id_of(record, key, where=where)
-    raise ValueError(f"{where}: no id ({' or '.join(ID_KEYS)}); the record has {sorted(record)}")
+            return record.id_of(key)
+    raise ValueError(f"{record.where}: no id ({' or '.join(ID_KEYS)}); the record has {sorted(record)}")
 
 
-def _predicted(record: dict[str, Any], *, height: int, width: int, where: str) -> RLE | None:
+def _predicted(record: files.Record, size: Sequence[int]) -> RLE | None:
     """None: no mask was drawn at all."""
     if "masks" in record:
-        masks = files.listed(record, "masks", where=where, of=list)
+        masks = record.listed("masks", list)
         if not all(masks):
-            raise ValueError(f"{where}: a masklet without a frame")
+            raise ValueError(f"{record.where}: a masklet without a frame")
         first = masks[0][0] if masks else None
-        return None if first is None else files.mask(first, height=height, width=width, where=where)
+        return None if first is None else files.mask(first, size, where=record.where)
     for key in ("mask", "segmentation"):
         if key in record:
-            return (
-                None
-                if record[key] is None
-                else files.mask(record[key], height=height, width=width, where=where)
-            )
-    raise ValueError(f"{where}: no mask; a record has `mask` (RLE or null) or `masks`")
+            return None if record[key] is None else record.mask(key, size)
+    raise ValueError(f"{record.where}: no mask; a record has `mask` (RLE or null) or `masks`")
 
 
 def _truth(path: Path, predictions: Path, *, split: str, single: bool) -> dict[str, RLE]:
@@ -130,7 +117,7 @@ def _truth(path: Path, predictions: Path, *, split: str, single: bool) -> dict[s
     pairs = (
         _truth_of_folder(path, predictions, split=split, single=single)
         if path.is_dir()
-        else truth_of_file(path)
+        else ((name_of(record), true_mask(record)) for record in files.stream(path))
     )
     for name, mask in pairs:
         if name in truth:
@@ -141,15 +128,11 @@ def _truth(path: Path, predictions: Path, *, split: str, single: bool) -> dict[s
     return truth
 
 
-def truth_of_file(path: Path) -> Iterator[tuple[str, RLE]]:
-    for number, record in enumerate(_records(path)):
-        where = f"{path}, record {number}"
-        mask = files.value(record, "mask", where=where)
-        if mask is None:
-            height, width = (int(files.number(record, key, where=where)) for key in ("height", "width"))
-        else:
-            height, width = files.mask_size(mask, where=where)
-        yield name_of(record, where), files.mask(mask, height=height, width=width, where=where)
+def true_mask(record: files.Record) -> RLE:
+    """The mask of a record of the truth; one of nothing has its size beside it."""
+    if record.value("mask") is None:
+        return rle.empty(int(record.number("height")), int(record.number("width")))
+    return record.mask("mask", files.mask_size(record["mask"], where=record.where))
 
 
 def _truth_of_folder(path: Path, predictions: Path, *, split: str, single: bool) -> Iterator[tuple[str, RLE]]:
@@ -157,10 +140,10 @@ def _truth_of_folder(path: Path, predictions: Path, *, split: str, single: bool)
     prediction's."""
     from ans_core.data.formats import refcoco
 
-    record = next(iter(_records(predictions)), None)
+    record = next(files.stream(predictions), None)
     if record is None:
         raise ValueError(f"{predictions}: no predictions")
-    first = name_of(record, f"{predictions}, record 0")
+    first = name_of(record)
     for one in [split] if split else refcoco.splits(path):
         samples = _samples(path, one, single=single)
         if split or any(sample.sample_id == first for sample in samples):

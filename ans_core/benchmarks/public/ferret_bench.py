@@ -8,11 +8,9 @@ question.jsonl, context.jsonl, answer.jsonl (the reference answers) and rule.jso
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,60 +29,60 @@ _BRACKETED = re.compile(r" \[[^\]]*\]")
 
 def score(inputs: Inputs) -> Scored:
     listed = files.records(inputs.predictions)
-    if "content" in listed[0]:
-        review_path, reviews, missing = inputs.predictions, listed, []
-    elif inputs.replay is None:
-        raise ValueError(
-            "ferret_bench is scored by a judge: give its review file as --predictions, or the answers and "
-            "--replay REVIEW"
-        )
-    else:
-        review_path, reviews = inputs.replay, files.records(inputs.replay)
-        answers = files.by_id(listed, "question_id", where=str(inputs.predictions))
-        reviews_by_id = files.by_id(reviews, "answer2_id", where=str(inputs.replay))
-        missing = files.refuse_unknown(answers, reviews_by_id, where=inputs.predictions, what="questions")
-        for name, answer in answers.items():
-            reply = files.text(answer, "text", where=f"{inputs.predictions}, question {name}")
-            if _BRACKETED.sub("", reply) != _BRACKETED.sub(
-                "", files.text(reviews_by_id[name], "answer2", where=f"{inputs.replay}, question {name}")
-            ):
-                raise ValueError(
-                    f"{inputs.replay}, question {name}: the judge saw another answer than the predicted one"
-                )
-        reviews = [r for r in reviews if str(r["answer2_id"]) not in missing]
-        missing = [] if inputs.predicted_only else missing
-    files.by_id(reviews, "answer2_id", where=str(review_path))
-    files.by_id(reviews, "question_id", where=str(review_path))
-    marks = [
-        _marks(files.text(r, "content", where=f"{review_path}, question {r['question_id']}")) for r in reviews
-    ]
-    count = len(marks) + len(missing)
+    path, missing = inputs.predictions, 0
+    if "content" not in listed[0]:
+        if inputs.replay is None:
+            raise ValueError(
+                "ferret_bench is scored by a judge: give its review file as --predictions, or the answers and "
+                "--replay REVIEW"
+            )
+        path, (listed, missing) = inputs.replay, _reviewed(listed, inputs, inputs.replay)
+    reviews = files.by_id(listed, "question_id", where=path)
+    files.by_id(listed, "answer2_id", where=path)
+    marks = [_marks(review.text("content")) for review in reviews.values()]
+    count = len(marks) + missing
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))
     unparsed = sum(mark == UNREADABLE for mark in marks)
     if reference <= 0:  # -1 / -1 would be a perfect score
         raise ValueError(
-            f"{review_path}: the reference answers' mean mark is {reference}, so there is no share of it; "
+            f"{path}: the reference answers' mean mark is {reference}, so there is no share of it; "
             f"{unparsed} of {len(marks)}"
             " replies don't begin with two marks: were they cut off, or is this another judge's form?"
         )
+    share = 100 * model / reference
+    judge = listed[0].get("judge", f"the one that wrote {path.name}")
     return Scored(
         metrics={
-            "score": 100 * model / reference,
+            "score": share,
             "mean_reference": reference,
             "mean_model": model,
             "questions": count,
             "unparsed": unparsed,
         },
-        published={"score": f"{100 * model / reference:.1f}"},
+        published={"score": f"{share:.1f}"},
         ratios={"score": Ratio(numerators=[100 * m for _, m in marks], denominators=[r for r, _ in marks])},
-        samples=[_sample(r, mark) for r, mark in zip(reviews, marks, strict=True)],
-        missing=len(missing),
+        samples=[
+            {"question_id": review["question_id"], "reference": mark[0], "model": mark[1]}
+            for review, mark in zip(listed, marks, strict=True)
+        ],
+        missing=missing,
         notes=[
-            f"judge: {reviews[0].get('judge', f'the one that wrote {review_path.name}')} (published with "
-            "gpt-4o-2024-11-20)",
+            f"judge: {judge} (published with gpt-4o-2024-11-20)",
             "a ratio of means; an unreadable verdict counts -1 for both, as in the public scorer",
         ],
     )
+
+
+def _reviewed(answered: list[files.Record], inputs: Inputs, replay: Path) -> tuple[list[files.Record], int]:
+    """The reviews of the answers, and how many questions count as not answered."""
+    answers = files.by_id(answered, "question_id", where=inputs.predictions)
+    reviews = files.by_id(files.records(replay), "answer2_id", where=replay)
+    missing = files.refuse_unknown(answers, reviews, where=inputs.predictions, what="questions")
+    for name, answer in answers.items():
+        if _BRACKETED.sub("", answer.text("text")) != _BRACKETED.sub("", reviews[name].text("answer2")):
+            raise ValueError(f"{replay}, {name}: the judge saw another answer than the predicted one")
+    listed = [review for name, review in reviews.items() if name in answers]
+    return listed, 0 if inputs.predicted_only else len(missing)
 
 
 def _marks(content: str) -> tuple[float, float]:
@@ -97,33 +95,21 @@ def _marks(content: str) -> tuple[float, float]:
     return marks if all(map(math.isfinite, marks)) else UNREADABLE
 
 
-def _sample(review: dict[str, Any], marks: tuple[float, float]) -> dict[str, Any]:
-    return {"question_id": review["question_id"], "reference": marks[0], "model": marks[1]}
-
-
 def items(folder: Path, split: str) -> Iterator[Item]:
     """The questions of box_refer_caption.json, whose polygon is the region."""
     from ans_core.pictures import transforms
 
     path = files.named(folder, QUESTIONS)
     pictures = files.pictures(folder, "images", "coco/val2017", "val2017", "../images")
-    for question in sorted(files.records(path), key=lambda q: str(q["image"])):
-        where = f"{path}, question {question['question_id']}"
-        picture = pictures / files.text(question, "image", where=where)
+    listed = files.by_id(files.records(path), "question_id", where=path).items()
+    for name, question in sorted(listed, key=lambda entry: str(entry[1]["image"])):
+        picture = pictures / question.text("image")
         (width, height), _ = transforms.stored(picture)
-        region = files.mask(
-            files.value(question, "annotation", where=where)["segmentation"],
-            height=height,
-            width=width,
-            where=where,
-        )
-        text = "<image>\n" + files.text(question, "text", where=where).replace("<region>", "region1")
+        region = question.record("annotation").mask("segmentation", (height, width))
+        text = "<image>\n" + question.text("text").replace("<region>", "region1")
         facts = {"question_id": question["question_id"], "image": question["image"], "category": "refer_desc"}
-        yield Item(
-            name=str(question["question_id"]),
-            request=Request(frames=(picture,), text=text, mask_prompts=(region,)),
-            facts=facts,
-        )
+        request = Request(frames=(picture,), text=text, mask_prompts=(region,))
+        yield Item(name=name, request=request, facts=facts)
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -155,16 +141,15 @@ PROMPT = """\
 REPLY_TOKENS = 1000
 
 
-def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
-    """Ask a call a question, and write the reviews as the public program does."""
+def ask_judge(inputs: Inputs, judge: Judge) -> list[dict[str, Any]]:
+    """Ask a call a question, and return the reviews that the public program writes."""
     if inputs.data is None:
         raise ValueError(
             "ferret_bench: to ask a judge, --data must be the folder with question.jsonl, context.jsonl, "
             "answer.jsonl, rule.json"
         )
-    rule = files.value(
-        files.load(files.named(inputs.data, "rule.json")), "refer_desc", where=f"{inputs.data}, rule.json"
-    )
+    rules = files.named(inputs.data, "rule.json")
+    rule = files.Record(files.load(rules), str(rules)).record("refer_desc")
     named = [files.named(inputs.data, f"{name}.jsonl") for name in ("question", "context", "answer")]
     rows = [files.records(path) for path in named]
     if len({tuple(record["question_id"] for record in listed) for listed in rows}) != 1:
@@ -172,9 +157,8 @@ def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
             f"{inputs.data}: question.jsonl, context.jsonl and answer.jsonl are not about the same questions "
             "in one order"
         )
-    # a question a picture
-    by_picture = {files.text(row[0], "image", where=str(named[0])): row for row in zip(*rows, strict=True)}
-    answers = files.by_id(files.records(inputs.predictions), "image", where=str(inputs.predictions))
+    by_picture = {row[0].text("image"): row for row in zip(*rows, strict=True)}  # a question a picture
+    answers = files.by_id(files.records(inputs.predictions), "image", where=inputs.predictions)
     missing = files.refuse_unknown(answers, by_picture, where=inputs.predictions, what="pictures")
     if missing and not inputs.predicted_only:
         shown = files.shown(missing)
@@ -182,38 +166,34 @@ def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
             f"{inputs.predictions}: {len(missing)} questions are not answered: {shown} (--predicted-only "
             "scores the others)"
         )
-    cases = {picture: (*row, answers[picture]) for picture, row in by_picture.items() if picture in answers}
-    requests = [
-        _request(rule, *row, where=f"{inputs.predictions}, {picture}") for picture, row in cases.items()
+    cases = [(*row, answers[picture]) for picture, row in by_picture.items() if picture in answers]
+    replies = judge.ask(
+        [_request(rule, *case) for case in cases], desc=f"ferret_bench, judged by {judge.name}"
+    )
+    return [
+        {
+            "question_id": question["question_id"],
+            "answer2_id": answer["question_id"],
+            "judge": judge.name,
+            "content": reply,
+            "answer1": reference["text"],
+            "answer2": answer["text"],
+        }
+        for (question, _, reference, answer), reply in zip(cases, replies, strict=True)
     ]
-    replies = judge.ask(requests, desc=f"ferret_bench, judged by {judge.name}")
-    with out.open("w", encoding="utf-8") as file:
-        for (question, _, reference, answer), reply in zip(cases.values(), replies, strict=True):
-            about = {
-                "question_id": question["question_id"],
-                "answer2_id": answer["question_id"],
-                "judge": judge.name,
-            }
-            file.write(
-                json.dumps(
-                    about | {"content": reply, "answer1": reference["text"], "answer2": answer["text"]}
-                )
-                + "\n"
-            )
-    return replace(inputs, replay=out)
 
 
-def _request(rule: Any, *row: Any, where: str) -> JudgeRequest:
-    question, context, reference, answer = (files.text(record, "text", where=where) for record in row)
+def _request(rule: files.Record, *case: files.Record) -> JudgeRequest:
+    question, context, reference, answer = (record.text("text") for record in case)
     text = PROMPT.format(
         context=context,
         question=question,
         reference=reference,
         answer=_BRACKETED.sub("", answer),
-        role=rule["role"],
-        rule=rule["prompt"],
+        role=rule.text("role"),
+        rule=rule.text("prompt"),
     )
-    return JudgeRequest(system=SYSTEM, user=text, schema=None, max_tokens=REPLY_TOKENS)
+    return JudgeRequest(system=SYSTEM, user=text, max_tokens=REPLY_TOKENS)
 
 
 def needs_judge(inputs: Inputs) -> bool:
@@ -223,9 +203,9 @@ def needs_judge(inputs: Inputs) -> bool:
 SCORER = Scorer(
     score=score,
     data="question.jsonl, context.jsonl, answer.jsonl and rule.json, for a judge that is asked",
-    needs_data=False,
+    data_optional=True,
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("question_id",),
     runner=Runner(items=items, record=record),
-    judging=Judging(needed=needs_judge, ask=ask_judge, suffix=".jsonl", replay="--replay REVIEW.jsonl"),
+    judging=Judging(replies=ask_judge, needed=needs_judge, suffix=".jsonl", replay="--replay REVIEW.jsonl"),
 )

@@ -12,7 +12,7 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -30,10 +30,101 @@ SHOWN = 5
 PICTURES = (".jpg", ".png", ".jpeg")
 
 
+class Record(dict[str, Any]):
+    """A JSON object that knows where it stands (file and line, record or id), which every refusal names."""
+
+    def __init__(self, entries: Any, where: str) -> None:
+        if not isinstance(entries, Mapping):
+            raise ValueError(f"{where}: {type(entries).__name__}, not an object")
+        super().__init__(entries)
+        self.where = where
+
+    def value(self, key: str) -> Any:
+        if key not in self:
+            raise ValueError(f"{self.where}: key {key!r} is missing; the record has {sorted(map(str, self))}")
+        return self[key]
+
+    def record(self, key: str) -> Record:
+        """An object inside."""
+        return Record(self.value(key), f"{self.where}, {key}")
+
+    def records(self, key: str) -> list[Record]:
+        """A list of objects inside."""
+        return [Record(one, f"{self.where}, {key} {n}") for n, one in enumerate(self.listed(key))]
+
+    def text(self, key: str) -> str:
+        entry = self.value(key)
+        if not isinstance(entry, str):
+            raise ValueError(f"{self.where}: {key!r} is {type(entry).__name__} {str(entry)[:40]!r}, not text")
+        return entry
+
+    def listed(self, key: str, of: type = object) -> list[Any]:
+        entries = self.value(key)
+        if not isinstance(entries, list) or not all(isinstance(entry, of) for entry in entries):
+            kind = f" of {of.__name__}" if of is not object else ""
+            raise ValueError(f"{self.where}: {key!r} is {rle.short(entries)}, not a list{kind}")
+        return entries
+
+    def literal(self, key: str) -> list[str]:
+        """The entries of a Python list that stands there as text."""
+        source = self.text(key)
+        try:
+            entries = ast.literal_eval(source)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            entries = None  # what is not Python, or nested too deep
+        if not isinstance(entries, list):
+            raise ValueError(f"{self.where}: {key!r} is {rle.short(source)}, not the text of a Python list")
+        return [str(entry) for entry in entries]
+
+    def number(self, key: str) -> int | float:
+        entry = self.value(key)
+        if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
+            raise ValueError(f"{self.where}: {key!r} is {rle.short(entry)}, not a finite number")
+        return entry
+
+    def verdict(self, key: str) -> bool:
+        """Whether a judge, or a script, called an answer right."""
+        entry = self.value(key)
+        if entry not in (True, False, "1", "0"):  # 1 and 1.0 equal True
+            raise ValueError(
+                f"{self.where}: {key!r} is {rle.short(entry)}; write true or false, 1 or 0 (also as text), or "
+                "leave it out"
+            )
+        return entry in (True, "1")
+
+    def id_of(self, key: str) -> str:
+        """As text, so that 7, 7.0 and "7" are one."""
+        entry = self.value(key)
+        if isinstance(entry, float) and entry.is_integer():
+            return str(int(entry))
+        if isinstance(entry, bool) or not isinstance(entry, str | int):
+            raise ValueError(
+                f"{self.where}: {key} {rle.short(entry)} is no id; an id is text or a whole number"
+            )
+        return str(entry)
+
+    def size(self, key: str = "size") -> tuple[int, int]:
+        """(height, width), which a record of masks states."""
+        return mask_size({"size": self.value(key)}, where=self.where)
+
+    def mask(self, key: str, size: Sequence[int]) -> RLE:
+        return mask(self.value(key), size, where=self.where)
+
+    def masklet(self, key: str, frames: Sequence[object], size: Sequence[int]) -> list[RLE]:
+        """A mask, or null, for each of these frames."""
+        masks = self.listed(key)
+        if len(masks) != len(frames):
+            raise ValueError(f"{self.where}: {len(masks)} masks of {key!r} for {len(frames)} frames")
+        return [
+            mask(one, size, where=f"{self.where}, frame {frame}")
+            for one, frame in zip(masks, frames, strict=True)
+        ]
+
+
 def load(path: Path) -> Any:
     """A JSON value; of JSON lines, the list of them."""
     if ".jsonl" in path.suffixes:  # also of a single line
-        return list(lines(path))
+        return list(_lines(path))
     with _opened(path) as file:
         text = file.read()
     try:
@@ -41,10 +132,39 @@ def load(path: Path) -> Any:
     except json.JSONDecodeError:
         if "\n" not in text.strip():
             raise ValueError(f"{path}: neither JSON nor JSON lines") from None
-    return list(lines(path))
+    return list(_lines(path))
 
 
-def lines(path: Path) -> Iterator[Any]:
+def stream(path: Path) -> Iterator[Record]:
+    """Yield the records of a file; of JSON lines, one is in memory at a time."""
+    loaded = _lines(path) if ".jsonl" in path.suffixes else load(path)
+    if not isinstance(loaded, list | Iterator):
+        raise ValueError(f"{path}: expected a list of records (or a record a line), found {_kind(loaded)}")
+    for number, entry in enumerate(loaded):
+        yield Record(entry, f"{path}, record {number}")
+
+
+def records(path: Path) -> list[Record]:
+    """All records of a file, at least one."""
+    listed = list(stream(path))
+    if not listed:
+        raise ValueError(f"{path}: no records")
+    return listed
+
+
+def by_name(path: Path, what: str) -> dict[str, Any]:
+    """The entries of a JSON object by their names. what: what it holds, for the refusal of anything else."""
+    loaded = load(path)
+    if not isinstance(loaded, dict) or not loaded:
+        raise ValueError(f"{path}: expected {what}, found {_kind(loaded)}")
+    return loaded
+
+
+def records_by_name(path: Path, what: str) -> dict[str, Record]:
+    return {name: Record(entry, f"{path}, {name}") for name, entry in by_name(path, what).items()}
+
+
+def _lines(path: Path) -> Iterator[Any]:
     """One value a line, read as they are asked for."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -78,17 +198,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """A list of JSON objects, at least one."""
-    loaded = load(path)
-    if not isinstance(loaded, list) or not loaded:
-        raise ValueError(f"{path}: expected a list of records (or a record a line), found {_kind(loaded)}")
-    for number, record in enumerate(loaded, start=1):
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}: record {number} is {_kind(record)}, not an object")
-    return loaded
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
     if path.is_dir():
@@ -116,11 +225,11 @@ def _kind(value: Any) -> str:
     )
 
 
-class Lines(Mapping[str, dict[str, Any]]):
+class Lines(Mapping[str, Record]):
     """The records of a JSON lines file by name. Only their places are in memory; a record is read when it is
     asked for."""
 
-    def __init__(self, path: Path, name: Callable[[dict[str, Any]], str]) -> None:
+    def __init__(self, path: Path, name: Callable[[Record], str]) -> None:
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
         if path.suffix == ".gz":
@@ -132,7 +241,7 @@ class Lines(Mapping[str, dict[str, Any]]):
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     try:
-                        sample = name(json.loads(line))
+                        sample = name(Record(json.loads(line), "record"))
                     except ValueError as error:
                         raise ValueError(f"{path}, line {number}: {error}") from None
                     if sample in self._places:
@@ -148,9 +257,8 @@ class Lines(Mapping[str, dict[str, Any]]):
             file.seek(start)
             return file.read(length)
 
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(self.line(name))
-        return record
+    def __getitem__(self, name: str) -> Record:
+        return Record(json.loads(self.line(name)), f"{self.path}, {name}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -195,14 +303,11 @@ def pictures_named(names: Iterable[str], *folders: Path, where: Path) -> dict[st
 
 
 def with_pictures(
-    entries: Mapping[str, Any], key: str, *folders: Path, where: Path, inside: str = ""
-) -> Iterator[tuple[str, Any, Path]]:
+    entries: Mapping[str, Record], key: str, *folders: Path, where: Path, inside: str = ""
+) -> Iterator[tuple[str, Record, Path]]:
     """Yield (name, entry, picture), those of one picture in a row. key: of the picture's name in an entry,
     which may begin with the folder `inside`."""
-    names = {
-        name: text(entry, key, where=f"{where}, {name}").removeprefix(inside)
-        for name, entry in entries.items()
-    }
+    names = {name: entry.text(key).removeprefix(inside) for name, entry in entries.items()}
     paths = pictures_named(names.values(), *folders, where=where)
     for name, picture_name in sorted(names.items(), key=lambda pair: pair[1]):
         yield name, entries[name], paths[picture_name]
@@ -219,92 +324,14 @@ def named(folder: Path, *names: str) -> Path:
     raise ValueError(f"{folder}: none of {', '.join(names)} (or .gz) is there")
 
 
-def value(record: Any, key: str, *, where: str) -> Any:
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{where}: {_kind(record)}, not an object with {key!r}")
-    if key not in record:
-        raise ValueError(f"{where}: key {key!r} is missing; the record has {sorted(map(str, record))}")
-    return record[key]
-
-
-def text(record: Any, key: str, *, where: str) -> str:
-    entry = value(record, key, where=where)
-    if not isinstance(entry, str):
-        raise ValueError(f"{where}: {key!r} is {type(entry).__name__} {str(entry)[:40]!r}, not text")
-    return entry
-
-
-def listed(record: Any, key: str, *, where: str, of: type = object) -> list[Any]:
-    entries = value(record, key, where=where)
-    if not isinstance(entries, list) or not all(isinstance(entry, of) for entry in entries):
-        raise ValueError(
-            f"{where}: {key!r} is {rle.short(entries)}, not a list"
-            + (f" of {of.__name__}" if of is not object else "")
-        )
-    return entries
-
-
-def literal(record: Any, key: str, *, where: str) -> list[str]:
-    """The entries of a Python list that stands there as text."""
-    source = text(record, key, where=where)
-    try:
-        entries = ast.literal_eval(source)
-    except (
-        ValueError,
-        SyntaxError,
-        TypeError,
-        RecursionError,
-        MemoryError,
-    ):  # all of them: what is not Python, or nested too deep
-        entries = None
-    if not isinstance(entries, list):
-        raise ValueError(f"{where}: {key!r} is {rle.short(source)}, not the text of a Python list")
-    return [str(entry) for entry in entries]
-
-
-def table(record: Any, key: str, *, where: str) -> dict[str, Any]:
-    mapping = value(record, key, where=where)
-    if not isinstance(mapping, dict) or not mapping:
-        raise ValueError(f"{where}: {key!r} is {rle.short(mapping)}, not an object with at least one entry")
-    return mapping
-
-
-def number(record: Any, key: str, *, where: str) -> int | float:
-    entry = value(record, key, where=where)
-    if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
-        raise ValueError(f"{where}: {key!r} is {rle.short(entry)}, not a finite number")
-    return entry
-
-
-def verdict(record: Any, key: str, *, where: str) -> bool:
-    """Whether a judge, or a script, called an answer right."""
-    entry = value(record, key, where=where)
-    if entry not in (True, False, "1", "0"):  # 1 and 1.0 equal True
-        raise ValueError(
-            f"{where}: {key!r} is {rle.short(entry)}; write true or false, 1 or 0 (also as text), or leave "
-            "it out"
-        )
-    return entry in (True, "1")
-
-
-def id_of(record: Any, key: str, *, where: str) -> str:
-    """As text, so that 7, 7.0 and "7" are one."""
-    entry = value(record, key, where=where)
-    if isinstance(entry, float) and entry.is_integer():
-        return str(int(entry))
-    if isinstance(entry, bool) or not isinstance(entry, str | int):
-        raise ValueError(f"{where}: {key} {rle.short(entry)} is no id; an id is text or a whole number")
-    return str(entry)
-
-
-def by_id(rows: Iterable[Any], key: str, *, where: str) -> dict[str, dict[str, Any]]:
-    """An id that comes twice is refused."""
-    table: dict[str, dict[str, Any]] = {}
-    for record in rows:
-        name = id_of(record, key, where=where)
+def by_id(rows: Iterable[Any], key: str, *, where: object) -> dict[str, Record]:
+    """Records by their ids, which name them from then on. An id that comes twice is refused."""
+    table: dict[str, Record] = {}
+    for row in rows:
+        name = Record(row, str(where)).id_of(key)
         if name in table:
             raise ValueError(f"{where}: {key} {name!r} comes twice; leave one prediction a sample")
-        table[name] = record
+        table[name] = Record(row, f"{where}, {name}")
     return table
 
 
@@ -339,13 +366,12 @@ def refuse_same(predictions: Path, truth: Path | None) -> None:
         )
 
 
-def mask(annotation: object, *, height: int, width: int, where: str) -> RLE:
-    """None = empty. RLE or polygons of exactly that size."""
-    return (
-        rle.empty(height, width)
-        if annotation is None
-        else rle.from_annotation(annotation, height=height, width=width, where=where)
-    )
+def mask(annotation: object, size: Sequence[int], *, where: str) -> RLE:
+    """None = empty. RLE or polygons of exactly that size (height, width)."""
+    height, width = size
+    if annotation is None:
+        return rle.empty(height, width)
+    return rle.from_annotation(annotation, height=height, width=width, where=where)
 
 
 def mask_size(annotation: object, *, where: str) -> tuple[int, int]:
@@ -356,6 +382,13 @@ def mask_size(annotation: object, *, where: str) -> tuple[int, int]:
             f"{where}: a mask is {rle.short(annotation)}, not an RLE with its size [height, width]"
         )
     return size[0], size[1]
+
+
+def index_masks(folder: Path, frames: Sequence[str]) -> list[UInt8[np.ndarray, "H W"]]:
+    """The PNGs of these frames (names without suffix)."""
+    if absent := [f"{frame}.png" for frame in frames if not (folder / f"{frame}.png").is_file()]:
+        raise ValueError(f"{folder}: {len(absent)} of {len(frames)} frames are not there: {shown(absent)}")
+    return [index_mask(folder / f"{frame}.png") for frame in frames]
 
 
 def index_mask(path: Path) -> UInt8[np.ndarray, "H W"]:

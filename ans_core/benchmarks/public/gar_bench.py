@@ -16,7 +16,6 @@ from typing import Any
 from ans_core.benchmarks.public import files, gar_judge
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Inputs, Judge, Judging, Scored, Scorer, accuracy, percent
-from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import plain_caption
 from ans_core.types import Prediction, Request
 
@@ -32,13 +31,13 @@ def score(inputs: Inputs) -> Scored:
     paths = (
         [inputs.predictions] if inputs.predictions.is_file() else sorted(inputs.predictions.glob("*.json*"))
     )
-    metrics: dict[str, float] = {}
-    published: dict[str, str] = {}
-    ratios: dict[str, Ratio] = {}
-    samples: list[dict[str, Any]] = []
-    missing = 0
+    scored = Scored(
+        metrics={},
+        notes=[
+            "VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"
+        ],
+    )
     seen: dict[str, Path] = {}
-    judges: dict[str, str] = {}
     for path in paths:
         loaded = files.load(path)
         if not (
@@ -48,93 +47,81 @@ def score(inputs: Inputs) -> Scored:
             and "model_output" in loaded[0]
         ):
             continue  # the folder's questions and expected numbers
-        part = _part(files.records(path), path)
+        records = files.records(path)
+        part = _part(records[0])
         if part in seen:
             raise ValueError(
                 f"{path} and {seen[part]} are both of {part}; leave one model's files in the folder"
             )
         seen[part] = path
-        if part != "vqa":
-            judges[part] = (
-                f"judge: {loaded[0]['judge']}"
-                if "judge" in loaded[0]
-                else f"judge: the one whose eval_result {path.name} holds"
-            )
-        records, lacking = _checked(
-            part, files.records(path), None if inputs.predicted_only else inputs.data, path
-        )
-        figures, ratio = accuracy(
-            (r.get("type", part), _right(part, r, f"{path}, {r['image']}")) for r in records
-        )
-        shown = figures if part == "vqa" else {key: value for key, value in figures.items() if "/" not in key}
-        metrics |= {f"{part}/{key}": value for key, value in shown.items()}
-        published |= {
-            f"{part}/{key}": percent(value) if part == "vqa" else f"{value:.4f}"
-            for key, value in shown.items()
-            if key.startswith("accuracy")
-        }
-        ratios[f"{part}/accuracy"] = ratio
-        samples += [
-            {"part": part, "image": r["image"], "right": right}
-            for r, right in zip(records, ratio.numerators, strict=True)
-        ]
-        missing += lacking
+        scored = _with_part(scored, part, records, None if inputs.predicted_only else inputs.data, path)
     if not seen:
         raise ValueError(f"{inputs.predictions}: no file of records with model_output")
-    notes = ["VQA: the whole reply must be the letter; a reply like `A.` is wrong, as in the public scorer"]
-    notes += [f"{part}: {judge} (published with GPT-4o 2024-11-20)" for part, judge in judges.items()]
+    return scored
+
+
+def _with_part(
+    scored: Scored, part: str, records: list[files.Record], data: Path | None, path: Path
+) -> Scored:
+    """Add the figures of one part's file."""
+    checked, missing = _checked(part, records, data, path)
+    samples = [{"part": part, "image": r["image"], "right": float(_right(part, r))} for r in checked]
+    vqa = part == "vqa"
+    figures, ratio = accuracy(
+        (r.get("type", part) if vqa else "", bool(s["right"])) for r, s in zip(checked, samples, strict=True)
+    )
+    shown = {key: percent(v) if vqa else f"{v:.4f}" for key, v in figures.items() if key.startswith("acc")}
+    judge = records[0].get("judge", f"the one whose eval_result {path.name} holds")
     return Scored(
-        metrics=metrics, published=published, ratios=ratios, samples=samples, missing=missing, notes=notes
+        metrics=scored.metrics | {f"{part}/{key}": value for key, value in figures.items()},
+        published=scored.published | {f"{part}/{key}": text for key, text in shown.items()},
+        ratios=scored.ratios | {f"{part}/accuracy": ratio},
+        samples=scored.samples + samples,
+        missing=scored.missing + missing,
+        notes=scored.notes + ([] if vqa else [f"{part}: judge: {judge} (published with GPT-4o 2024-11-20)"]),
     )
 
 
-def _part(records: list[dict[str, Any]], path: Path) -> str:
-    first = records[0]
+def _part(first: files.Record) -> str:
     if "choices" in first:
         return "vqa"
     if "predicate_name" in first:
         return "caption_detailed"
     if "answer" in first:
         return "caption_simple"
-    raise ValueError(f"{path}: records of none of {', '.join(TRUTH)}; they have {sorted(first)}")
+    raise ValueError(f"{first.where}: a record of none of {', '.join(TRUTH)}; it has {sorted(first)}")
 
 
 def _checked(
-    part: str, records: list[dict[str, Any]], data: Path | None, path: Path
-) -> tuple[list[dict[str, Any]], int]:
+    part: str, records: list[files.Record], data: Path | None, path: Path
+) -> tuple[list[files.Record], int]:
     """The records in the questions' order, with the questions' own answers; what is missing has no reply."""
-    replies = files.by_id(records, "image", where=str(path))
+    replies = files.by_id(records, "image", where=path)
     if data is None:
-        return records, sum("model_output" not in record for record in records)
-    files.refuse_same(path, files.named(data, TRUTH[part]))
-    truth = files.by_id(files.records(files.named(data, TRUTH[part])), "image", where=str(data))
+        return list(replies.values()), sum("model_output" not in record for record in records)
+    questions = files.named(data, TRUTH[part])
+    files.refuse_same(path, questions)
+    truth = files.by_id(files.records(questions), "image", where=questions)
     missing = files.refuse_unknown(replies, truth, where=path, what="questions")
-    questions = [
-        {key: value for key, value in question.items() if key != "mask_rles"} for question in truth.values()
-    ]
-    for question in questions:
-        reply = replies.get(question["image"], {})
+    for name, reply in replies.items():
         for key in ("answer", "choices", "predicate_name", "type"):
-            if reply and question.get(key) != reply.get(key):
+            if truth[name].get(key) != reply.get(key):
                 raise ValueError(
-                    f"{path}, {question['image']}: {key} {reply.get(key)!r} is not the question's "
-                    f"{question.get(key)!r}"
+                    f"{reply.where}: {key} {reply.get(key)!r} is not the question's {truth[name].get(key)!r}"
                 )
-    return [
-        q | {k: v for k, v in replies.get(q["image"], {}).items() if k in ("model_output", "eval_result")}
-        for q in questions
-    ], len(missing)
+    checked = []
+    for name, question in truth.items():
+        told = {key: v for key, v in replies.get(name, {}).items() if key in ("model_output", "eval_result")}
+        checked.append(files.Record(question | told, f"{path}, {name}"))
+    return checked, len(missing)
 
 
-def _right(part: str, record: dict[str, Any], where: str) -> bool:
+def _right(part: str, record: files.Record) -> bool:
     if "model_output" not in record:
         return False  # missing
     if part == "vqa":
-        return (
-            files.text(record, "model_output", where=where).lower()
-            == files.text(record, "answer", where=where).lower()
-        )
-    return files.text(record, "eval_result", where=where) == "True"
+        return record.text("model_output").lower() == record.text("answer").lower()
+    return record.text("eval_result") == "True"
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
@@ -142,22 +129,17 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     here."""
     path = files.named(folder, TRUTH[split])
     for question in files.records(path):
-        where = f"{path}, {question.get('image')}"
-        masks = files.value(question, "mask_rles", where=where)
-        regions = [files.mask(m, height=m["size"][0], width=m["size"][1], where=where) for m in masks]
+        masks = question.listed("mask_rles")
+        regions = [files.mask(m, m["size"], where=question.where) for m in masks]
         facts = {key: value for key, value in question.items() if key not in ("mask_rles", "image_path")}
+        asked = re.sub(r"<Prompt(\d+)>", lambda match: f"region{int(match[1]) + 1}", _question(question))
         request = Request(
-            frames=(path.parent / files.text(question, "image", where=where),),
-            text="<image>\n"
-            + re.sub(r"<Prompt(\d+)>", lambda match: f"region{int(match[1]) + 1}", _question(question)),
+            frames=(path.parent / question.text("image"),),
+            text=f"<image>\n{asked}",
             mask_prompts=tuple(regions),
         )
-        yield Item(
-            name=question["image"],
-            request=request,
-            facts=facts,
-            truth=Prediction(text=str(question.get("answer", ""))),
-        )
+        truth = Prediction(text=str(question.get("answer", "")))
+        yield Item(name=question["image"], request=request, facts=facts, truth=truth)
 
 
 def _question(record: dict[str, Any]) -> str:
@@ -179,24 +161,17 @@ def needs_judge(inputs: Inputs) -> bool:
     if inputs.predictions.is_dir():
         return False
     first = files.records(inputs.predictions)[0]
-    return (
-        "model_output" in first and _part([first], inputs.predictions) != "vqa" and "eval_result" not in first
-    )
+    return "model_output" in first and _part(first) != "vqa" and "eval_result" not in first
 
 
-def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+def ask_judge(inputs: Inputs, judge: Judge) -> list[dict[str, Any]]:
     if inputs.data is None:
         raise ValueError(
             "gar_bench: to ask a judge, --data must be the folder with the questions and `images`"
         )
     records = files.records(inputs.predictions)
-    return gar_judge.ask(
-        inputs,
-        judge,
-        out,
-        records=records,
-        questions=files.named(inputs.data, TRUTH[_part(records, inputs.predictions)]),
-    )
+    questions = files.named(inputs.data, TRUTH[_part(records[0])])
+    return gar_judge.ask(records, judge, questions=questions, predictions=inputs.predictions)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -206,14 +181,14 @@ def right(item: Item, prediction: Prediction) -> float:
 SCORER = Scorer(
     score=score,
     data="the questions, GAR-Bench-VQA.json and so on, or the folder of them",
-    needs_data=False,
+    data_optional=True,
     options=frozenset({"predicted_only"}),
     sample_id=("image",),
     runner=Runner(items=items, record=record, splits=tuple(TRUTH), running=("accuracy", right)),
     judging=Judging(
+        replies=ask_judge,
         needed=needs_judge,
-        ask=ask_judge,
-        suffix=".json",
+        into="predictions",
         replay="files whose records have the judge's `eval_result`",
     ),
 )

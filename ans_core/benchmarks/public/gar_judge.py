@@ -6,9 +6,6 @@ is said in other words than the benchmark's: the figures carry a note.
 
 from __future__ import annotations
 
-import io
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,8 @@ from jaxtyping import Bool
 from PIL import Image
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest
-from ans_core.pictures import rle, transforms
+from ans_core.benchmarks.public.scored import Judge, JudgeRequest
+from ans_core.pictures import media, rle, transforms
 
 SIMPLE = """\
 Above are a picture and some of its regions. A model was asked about the regions; <Prompt0>, <Prompt1>, ... are their names.
@@ -37,47 +34,39 @@ SMALLEST = 56
 REPLY_TOKENS = 1000
 
 
-def ask(inputs: Inputs, judge: Judge, out: Path, *, records: list[dict[str, Any]], questions: Path) -> Inputs:
-    """Write the records with `eval_result`, and return them as the predictions."""
-    truth = files.by_id(files.records(questions), "image", where=str(questions))
-    answers = files.by_id(records, "image", where=str(inputs.predictions))
-    files.refuse_unknown(answers, truth, where=inputs.predictions, what="questions")
-    requests = [
-        _request(record, truth[name], questions.parent / name, f"{inputs.predictions}, {name}")
-        for name, record in answers.items()
-    ]
+def ask(
+    records: list[files.Record], judge: Judge, *, questions: Path, predictions: Path
+) -> list[dict[str, Any]]:
+    """Return the records with `eval_result`."""
+    truth = files.by_id(files.records(questions), "image", where=questions)
+    answers = files.by_id(records, "image", where=predictions)
+    files.refuse_unknown(answers, truth, where=predictions, what="questions")
+    requests = [_request(record, truth[name], questions.parent / name) for name, record in answers.items()]
     replies = judge.ask(requests, desc=f"gar_bench, judged by {judge.name}")
     whose = f"{judge.name}, asked in other words than the benchmark's"
-    judged = [
+    return [
         record | {"eval_result": reply.strip(), "judge": whose}
         for record, reply in zip(records, replies, strict=True)
     ]
-    out.write_text(json.dumps(judged, indent=1) + "\n", encoding="utf-8")
-    return replace(inputs, predictions=out)
 
 
-def _request(record: dict[str, Any], question: dict[str, Any], picture: Path, where: str) -> JudgeRequest:
-    fields = {"model_output": files.text(record, "model_output", where=where)}
-    words = DETAILED if "predicate_name" in question else SIMPLE
-    keys = (
-        ("subject_name", "object_name", "predicate_name")
-        if "predicate_name" in question
-        else ("question", "answer")
-    )
+def _request(record: files.Record, question: files.Record, picture: Path) -> JudgeRequest:
+    detailed = "predicate_name" in question
+    keys = ("subject_name", "object_name", "predicate_name") if detailed else ("question", "answer")
+    fields = {key: question.text(key) for key in keys} | {"model_output": record.text("model_output")}
     image = transforms.open_image(transforms.stored_pixels(picture))  # as the masks and the model had it
-    parts: list[str | bytes] = ["The picture:", _png(image)]
-    for number, coded in enumerate(files.value(question, "mask_rles", where=where)):
-        mask = rle.decode(files.mask(coded, height=image.height, width=image.width, where=where))
+    parts: list[str | bytes] = ["The picture:", media.png_as_is(image)]
+    for number, annotation in enumerate(question.listed("mask_rles")):
+        mask = rle.decode(files.mask(annotation, (image.height, image.width), where=question.where))
         around = surroundings(mask)
-        cut = np.asarray(image.convert("RGB"))[around], mask[around]
         parts += [
             f"<Prompt{number}>:",
-            _png(Image.fromarray(cut[0])),
+            media.png_as_is(Image.fromarray(np.asarray(image.convert("RGB"))[around])),
             f"The mask of <Prompt{number}>:",
-            _png(Image.fromarray(cut[1])),
+            media.png_as_is(Image.fromarray(mask[around])),
         ]
-    parts.append(words.format(**fields, **{key: files.text(question, key, where=where) for key in keys}))
-    return JudgeRequest(system="", user=tuple(parts), schema=None, max_tokens=REPLY_TOKENS)
+    parts.append((DETAILED if detailed else SIMPLE).format(**fields))
+    return JudgeRequest(user=tuple(parts), max_tokens=REPLY_TOKENS)
 
 
 def surroundings(mask: Bool[np.ndarray, "H W"]) -> tuple[slice, slice]:
@@ -90,9 +79,3 @@ def surroundings(mask: Bool[np.ndarray, "H W"]) -> tuple[slice, slice]:
         start = int(first + length / 2 - grown / 2)
         spans.append(slice(max(start - grown, 0), min(start + 2 * grown, size)))
     return spans[0], spans[1]
-
-
-def _png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()

@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from jaxtyping import Float
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -64,19 +65,19 @@ def score(inputs: Inputs) -> Scored:
     if inputs.predicted_only:
         images, missing = {image: images[image] for image in images if image in predicted}, []
     # all, or those predicted
-    annotations = [a for a in truth["annotations"] if not a.get("iscrowd") and str(a["image_id"]) in images]
+    annotations = [
+        a for a in truth.records("annotations") if not a.get("iscrowd") and str(a["image_id"]) in images
+    ]
     if not annotations:
         raise ValueError(f"{masks_file}: no true mask")
     true: dict[str, list[RLE]] = {image: [] for image in images}
     true_categories: dict[str, list[Any]] = {image: [] for image in images}
     for annotation in annotations:
         name = str(annotation["image_id"])
-        size = images[name]
-        where = f"{masks_file}, annotation {annotation['id']}"
-        true[name].append(_mask(annotation, "segmentation", size, where))
+        true[name].append(annotation.mask("segmentation", size_of(images[name])))
         true_categories[name].append(annotation["category_id"])
     ious = {image: iou_matrix(predicted.get(image, Predicted()).masks, true[image]) for image in images}
-    mious = [float(np.mean([v for *_, v in best_pairs(ious[image])] or [0.0])) for image in images]
+    mious = [_miou(ious[image]) for image in images]
     metrics, notes = _average_precision(truth, annotations, images, predicted), ["crowd regions are left out"]
     ratios = {
         "mIoU": Ratio(numerators=mious),
@@ -85,9 +86,9 @@ def score(inputs: Inputs) -> Scored:
     ratios |= _phrase_recall(inputs, masks_file, ious, predicted, true, notes)
     if listed:
         categories: dict[str, list[Any]] = defaultdict(list)
-        for number, record in enumerate(listed):
+        for record in listed:
             for key in ("category_id", *(["score"] if "score" in record else [])):
-                files.number(record, key, where=f"{inputs.predictions}, record {number}")
+                record.number(key)
             categories[str(record["image_id"])].append(record["category_id"])
         ratios["recall_same_category"] = _recall(
             ious, true, lambda image, i, j: float(categories[image][i] == true_categories[image][j])
@@ -112,32 +113,38 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def read_truth(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _miou(ious: Float[np.ndarray, "P N"]) -> float:
+    """GranD-f's of one image; 0 without a match."""
+    return float(np.mean([value for *_, value in best_pairs(ious)] or [0.0]))
+
+
+def size_of(image: Mapping[str, Any]) -> tuple[int, int]:
+    return image["height"], image["width"]
+
+
+def read_truth(path: Path) -> tuple[files.Record, dict[str, files.Record]]:
     """The file, whose annotations are checked, and its images by id."""
-    where, truth = str(path), files.load(path)
-    images = files.by_id(files.listed(truth, "images", where=where), "id", where=f"{where}, images")
-    for name, image in images.items():
+    truth = files.Record(files.load(path), str(path))
+    images = files.by_id(truth.listed("images"), "id", where=f"{path}, images")
+    for image in images.values():
         for key in ("height", "width"):
-            if (
-                not isinstance(size := files.number(image, key, where=f"{where}, image {name}"), int)
-                or size < 1
-            ):
-                raise ValueError(f"{where}, image {name}: {key} {size} is no number of pixels")
-    for number, annotation in enumerate(files.listed(truth, "annotations", where=where)):
-        here = f"{where}, annotation {number}"
-        files.number(annotation, "id", where=here)
-        if str(files.value(annotation, "image_id", where=here)) not in images:
-            raise ValueError(f"{here}: image {annotation['image_id']} is not among the file's images")
+            if not isinstance(size := image.number(key), int) or size < 1:
+                raise ValueError(f"{image.where}: {key} {size} is no number of pixels")
+    for annotation in truth.records("annotations"):
+        annotation.number("id")
+        name = str(annotation.value("image_id"))
+        if name not in images:
+            raise ValueError(f"{annotation.where}: image {name} is not among the file's images")
         for key in ("category_id", "area"):
-            files.number(annotation, key, where=here)
+            annotation.number(key)
         if annotation.get("segmentation") is None or annotation.get("iscrowd") not in (0, 1):
-            raise ValueError(f"{here}: it needs a segmentation and iscrowd (0 or 1), as COCO's do")
-        if annotation.get("iscrowd"):  # others are decoded where they are scored
-            _mask(annotation, "segmentation", images[str(annotation["image_id"])], here)
-    for number, category in enumerate(
-        files.listed(truth, "categories", where=where) if "categories" in truth else []
-    ):
-        files.number(category, "id", where=f"{where}, category {number}")
+            raise ValueError(
+                f"{annotation.where}: it needs a segmentation and iscrowd (0 or 1), as COCO's do"
+            )
+        if annotation["iscrowd"]:  # others are decoded where they are scored
+            annotation.mask("segmentation", size_of(images[name]))
+    for category in truth.records("categories") if "categories" in truth else []:
+        category.number("id")
     return truth, images
 
 
@@ -173,76 +180,65 @@ def _captions_file(masks_file: Path) -> Path:
 
 
 def _read_predictions(
-    predictions: Path, images: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, Predicted]]:
+    predictions: Path, images: Mapping[str, files.Record]
+) -> tuple[list[files.Record], dict[str, Predicted]]:
     """COCO's results, if it is a list of these; and every image's prediction."""
     if predictions.is_dir():
+        paths = sorted(predictions.glob("*.json"))
         return [], _of_records(
-            ((path.stem, files.load(path), str(path)) for path in sorted(predictions.glob("*.json"))), images
+            {path.stem: files.Record(files.load(path), str(path)) for path in paths}, images
         )
     listed = files.records(predictions)
     if "pred_masks" in listed[0]:
-        by_image = files.by_id(listed, "image_id", where=str(predictions))
-        return [], _of_records(
-            ((name, record, f"{predictions}, image {name}") for name, record in by_image.items()), images
-        )
-    return listed, _of_results(listed, images, predictions)
+        return [], _of_records(files.by_id(listed, "image_id", where=predictions), images)
+    return listed, _of_results(listed, images)
 
 
-def _of_results(listed: list[dict[str, Any]], images: dict[str, Any], path: Path) -> dict[str, Predicted]:
+def _of_results(listed: Iterable[files.Record], images: Mapping[str, files.Record]) -> dict[str, Predicted]:
     predicted: dict[str, Predicted] = defaultdict(Predicted)
-    for number, record in enumerate(listed):
-        where = f"{path}, record {number}"
-        name = str(files.value(record, "image_id", where=where))
+    for record in listed:
+        name = str(record.value("image_id"))
         if name not in images:
-            raise ValueError(f"{where}: image {name} is not one of the truth's")
+            raise ValueError(f"{record.where}: image {name} is not one of the truth's")
         if record.get("segmentation") is None:
             other = "; `ans eval score coco_boxes` scores boxes" if "bbox" in record else ""
-            raise ValueError(f"{where}: no segmentation; COCO's results hold only what was found{other}")
-        predicted[name].masks.append(_mask(record, "segmentation", images[name], where))
+            raise ValueError(
+                f"{record.where}: no segmentation; COCO's results hold only what was found{other}"
+            )
+        predicted[name].masks.append(record.mask("segmentation", size_of(images[name])))
     return dict(predicted)
 
 
 def _of_records(
-    records: Iterable[tuple[str, dict[str, Any], str]], images: dict[str, Any]
+    records: Mapping[str, files.Record], images: Mapping[str, files.Record]
 ) -> dict[str, Predicted]:
-    """Of (image, its record, where it stands)."""
     predicted = {}
-    for image, record, where in records:
+    for image, record in records.items():
         if image not in images:
             predicted[image] = Predicted()  # refused with all others of its kind
             continue
         if "caption" not in record and len(record) == 1:
-            record = next(iter(record.values()))  # GLaMM's own files: {name: {...}}
-        masks = [
-            _mask({"mask": m}, "mask", images[image], where)
-            for m in files.value(record, "pred_masks", where=where)
-        ]
-        mask_phrases = [*files.value(record, "phrases", where=where), *[""] * len(masks)][: len(masks)]
-        predicted[image] = Predicted(
-            masks=masks, phrases=mask_phrases, caption=files.text(record, "caption", where=where)
-        )
+            record = record.record(*record)  # GLaMM's own files: {name: {...}}
+        size = size_of(images[image])
+        masks = [files.mask(m, size, where=record.where) for m in record.listed("pred_masks")]
+        mask_phrases = [*record.listed("phrases"), *[""] * len(masks)][: len(masks)]
+        predicted[image] = Predicted(masks=masks, phrases=mask_phrases, caption=record.text("caption"))
     return predicted
 
 
-def _mask(record: dict[str, Any], key: str, image: dict[str, Any], where: str) -> RLE:
-    return files.mask(
-        files.value(record, key, where=where), height=image["height"], width=image["width"], where=where
-    )
-
-
 def _average_precision(
-    truth: dict[str, Any],
-    annotations: list[dict[str, Any]],
-    images: dict[str, Any],
+    truth: Mapping[str, Any],
+    annotations: Sequence[Mapping[str, Any]],
+    images: Mapping[str, files.Record],
     predicted: dict[str, Predicted],
 ) -> dict[str, float]:
     """One category, all scores 1.0: among equals the order of the file decides."""
-    one = truth | {
-        "annotations": [a | {"category_id": 1} for a in annotations],
+    one = {
+        **truth,
+        "annotations": [{**a, "category_id": 1} for a in annotations],
         "categories": [{"id": 1, "name": "object"}],
+        "images": list(images.values()),
     }
-    one["images"] = list(images.values())
     results = [
         {"image_id": images[image]["id"], "category_id": 1, "segmentation": mask, "score": 1.0}
         for image in predicted
@@ -252,7 +248,7 @@ def _average_precision(
     return {key: figures[key] for key in ("AP", "AP50")}
 
 
-def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, float]:
+def _coco(truth: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The detection scores of the same file, with its categories and scores."""
     if not all("score" in record for record in listed) or "categories" not in truth:
         return {}
@@ -260,14 +256,17 @@ def _coco(truth: dict[str, Any], listed: list[dict[str, Any]]) -> dict[str, floa
 
 
 def coco_figures(
-    truth: dict[str, Any], results: list[dict[str, Any]], *, iou_type: Literal["segm", "bbox"] = "segm"
+    truth: Mapping[str, Any],
+    results: Sequence[Mapping[str, Any]],
+    *,
+    iou_type: Literal["segm", "bbox"] = "segm",
 ) -> dict[str, float]:
     """pycocotools' own twelve, of masks or of boxes. The truth needs its categories."""
     if not results:
         return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
-        coco.dataset = {"info": {}} | truth
+        coco.dataset = {"info": {}, **truth}
         coco.createIndex()
         evaluation = COCOeval(coco, coco.loadRes([dict(result) for result in results]), iou_type)
         evaluation.evaluate()
@@ -313,7 +312,7 @@ def _phrase_recall(
     path = _captions_file(masks_file)
     labels = {
         str(record["image_id"]): record["labels"]
-        for record in files.value(files.load(path), "annotations", where=str(path))
+        for record in files.Record(files.load(path), str(path)).records("annotations")
     }
     for image, masks in true.items():
         if len(labels.get(image, [])) != len(masks):
@@ -339,14 +338,14 @@ def _captions(
         list(truth), tokenised, [[coco_tokens(text) for text in texts] for texts in truth.values()]
     )
     notes.append(captions.METEOR_NOTE)
-    place = {image: n for n, image in enumerate(truth)}
     keys = ("METEOR_nltk", "CIDEr")
-    if set(place) != set(images):  # a line of the table is an image of the masks
-        return {key: scores.metrics[key] for key in keys}, {}
-    each = {key: [scores.ratios[key].numerators[place[image]] for image in images] for key in keys}
-    return {key: scores.metrics[key] for key in keys}, {
-        key: Ratio(numerators=values) for key, values in each.items()
-    }
+    metrics, ratios = {key: scores.metrics[key] for key in keys}, {}
+    place = {image: n for n, image in enumerate(truth)}
+    if set(place) == set(images):  # a line of the table is an image of the masks
+        for key in keys:
+            values = scores.ratios[key].numerators
+            ratios[key] = Ratio(numerators=[values[place[image]] for image in images])
+    return metrics, ratios
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
@@ -354,20 +353,16 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         raise ValueError(
             f"{path} is not there; give GranD-f's folder of the evaluation (val_test), or another --split"
         )
-    truth = files.load(path)
+    truth, images = read_truth(path)
     pictures = files.pictures(
         folder, "images", "GranDf_HA_images/val_test", "../GranDf_HA_images/val_test", "../images"
     )
-    sizes = {image["id"]: image for image in truth["images"]}
     masks: dict[str, list[RLE]] = defaultdict(list)
-    for annotation in truth["annotations"]:
-        where = f"{path}, annotation {annotation['id']}"
-        masks[str(annotation["image_id"])].append(
-            _mask(annotation, "segmentation", sizes[annotation["image_id"]], where)
-        )
+    for annotation in truth.records("annotations"):
+        name = str(annotation["image_id"])
+        masks[name].append(annotation.mask("segmentation", size_of(images[name])))
     true_captions = captions.caption_truth(_captions_file(path)) if _captions_file(path).is_file() else {}
-    for image in truth["images"]:
-        name = str(image["id"])
+    for name, image in images.items():
         picture = (
             pictures / image["file_name"]
             if "file_name" in image
@@ -376,12 +371,8 @@ def items(folder: Path, split: str) -> Iterator[Item]:
         answer = Prediction(
             text=next(iter(true_captions.get(name, [])), ""), masks=tuple((mask,) for mask in masks[name])
         )
-        yield Item(
-            name=name,
-            request=Request(frames=(picture,), text=QUESTION),
-            facts={"image_id": name},
-            truth=answer,
-        )
+        request = Request(frames=(picture,), text=QUESTION)
+        yield Item(name=name, request=request, facts={"image_id": name}, truth=answer)
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -399,7 +390,7 @@ def miou(item: Item, prediction: Prediction) -> float:
     predicted, real = (
         [m[0] for m in masks if m[0] is not None] for masks in (prediction.masks, item.truth.masks)
     )
-    return float(np.mean([value for *_, value in best_pairs(iou_matrix(predicted, real))] or [0.0]))
+    return _miou(iou_matrix(predicted, real))
 
 
 SCORER = Scorer(

@@ -12,13 +12,13 @@ server's script and others do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, picture_item
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, mean, means_by_kind, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction
 
@@ -29,33 +29,24 @@ GROUPS = ("answer_type", "evidence", "operation/reasoning")
 
 
 def score(inputs: Inputs) -> Scored:
-    replies = files.by_id(files.records(inputs.predictions), "questionId", where=str(inputs.predictions))
     assert inputs.data is not None, "needs_data"
-    path = files.named(inputs.data, TRUTH)
-    truth = _questions(path)
+    replies = files.by_id(files.records(inputs.predictions), "questionId", where=inputs.predictions)
+    truth = _questions(files.named(inputs.data, TRUTH))
     names, missing = inputs.pair(replies, truth, what="questions")
     samples: list[dict[str, Any]] = []
     for name in names:
-        answers = _answers(truth[name], f"{path}, {name}")
-        reply, values = "", (0.0, 0.0)
+        answers, reply, values = _answers(truth[name]), "", (0.0, 0.0)
         if name in replies:
-            reply = files.text(replies[name], "answer", where=f"{inputs.predictions}, {name}")
+            reply = replies[name].text("answer")
             values = anls(reply, answers), anls(reply, answers, raw_length=True)
+        kinds = {group: truth[name].get(group) or [] for group in GROUPS}
         samples.append(
-            {
-                "questionId": name,
-                "reply": reply,
-                "ANLS": values[0],
-                "ANLS_raw_length": values[1],
-                **_kinds(truth[name]),
-            }
+            {"questionId": name, "reply": reply, "ANLS": values[0], "ANLS_raw_length": values[1], **kinds}
         )
     parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
-    metrics: dict[str, float] = {name: sum(values) / len(values) for name, values in parts.items()}
+    metrics = {name: mean(values) for name, values in parts.items()}
     for group in GROUPS:
-        for kind in sorted({kind for s in samples for kind in s[group]}):
-            of_kind = [s["ANLS"] for s in samples if kind in s[group]]
-            metrics[f"ANLS/{kind}"] = sum(of_kind) / len(of_kind)
+        metrics |= means_by_kind(((s[group], s["ANLS"]) for s in samples), "ANLS")
     return Scored(
         metrics=metrics | {"questions": len(samples)},
         published={name: percent(metrics[name]) for name in parts},
@@ -83,28 +74,24 @@ def _similarity(reply: str, answer: str, *, raw_length: bool) -> float:
     return similar if similar >= THRESHOLD else 0.0
 
 
-def _questions(path: Path) -> dict[str, dict[str, Any]]:
+def _questions(path: Path) -> dict[str, files.Record]:
     """Return {questionId: question}."""
-    listed = files.listed(files.load(path), "data", where=str(path), of=dict)
+    listed = files.Record(files.load(path), str(path)).listed("data", dict)
     if not listed:
         raise ValueError(f"{path}: no questions")
-    by_id = files.by_id(listed, "questionId", where=str(path))
-    for name, question in by_id.items():
+    by_id = files.by_id(listed, "questionId", where=path)
+    for question in by_id.values():
         for group in GROUPS:
             if question.get(group) is not None:
-                files.listed(question, group, where=f"{path}, {name}", of=str)
+                question.listed(group, str)
     return by_id
 
 
-def _answers(question: Mapping[str, Any], where: str) -> list[str]:
-    answers = files.listed(question, "answers", where=where, of=str)
+def _answers(question: files.Record) -> list[str]:
+    answers = question.listed("answers", str)
     if not answers:
-        raise ValueError(f"{where}: no answers; those of the test split are with the server")
+        raise ValueError(f"{question.where}: no answers; those of the test split are with the server")
     return answers
-
-
-def _kinds(question: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {group: question.get(group) or [] for group in GROUPS}
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
@@ -112,8 +99,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     pictures = files.pictures(folder, "infographicsvqa_images", "images")
     listed = files.with_pictures(_questions(path), "image_local_name", pictures, where=path)
     for name, entry, picture in listed:
-        where = f"{path}, {name}"
-        asked, answers = files.text(entry, "question", where=where), _answers(entry, where)
+        asked, answers = entry.text("question"), _answers(entry)
         facts = {"questionId": name, "question": asked, "answers": answers}
         text = f"<image>\n{asked}\n{questions.SHORT}"
         yield picture_item(name, picture, text, answer=answers[0], facts=facts)

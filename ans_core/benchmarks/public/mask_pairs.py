@@ -15,22 +15,23 @@ from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.referring import Answer, answer, grefcoco, reasonseg
 from ans_core.metrics.video import j_and_f, statistics
-from ans_core.types import RLE
 
+LEAST = 3
+"""Frames: the first and last are also left out of some figures."""
 STEP = 5
 """Every fifth frame is an image of its own for the referring figures."""
 
 
 def score(inputs: Inputs) -> Scored:
-    loaded = files.load(inputs.predictions)
-    where = str(inputs.predictions)
-    pairs = files.listed(loaded, "pairs", where=where, of=dict)
-    if not pairs:
-        raise ValueError(f"{where}: no pairs")
+    record = files.Record(files.load(inputs.predictions), str(inputs.predictions))
+    height, width, count = (int(record.number(name)) for name in ("height", "width", "frames"))
+    pairs = record.records("pairs")
+    if not pairs or count < LEAST:
+        raise ValueError(f"{record.where}: {len(pairs)} pairs of {count} frames; a pair needs {LEAST} frames")
     js, fs, samples, answers = [], [], [], []
     for number, pair in enumerate(pairs):
         truth, predicted = (
-            _masklet(loaded, pair, key, where=f"{where}, pair {number}") for key in ("truth", "prediction")
+            pair.masklet(key, range(count), (height, width)) for key in ("truth", "prediction")
         )
         j, f = zip(*(j_and_f(p, t) for p, t in zip(predicted, truth, strict=True)), strict=True)
         js.append(float(np.mean(j)))
@@ -44,9 +45,8 @@ def _scored(js: list[float], fs: list[float], samples: list[dict[str, Any]], ans
     j, f = float(np.mean(js)), float(np.mean(fs))
     metrics = {"J&F": (j + f) / 2, "J": j, "F": f, "pairs": len(js)}
     metrics |= {f"grefcoco/{key}": value for key, value in grefcoco(answers).items()}
-    metrics |= {f"reasonseg/{key}": value for key, value in reasonseg(answers).items()} | {
-        "images": len(answers)
-    }
+    metrics |= {f"reasonseg/{key}": value for key, value in reasonseg(answers).items()}
+    metrics["images"] = len(answers)
     shown = {key: percent(value, 4) for key, value in metrics.items() if key.startswith("grefcoco/")}
     return Scored(
         metrics=metrics,
@@ -71,17 +71,4 @@ def _figures(name: str, values: tuple[float, ...]) -> dict[str, Any]:
     }
 
 
-def _masklet(record: dict[str, Any], pair: dict[str, Any], key: str, *, where: str) -> list[RLE]:
-    listed = files.listed(pair, key, where=where)
-    height, width, frames = (
-        int(files.number(record, name, where=where)) for name in ("height", "width", "frames")
-    )
-    if len(listed) != frames or len(listed) < 3:
-        raise ValueError(f"{where}: {len(listed)} masks of {key}, {frames} frames")
-    return [
-        files.mask(m, height=height, width=width, where=f"{where}, {key}, frame {t}")
-        for t, m in enumerate(listed)
-    ]
-
-
-SCORER = Scorer(score=score, data="", needs_data=False, sample_id=("pair",))
+SCORER = Scorer(score=score, sample_id=("pair",))

@@ -13,11 +13,9 @@ precision); or the text as it is.
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +29,12 @@ from ans_core.benchmarks.public.scored import (
     Scored,
     Scorer,
     accuracy,
+    means_by_kind,
     percent,
 )
-from ans_core.pictures import rle
 
 TRUTH = ("annot_testmini.json", "testmini.json")
+CHOICE = "multi_choice"
 KINDS = ("question_type", "answer_type")
 META = ("source", "category", "task", "context", "grade", "skills")
 REPLY_TOKENS = 64
@@ -55,38 +54,24 @@ list as [a, b] where a list is asked for. If it gives none, write nothing."""
 
 
 def score(inputs: Inputs) -> Scored:
-    truth, replies = _truth(inputs), _replies(inputs)
+    truth, replies, extracted = _truth(inputs), _replies(inputs), _extracted(inputs)
     names, missing = inputs.pair(replies, truth, what="questions")
-    extracted = _extracted(inputs)
     samples: list[dict[str, Any]] = []
-    extraction: str | None
     for pid in names:
-        problem, extraction = truth[pid], ""
-        if pid in replies:
-            extraction = extraction_of(
-                replies[pid], problem, extracted.get(pid), f"{inputs.predictions}, {pid}"
-            )
+        problem = truth[pid]
+        extraction = extraction_of(replies[pid], problem, extracted.get(pid)) if pid in replies else ""
         if extraction is None:
             raise ValueError(
                 f"{inputs.predictions}, {pid}: no rule reads an answer in {replies[pid]['response'][:60]!r}; "
-                "a language model does:"
-                " --replay {pid: extraction}, or name a judge in params.yaml"
+                "a language model does: --replay {pid: extraction}, or name a judge in params.yaml"
             )
         # the official script gives an empty reply the shortest option
         answer = normalised(extraction, problem) if extraction else None
-        samples.append(
-            {
-                "pid": pid,
-                "answer": answer,
-                "right": answer is not None and answer == str(problem["answer"]),
-                **_kinds(problem),
-            }
-        )
+        right = answer is not None and answer == str(problem["answer"])
+        samples.append({"pid": pid, "answer": answer, "right": right, **_kinds(problem)})
     metrics, ratio = accuracy(("", s["right"]) for s in samples)
     for kind in (*KINDS, *META):
-        for value in sorted({value for s in samples for value in s[kind]}):
-            verdicts = [s["right"] for s in samples if value in s[kind]]
-            metrics[f"accuracy/{kind}/{value}"] = sum(verdicts) / len(verdicts)
+        metrics |= means_by_kind(((s[kind], s["right"]) for s in samples), f"accuracy/{kind}")
     judge = extracted.get(JUDGE)
     return Scored(
         metrics=metrics,
@@ -100,47 +85,40 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _truth(inputs: Inputs) -> dict[str, Any]:
+def _truth(inputs: Inputs) -> dict[str, files.Record]:
     assert inputs.data is not None, "needs_data"
     return _problems(files.named(inputs.data, *TRUTH))
 
 
-def _problems(path: Path) -> dict[str, Any]:
-    problems = files.load(path)
-    if not isinstance(problems, dict) or not problems:
-        raise ValueError(f"{path}: expected {{pid: problem}}")
-    for pid, problem in problems.items():
-        _check(problem, f"{path}, {pid}")
+def _problems(path: Path) -> dict[str, files.Record]:
+    problems = files.records_by_name(path, "{pid: problem}")
+    for problem in problems.values():
+        _check(problem)
     return problems
 
 
-def _check(problem: Any, where: str) -> None:
+def _check(problem: files.Record) -> None:
     """Raise ValueError for a problem that can't be asked or scored."""
     for key in ("question", "question_type", "answer_type", "answer"):
-        files.text(problem, key, where=where)
+        problem.text(key)
     if problem.get("query") is not None:
-        files.text(problem, "query", where=where)
-    choice = problem["question_type"] == "multi_choice"
+        problem.text("query")
+    choice = problem["question_type"] == CHOICE
     if choice or problem.get("choices") is not None:
-        choices = files.listed(problem, "choices", where=where, of=str)
+        choices = problem.listed("choices", str)
         if choice and not choices:
-            raise ValueError(f"{where}: a multi_choice question without choices")
+            raise ValueError(f"{problem.where}: a {CHOICE} question without choices")
     if problem["answer_type"] == "float" and not choice:
-        files.number(problem, "precision", where=where)
-    if not isinstance(problem.get("metadata") or {}, dict):
-        raise ValueError(f"{where}: 'metadata' is {rle.short(problem['metadata'])}, not an object")
+        problem.number("precision")
+    if problem.get("metadata"):
+        problem.record("metadata")
 
 
-def _replies(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    loaded = files.load(inputs.predictions)
-    if isinstance(loaded, dict):
-        wrong = [pid for pid, entry in loaded.items() if not isinstance(entry, dict)]
-        if wrong:
-            raise ValueError(
-                f"{inputs.predictions}, {wrong[0]}: expected an object with `response` or `extraction`"
-            )
-        return loaded
-    return files.by_id(files.records(inputs.predictions), "pid", where=str(inputs.predictions))
+def _replies(inputs: Inputs) -> dict[str, files.Record]:
+    path = inputs.predictions
+    if isinstance(files.load(path), dict):
+        return files.records_by_name(path, "{pid: `response` or `extraction`}")
+    return files.by_id(files.records(path), "pid", where=path)
 
 
 def _extracted(inputs: Inputs) -> dict[str, str]:
@@ -153,27 +131,22 @@ def _extracted(inputs: Inputs) -> dict[str, str]:
 
 
 def _kinds(problem: Mapping[str, Any]) -> dict[str, list[str]]:
-    meta = problem.get("metadata") or {}
-    kinds = {kind: [str(problem[kind])] for kind in KINDS}
-    return kinds | {
-        k: [str(v) for v in (meta[k] if isinstance(meta.get(k), list) else [meta[k]])] if k in meta else []
-        for k in META
-    }
+    kinds = {kind: [str(problem[kind])] for kind in KINDS} | {key: [] for key in META}
+    for key, entry in (problem.get("metadata") or {}).items():
+        if key in META:
+            kinds[key] = [str(one) for one in (entry if isinstance(entry, list) else [entry])]
+    return kinds
 
 
-def extraction_of(
-    entry: Mapping[str, Any], problem: Mapping[str, Any], replayed: str | None, where: str
-) -> str | None:
+def extraction_of(entry: files.Record, problem: Mapping[str, Any], replayed: str | None) -> str | None:
     """Return the answer within a reply, by rule or as it was extracted; None: a language model must read
     it."""
     if "extraction" in entry:
-        return files.text(entry, "extraction", where=where)
-    response = files.text(entry, "response", where=where).strip()
-    if not response or (
-        problem["question_type"] == "multi_choice" and response in (problem.get("choices") or ())
-    ):
+        return entry.text("extraction")
+    response, choice = entry.text("response").strip(), problem["question_type"] == CHOICE
+    if not response or (choice and response in (problem.get("choices") or ())):
         return response
-    if problem["question_type"] == "multi_choice" and re.fullmatch(r"\(?[A-Z]\)?\.?", response):
+    if choice and re.fullmatch(r"\(?[A-Z]\)?\.?", response):
         return response.strip("().")
     number = {"integer": int, "float": float}.get(problem["answer_type"])
     if number is not None:
@@ -187,7 +160,7 @@ def extraction_of(
 def normalised(extraction: str, problem: Mapping[str, Any]) -> str | None:
     """Return the answer in the form of the true one; None: it has not that form."""
     text = extraction.strip()
-    if problem["question_type"] == "multi_choice":
+    if problem["question_type"] == CHOICE:
         return _option(text, problem["choices"])
     try:
         if problem["answer_type"] == "integer":
@@ -213,37 +186,24 @@ def _option(text: str, choices: list[str]) -> str:
 
 
 def needs_judge(inputs: Inputs) -> bool:
-    if inputs.replay is not None or inputs.data is None:
-        return False
-    return bool(_unread(inputs, _truth(inputs)))
+    return inputs.replay is None and inputs.data is not None and bool(_unread(inputs, _truth(inputs)))
 
 
-def _unread(inputs: Inputs, truth: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _unread(inputs: Inputs, truth: Mapping[str, Any]) -> dict[str, files.Record]:
     """Return the replies that no rule reads."""
     replies = {pid: entry for pid, entry in _replies(inputs).items() if pid in truth}
-    return {
-        pid: entry
-        for pid, entry in replies.items()
-        if extraction_of(entry, truth[pid], None, str(inputs.predictions)) is None
-    }
+    return {pid: entry for pid, entry in replies.items() if extraction_of(entry, truth[pid], None) is None}
 
 
-def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+def ask_judge(inputs: Inputs, judge: Judge) -> dict[str, str]:
     truth = _truth(inputs)
-    open_ = _unread(inputs, truth)
-    requests = [
-        JudgeRequest(
-            system=SYSTEM,
-            user=PROMPT.format(query=_query(truth[pid]), response=entry["response"]),
-            schema=None,
-            max_tokens=REPLY_TOKENS,
-        )
-        for pid, entry in open_.items()
-    ]
+    unread = _unread(inputs, truth)
+    requests = []
+    for pid, entry in unread.items():
+        user = PROMPT.format(query=_query(truth[pid]), response=entry["response"])
+        requests.append(JudgeRequest(system=SYSTEM, user=user, max_tokens=REPLY_TOKENS))
     extractions = judge.ask(requests, desc=f"mathvista, answers extracted by {judge.name}")
-    recorded = {JUDGE: judge.name, **dict(zip(open_, extractions, strict=True))}
-    out.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
-    return replace(inputs, replay=out)
+    return {JUDGE: judge.name, **dict(zip(unread, extractions, strict=True))}
 
 
 def _query(problem: Mapping[str, Any]) -> str:
@@ -273,9 +233,8 @@ SCORER = Scorer(
     sample_id=("pid",),
     runner=Runner(items=items, record=recorded("response"), splits=("testmini",)),
     judging=Judging(
+        replies=ask_judge,
         needed=needs_judge,
-        ask=ask_judge,
-        suffix=".json",
         replay="--replay EXTRACTIONS.json, or each answer's `extraction`",
     ),
 )

@@ -13,15 +13,23 @@ mm-vet.json with the folder `images`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, picture_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Judge, JudgeRequest, Judging, Scored, Scorer
+from ans_core.benchmarks.public.scored import (
+    Inputs,
+    Judge,
+    JudgeRequest,
+    Judging,
+    Scored,
+    Scorer,
+    mean,
+    means_by_kind,
+    percent,
+)
 from ans_core.metrics.bootstrap import Ratio
 
 QUESTIONS = "mm-vet.json"
@@ -49,90 +57,77 @@ def score(inputs: Inputs) -> Scored:
         )
     truth, replies = _truth(inputs), _replies(inputs)
     names, missing = inputs.pair(replies, truth, what="questions")
-    grades = files.load(inputs.replay)
-    if not isinstance(grades, dict):
-        raise ValueError(f"{inputs.replay}: expected {{id: grade}}")
+    grades = files.records_by_name(inputs.replay, "{id: grade}")
     samples: list[dict[str, Any]] = []
     for name in names:
         capability, graded = sorted(truth[name]["capability"]), [0.0]
         if name in replies:
-            grade = files.value(grades, name, where=str(inputs.replay))
-            graded = _grades(grade, replies[name], f"{inputs.replay}, {name}")
-        samples.append(
-            {"id": name, "capability": capability, "score": sum(graded) / len(graded), "runs": len(graded)}
-        )
-    metrics = {"score": _mean(samples), "questions": len(samples)}
-    named = sorted(
-        {one for s in samples for one in s["capability"]}, key=lambda one: (*CAPABILITIES, one).index(one)
-    )
-    metrics |= {f"score/{one}": _mean([s for s in samples if one in s["capability"]]) for one in named}
-    for mix in sorted({"_".join(s["capability"]) for s in samples}):
-        metrics[f"score/only/{mix}"] = _mean([s for s in samples if "_".join(s["capability"]) == mix])
+            if name not in grades:
+                raise ValueError(f"{inputs.replay}: no grade of {name!r}, which is answered")
+            graded = _grades(grades[name], replies[name])
+        samples.append({"id": name, "capability": capability, "score": mean(graded), "runs": len(graded)})
+    metrics = {"score": mean(s["score"] for s in samples), "questions": len(samples)}
+    of_one = means_by_kind(((s["capability"], s["score"]) for s in samples), "score")
+    order = [f"score/{one}" for one in CAPABILITIES]
+    metrics |= {key: of_one[key] for key in dict.fromkeys([*order, *of_one]) if key in of_one}
+    metrics |= means_by_kind(((["_".join(s["capability"])], s["score"]) for s in samples), "score/only")
     return Scored(
         metrics=metrics,
-        published={key: f"{100 * metrics[key]:.1f}" for key in ("score", *(f"score/{one}" for one in named))},
+        published={key: percent(metrics[key]) for key in metrics if key == "score" or key in of_one},
         ratios={"score": Ratio(numerators=[s["score"] for s in samples])},
         samples=samples,
         missing=missing,
-        notes=_notes(grades, replies, inputs.replay),
+        notes=_notes([grades[name] for name in replies], inputs.replay),
     )
 
 
-def _truth(inputs: Inputs) -> dict[str, Any]:
+def _truth(inputs: Inputs) -> dict[str, files.Record]:
     assert inputs.data is not None, "needs_data"
     return _questions(files.named(inputs.data, QUESTIONS))
 
 
-def _questions(path: Path) -> dict[str, Any]:
-    questions = files.load(path)
-    if not isinstance(questions, dict) or not questions:
-        raise ValueError(f"{path}: expected {{id: question}}")
-    for name, question in questions.items():
-        files.listed(question, "capability", where=f"{path}, {name}", of=str)
+def _questions(path: Path) -> dict[str, files.Record]:
+    questions = files.records_by_name(path, "{id: question}")
+    for question in questions.values():
+        question.listed("capability", str)
     return questions
 
 
 def _replies(inputs: Inputs) -> dict[str, str]:
     """Return reply by id."""
-    loaded = files.load(inputs.predictions)
+    path = inputs.predictions
+    loaded = files.load(path)
     if isinstance(loaded, dict):
-        return {name: files.text(loaded, name, where=str(inputs.predictions)) for name in loaded}
-    records = files.by_id(files.records(inputs.predictions), "id", where=str(inputs.predictions))
-    return {
-        name: files.text(record, "prediction", where=f"{inputs.predictions}, {name}")
-        for name, record in records.items()
-    }
+        replies = files.Record(loaded, str(path))
+        return {name: replies.text(name) for name in replies}
+    records = files.by_id(files.records(path), "id", where=path)
+    return {name: record.text("prediction") for name, record in records.items()}
 
 
-def _grades(grade: Any, reply: str, where: str) -> list[float]:
+def _grades(grade: files.Record, reply: str) -> list[float]:
     """Return a question's scores, one a run of the judge."""
-    scores: list[Any] = files.listed(grade, "score", where=where)
+    scores: list[Any] = grade.listed("score")
     if not scores or not all(
         isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 1 for x in scores
     ):
-        raise ValueError(f"{where}: score {str(scores)[:60]} is no list of numbers from 0 to 1")
+        raise ValueError(f"{grade.where}: score {str(scores)[:60]} is no list of numbers from 0 to 1")
     for key in ("model", "content"):
         if key in grade:
-            files.listed(grade, key, where=where, of=str)
+            grade.listed(key, str)
     if grade.get("prediction", reply) != reply:
-        raise ValueError(f"{where}: the judge saw another reply than the predicted one")
+        raise ValueError(f"{grade.where}: the judge saw another reply than the predicted one")
     return [float(x) for x in scores]
 
 
-def _mean(samples: list[dict[str, Any]]) -> float:
-    return float(sum(s["score"] for s in samples) / len(samples))
-
-
-def _notes(grades: Mapping[str, Any], names: Iterable[str], path: Path) -> list[str]:
-    graded = [grades[name] for name in names]
+def _notes(graded: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
     judges = sorted({judge for grade in graded for judge in grade.get("model", ())})
-    ours = any("prediction" in grade for grade in graded)
-    unread = sum(number_of(content) is None for grade in graded for content in grade.get("content", ()))
     notes = [
         f"judge: {', '.join(judges) or f'the one that wrote {path.name}'} (published with gpt-4-0613); "
         "another judge moves the figure"
     ]
-    notes += ["the judge was asked in other words than the benchmark's, once"] if ours else []
+    if any("prediction" in grade for grade in graded):
+        notes.append("the judge was asked in other words than the benchmark's, once")
+    unread = sum(number_of(content) is None for grade in graded for content in grade.get("content", ()))
     return notes + ([f"{unread} replies of the judge are no grade and count 0"] if unread else [])
 
 
@@ -145,42 +140,30 @@ def number_of(reply: str) -> float | None:
     return grade if 0 <= grade <= 1 else None
 
 
-def ask_judge(inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+def ask_judge(inputs: Inputs, judge: Judge) -> dict[str, Any]:
     truth, replies = _truth(inputs), _replies(inputs)
     files.refuse_unknown(replies, truth, where=inputs.predictions, what="questions")
-    replied = {name: reply for name, reply in replies.items() if reply.strip()}
+    replied = [name for name, reply in replies.items() if reply.strip()]
     requests = []
-    for name, reply in replied.items():
-        asked, answer = (
-            files.text(truth[name], key, where=f"{inputs.data}, {name}") for key in ("question", "answer")
-        )
+    for name in replied:
+        asked, answer = truth[name].text("question"), truth[name].text("answer")
         spaced = answer.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
-        user = PROMPT.format(question=asked, truth=" ".join(spaced.split()), reply=reply)
-        requests.append(JudgeRequest(system=SYSTEM, user=user, schema=None, max_tokens=REPLY_TOKENS))
+        user = PROMPT.format(question=asked, truth=" ".join(spaced.split()), reply=replies[name])
+        requests.append(JudgeRequest(system=SYSTEM, user=user, max_tokens=REPLY_TOKENS))
     verdicts = judge.ask(requests, desc=f"mm_vet, judged by {judge.name}")
-    grades = {
-        name: {
-            "model": [judge.name],
-            "content": [content],
-            "score": [number_of(content) or 0.0],
-            "prediction": reply,
-        }
-        for (name, reply), content in zip(replied.items(), verdicts, strict=True)
+    grades: dict[str, Any] = {
+        name: {"model": [judge.name], "content": [content], "score": [number_of(content) or 0.0]}
+        for name, content in zip(replied, verdicts, strict=True)
     }
-    grades |= {
-        name: {"content": [], "score": [0.0], "prediction": replies[name]}
-        for name in replies
-        if name not in replied
-    }
-    out.write_text(json.dumps(grades, indent=1) + "\n", encoding="utf-8")
-    return replace(inputs, replay=out)
+    silent = {name: {"content": [], "score": [0.0]} for name in replies if name not in grades}
+    return {name: grade | {"prediction": replies[name]} for name, grade in (grades | silent).items()}
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, QUESTIONS)
     pictures = files.pictures(folder, "images")
     for name, entry, picture in files.with_pictures(_questions(path), "imagename", pictures, where=path):
-        text, answer = (files.text(entry, key, where=f"{path}, {name}") for key in ("question", "answer"))
+        text, answer = entry.text("question"), entry.text("answer")
         facts = {"id": name, "question": text}
         yield picture_item(name, picture, f"<image>\n{text}", answer=answer, facts=facts)
 
@@ -190,10 +173,5 @@ SCORER = Scorer(
     data=f"{QUESTIONS}, or its folder",
     options=frozenset({"replay", "predicted_only"}),
     runner=Runner(items=items, record=recorded("prediction")),
-    judging=Judging(
-        needed=lambda inputs: inputs.replay is None,
-        ask=ask_judge,
-        suffix=".json",
-        replay="--replay GRADES.json",
-    ),
+    judging=Judging(replies=ask_judge, replay="--replay GRADES.json"),
 )

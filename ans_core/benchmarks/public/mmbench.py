@@ -19,7 +19,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, mean, percent
 from ans_core.types import Prediction
 
 ROTATION = 1_000_000
@@ -33,46 +33,32 @@ _REFUSALS = (
 
 
 def score(inputs: Inputs) -> Scored:
-    records = files.records(inputs.predictions)
-    files.by_id(records, "index", where=str(inputs.predictions))
-    groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for number, record in enumerate(records, start=1):
-        if not str(record["index"]).isdecimal():
-            raise ValueError(
-                f"{inputs.predictions}, record {number}: index {record['index']!r} is no whole number"
-            )
-        groups[int(record["index"]) % ROTATION].append(record)
+    groups: dict[int, list[files.Record]] = defaultdict(list)
+    for name, record in files.by_id(
+        files.records(inputs.predictions), "index", where=inputs.predictions
+    ).items():
+        if not name.isdecimal():
+            raise ValueError(f"{inputs.predictions}: index {name!r} is no whole number")
+        groups[int(name) % ROTATION].append(record)
     samples, unparsed = [], 0
     for index, copies in groups.items():
-        where = f"{inputs.predictions}, question {index}"
+        copies.sort(key=lambda record: int(record["index"]))
         options = options_of(copies[0])
         if len(copies) != len(options):
             raise ValueError(
-                f"{where}: {len(copies)} rotations of {len(options)} options; CircularEval asks as many as "
-                "there are options"
+                f"{inputs.predictions}, question {index}: {len(copies)} rotations of {len(options)} options; "
+                "CircularEval asks as many as there are options"
             )
-        letters = [letter_of(files.text(c, "prediction", where=where), options_of(c)) for c in copies]
+        letters = [letter_of(record.text("prediction"), options_of(record)) for record in copies]
         unparsed += letters.count(None)
-        right = [
-            letter == files.text(c, "answer", where=where) for letter, c in zip(letters, copies, strict=True)
-        ]
-        first = min(range(len(copies)), key=lambda i: int(copies[i]["index"]))
-        samples.append(
-            {
-                "index": index,
-                "category": copies[0].get("category", ""),
-                "right": all(right),
-                "first_pass": right[first],
-            }
-        )
+        right = [letter == record.text("answer") for letter, record in zip(letters, copies, strict=True)]
+        category = copies[0].get("category", "")
+        samples.append({"index": index, "category": category, "right": all(right), "first_pass": right[0]})
     figures, ratio = accuracy((s["category"] or "all", s["right"]) for s in samples)
-    vanilla, _ = accuracy(("", s["first_pass"]) for s in samples)
+    figures["accuracy_first_pass"] = mean(s["first_pass"] for s in samples)
     return Scored(
-        metrics=figures | {"accuracy_first_pass": vanilla["accuracy"], "unparsed": unparsed},
-        published={
-            "accuracy": percent(figures["accuracy"]),
-            "accuracy_first_pass": percent(vanilla["accuracy"]),
-        },
+        metrics=figures | {"unparsed": unparsed},
+        published={key: percent(figures[key]) for key in ("accuracy", "accuracy_first_pass")},
         ratios={"accuracy": ratio},
         samples=samples,
         notes=[
@@ -110,19 +96,18 @@ def letter_of(reply: str, options: dict[str, str]) -> str | None:
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Every question once for each of its options, rotated by one each time."""
-    for row, picture in questions.table(
-        folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *sorted(p.name for p in folder.glob("*.tsv"))
-    ):
-        texts, where = list(options_of(row).values()), f"{folder}, question {row['index']}"
+    others = sorted(path.name for path in folder.glob("*.tsv"))
+    for row, picture in questions.table(folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *others):
+        texts, true = list(options_of(row).values()), row.text("answer")
         letters = "ABCD"[: len(texts)]
-        if files.text(row, "answer", where=where) not in letters or not texts:
+        if true not in letters or not texts:
             raise ValueError(
-                f"{where}: answer {row['answer']!r} is none of its options {letters}; is this the test "
-                "split, without answers?"
+                f"{row.where}: answer {true!r} is none of its options {letters}; is this the test split, "
+                "without answers?"
             )
         for shift in range(len(texts)):
             options = dict(zip(letters, texts[shift:] + texts[:shift], strict=True))
-            answer = letters[(letters.index(row["answer"]) - shift) % len(letters)]
+            answer = letters[(letters.index(true) - shift) % len(letters)]
             index = int(row["index"]) + shift * ROTATION
             text = questions.ask(row["question"], options, hint=row.get("hint", "") or "")
             facts = {"index": index, "category": row.get("category", ""), **options, "answer": answer}
@@ -135,8 +120,6 @@ def right(item: Item, prediction: Prediction) -> float:
 
 SCORER = Scorer(
     score=score,
-    data="",
-    needs_data=False,
     sample_id=("index",),
     runner=Runner(
         items=items, record=recorded("prediction"), truth=in_records, running=("first passes right", right)

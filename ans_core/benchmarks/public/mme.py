@@ -12,13 +12,13 @@ they hold "no"; any other is wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, mean
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction
 
@@ -42,25 +42,19 @@ NAME = ("category", "image", "question")
 
 
 def score(inputs: Inputs) -> Scored:
-    records = (
-        _of_results(inputs.predictions) if inputs.predictions.is_dir() else files.records(inputs.predictions)
-    )
-    samples = [
-        _sample(record, f"{inputs.predictions}, record {number}")
-        for number, record in enumerate(records, start=1)
-    ]
-    by_id = files.by_id(samples, "id", where=str(inputs.predictions))
+    path = inputs.predictions
+    samples = [_sample(record) for record in (_of_results(path) if path.is_dir() else files.records(path))]
+    by_id = files.by_id(samples, "id", where=path)
     missing = 0
     if inputs.data is not None:
-        samples, missing = _checked(by_id, inputs.data, inputs.predictions)
+        samples, missing = _checked(by_id, inputs.data, path)
     pictures: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         pictures[sample["category"]][sample["image"]].append(sample["right"])
     for task, right in pictures.items():
         if uneven := [image for image, answers in right.items() if len(answers) != 2]:
             raise ValueError(
-                f"{inputs.predictions}, {task}: not two questions about {files.shown(uneven)}; accuracy+ "
-                "counts pairs"
+                f"{path}, {task}: not two questions about {files.shown(uneven)}; accuracy+ counts pairs"
             )
     metrics, ratios, notes = _scores(pictures)
     return Scored(
@@ -90,16 +84,13 @@ def _scores(
             task: [50.0 * sum(answers) + 100 * all(answers) for answers in pictures[task].values()]
             for task in tasks
         }
-        metrics[group] = sum(sum(values) / len(values) for values in points.values())
+        metrics[group] = sum(mean(values) for values in points.values())
         count = sum(map(len, points.values()))  # a mean over pictures, in which every task weighs the same
         ratios[group] = Ratio(
             numerators=[value * count / len(values) for values in points.values() for value in values]
         )
     for task, right in pictures.items():
-        accuracy, both = (
-            sum(map(sum, right.values())) / (2 * len(right)),
-            sum(map(all, right.values())) / len(right),
-        )
+        accuracy, both = mean(mean(answers) for answers in right.values()), mean(map(all, right.values()))
         metrics |= {
             f"accuracy/{task}": accuracy,
             f"accuracy_plus/{task}": both,
@@ -108,40 +99,37 @@ def _scores(
     return metrics, ratios, notes
 
 
-def _of_results(folder: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (where it stands, the line), without its end."""
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
+        yield f"{path}, line {number}", line
+
+
+def _of_results(folder: Path) -> list[files.Record]:
     records = []
     for path in sorted(folder.glob("*.txt")):
-        for number, line in enumerate(path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1):
+        for where, line in _lines(path):
             parts = line.split("\t")
             if len(parts) != 4:
                 raise ValueError(
-                    f"{path}, line {number}: {len(parts)} columns; it needs image, question, answer, reply, "
-                    "with tabs between"
+                    f"{where}: {len(parts)} columns; it needs image, question, answer, reply, with tabs between"
                 )
-            records.append(
-                dict(zip(("image", "question", "answer", "prediction"), parts, strict=True))
-                | {"category": path.stem}
-            )
+            keys = ("category", "image", "question", "answer", "prediction")
+            records.append(files.Record(dict(zip(keys, (path.stem, *parts), strict=True)), where))
     if not records:
         raise ValueError(f"{folder}: no <task>.txt with replies")
     return records
 
 
-def _sample(record: dict[str, Any], where: str) -> dict[str, Any]:
-    named = {key: files.text(record, key, where=where) for key in NAME}
-    truth = files.text(record, "answer", where=where)
+def _sample(record: files.Record) -> dict[str, Any]:
+    named = {key: record.text(key) for key in NAME}
+    truth, parsed = record.text("answer"), yes_or_no(record.text("prediction"))
     if not any(named["category"] in tasks for tasks in TASKS.values()):
-        raise ValueError(f"{where}: MME has no task {named['category']!r}")
+        raise ValueError(f"{record.where}: MME has no task {named['category']!r}")
     if truth.lower() not in ("yes", "no"):
-        raise ValueError(f"{where}: the answer is {truth!r}, not Yes or No")
-    parsed = yes_or_no(files.text(record, "prediction", where=where))
-    return {
-        "id": "/".join(named.values()),
-        **named,
-        "answer": truth,
-        "parsed": parsed,
-        "right": parsed == truth.lower(),
-    }
+        raise ValueError(f"{record.where}: the answer is {truth!r}, not Yes or No")
+    right = parsed == truth.lower()
+    return {"id": "/".join(named.values()), **named, "answer": truth, "parsed": parsed, "right": right}
 
 
 def yes_or_no(reply: str) -> str | None:
@@ -149,7 +137,9 @@ def yes_or_no(reply: str) -> str | None:
     return "yes" if "yes" in start else "no" if "no" in start else None
 
 
-def _checked(samples: dict[str, dict[str, Any]], data: Path, path: Path) -> tuple[list[dict[str, Any]], int]:
+def _checked(
+    samples: Mapping[str, dict[str, Any]], data: Path, path: Path
+) -> tuple[list[dict[str, Any]], int]:
     """The samples in the release's order, and how many are missing; those are wrong."""
     truth = {"/".join(facts[key] for key in NAME): facts for _, facts in questions(data)}
     missing = files.refuse_unknown(samples, truth, where=path, what="questions")
@@ -176,17 +166,13 @@ def questions(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
             picture = next((p for p in sorted(pictures.glob(f"{path.stem}.*")) if p.suffix != ".txt"), None)
             if picture is None:
                 raise ValueError(f"{path}: no picture {path.stem}.* in {pictures}")
-            for number, line in enumerate(
-                path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n"), start=1
-            ):
+            for where, line in _lines(path):
                 asked, _, answer = line.strip().rpartition("\t")
                 if not asked or answer.lower() not in ("yes", "no"):
-                    raise ValueError(f"{path}, line {number}: not a question, a tab, and Yes or No")
+                    raise ValueError(f"{where}: not a question, a tab, and Yes or No")
                 has_questions = True
-                yield (
-                    picture,
-                    {"category": task.name, "image": picture.name, "question": asked, "answer": answer},
-                )
+                facts = {"category": task.name, "image": picture.name, "question": asked, "answer": answer}
+                yield picture, facts
     if not has_questions:
         raise ValueError(f"{folder}: no <task>/<name>.txt with questions; give MME's release folder")
 
@@ -205,6 +191,6 @@ def right(item: Item, prediction: Prediction) -> float:
 SCORER = Scorer(
     score=score,
     data="MME's release folder",
-    needs_data=False,
+    data_optional=True,
     runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
 )

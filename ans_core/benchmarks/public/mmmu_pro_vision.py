@@ -10,43 +10,35 @@ Here it is wrong; `accuracy_stored` is what that run drew.
 
 from __future__ import annotations
 
-from pathlib import Path
+import string
 from typing import Any
 
-from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.mmmu_val import letter_of as mmmu_letter_of
+from ans_core.benchmarks.public import files, mmmu_val
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
-from ans_core.metrics.bootstrap import Ratio
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MARKS = (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} "))
+"""As MMMU's, but for a letter followed by a blank, or by a dot; the last one is taken as there."""
 
 
 def score(inputs: Inputs) -> Scored:
-    records = files.records(inputs.predictions)
-    files.by_id(records, "id", where=str(inputs.predictions))
-    letters = [letter_of(*_reply(record, inputs.predictions)) for record in records]
-    right = [
-        letter is not None and letter == record["answer"]
-        for letter, record in zip(letters, records, strict=True)
-    ]
-    metrics, ratio = accuracy((str(r["subject"]), ok) for r, ok in zip(records, right, strict=True))
-    metrics["unparsed"] = sum(letter is None for letter in letters)
+    records = files.by_id(files.records(inputs.predictions), "id", where=inputs.predictions)
+    samples: list[dict[str, Any]] = []
+    for name, record in records.items():
+        letter = letter_of(record.text("response"), _options(record))
+        right = letter == record.text("answer")
+        samples.append({"id": name, "parsed": letter, "right": right})
+    subjects = [record.text("subject") for record in records.values()]
+    metrics, ratio = accuracy((subject, s["right"]) for subject, s in zip(subjects, samples, strict=True))
+    metrics["unparsed"] = sum(s["parsed"] is None for s in samples)
     ratios = {"accuracy": ratio}
-    if all("if_right" in record for record in records):
-        stored = [
-            float(files.verdict(record, "if_right", where=f"{inputs.predictions}, {record['id']}"))
-            for record in records
-        ]
-        metrics |= {"accuracy_stored": sum(stored) / len(stored), "correct_stored": int(sum(stored))}
-        ratios["accuracy_stored"] = Ratio(numerators=stored)
+    if all("if_right" in record for record in records.values()):
+        stored, ratios["accuracy_stored"] = accuracy(("", r.verdict("if_right")) for r in records.values())
+        metrics |= {f"{key}_stored": stored[key] for key in ("accuracy", "correct")}
     return Scored(
         metrics=metrics,
         published={key: percent(metrics[key], 2) for key in ratios},
         ratios=ratios,
-        samples=[
-            {"id": r["id"], "parsed": p, "right": ok}
-            for r, p, ok in zip(records, letters, right, strict=True)
-        ],
+        samples=samples,
         notes=[
             "accuracy counts replies without a letter as wrong; accuracy_stored holds the official script's "
             "random letters for them"
@@ -54,33 +46,18 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _reply(record: dict[str, Any], path: Path) -> tuple[str, list[str]]:
-    where = f"{path}, {record['id']}"
-    for key in ("subject", "answer"):
-        files.text(record, key, where=where)
-    options = files.value(record, "options", where=where)
-    listed = (
-        [str(option) for option in options]
-        if isinstance(options, list)
-        else files.literal(record, "options", where=where)
-    )
-    return files.text(record, "response", where=where), listed
+def _options(record: files.Record) -> list[str]:
+    options = record.value("options")
+    return [str(one) for one in options] if isinstance(options, list) else record.literal("options")
 
 
 def letter_of(reply: str, options: list[str]) -> str | None:
-    """Behind the last "Answer:" the only option letter there is; else as MMMU, but for a letter followed by a
-    blank, or by a dot."""
-    letters = LETTERS[: len(options)]
+    """Behind the last "Answer:" the only option letter there is; else as MMMU, by MARKS."""
+    letters = string.ascii_uppercase[: len(options)]
     behind = reply.rsplit("Answer:", 1)[1].strip() if "Answer:" in reply else ""
     if len(named := [letter for letter in letters if letter in behind]) == 1:
         return named[0]
-    for sign in (",", ".", "!", "?", ";", ":", "'"):
-        reply = reply.strip(sign)
-    padded = f" {reply} "
-    for pattern, tie_break in (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} ")):
-        if matches := [letter for letter in letters if pattern.format(letter) in padded]:
-            return max(matches, key=lambda letter: padded.rfind(tie_break.format(letter)))
-    return mmmu_letter_of(reply, letters, dict(zip(letters, options, strict=True)))
+    return mmmu_val.letter_of(reply, letters, dict(zip(letters, options, strict=True)), MARKS)
 
 
-SCORER = Scorer(score=score, data="", needs_data=False)
+SCORER = Scorer(score=score)

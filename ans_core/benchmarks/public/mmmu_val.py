@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import re
 import string
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, pictures_item, recorded
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
-from ans_core.metrics.bootstrap import Ratio
 from ans_core.pictures import rle
 from ans_core.types import Prediction
 
@@ -48,89 +48,70 @@ _NUMBERS = (
     r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])",
 )
 """With thousands commas, scientific, plain."""
+MARKS = (("({})", "({})"), (" {} ", " {} "))
+"""A letter as (A), else as a word A."""
+TRUTH = "answer_dict_val.json"
+CHOICE = "multiple-choice"
+"""`question_type` of questions with options; others are open."""
 PICTURES = tuple(f"image_{number}" for number in range(1, 8))
 """Columns; a question without a picture in the first is at fault."""
 
 
 def score(inputs: Inputs) -> Scored:
-    loaded = files.load(inputs.predictions)
-    if isinstance(loaded, list) and loaded:
-        loaded = _by_subject(loaded, str(inputs.predictions))
-    if not isinstance(loaded, dict) or not loaded:
-        raise ValueError(f"{inputs.predictions}: expected {{subject: records}} or {{id: answer}}")
-    if not isinstance(next(iter(loaded.values())), list):
-        return _parsed(loaded, inputs)
+    path = inputs.predictions
+    loaded = files.load(path)
+    groups = _by_subject(path) if isinstance(loaded, list) else loaded
+    if not isinstance(groups, dict) or not groups:
+        raise ValueError(f"{path}: expected {{subject: records}} or {{id: answer}}")
+    if not isinstance(next(iter(groups.values())), list):
+        return _parsed(groups, inputs)
     rng = random.Random(42)
     samples: list[dict[str, Any]] = []
-    for subject, records in loaded.items():
+    for subject, records in groups.items():
         if not isinstance(records, list):
-            raise ValueError(
-                f"{inputs.predictions}: {subject} holds {rle.short(records)}, not a list of records"
-            )
-        files.by_id(records, "id", where=f"{inputs.predictions}, {subject}")
-        samples += [
-            _judged(record, subject, rng, f"{inputs.predictions}, {record['id']}") for record in records
-        ]
+            raise ValueError(f"{path}: {subject} holds {rle.short(records)}, not a list of records")
+        by_id = files.by_id(records, "id", where=f"{path}, {subject}")
+        samples += [_judged(name, record, subject, rng) for name, record in by_id.items()]
     if not samples:
-        raise ValueError(f"{inputs.predictions}: no records")
-    missing = _check_truth(samples, inputs)
-    return _scored(samples, missing)
+        raise ValueError(f"{path}: no records")
+    return _scored(samples, _check_truth(samples, inputs))
 
 
-def _by_subject(records: list[dict[str, Any]], where: str) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault(files.text(record, "subject", where=where), []).append(record)
-    return groups
+def _by_subject(path: Path) -> dict[str, list[files.Record]]:
+    groups: dict[str, list[files.Record]] = defaultdict(list)
+    for record in files.records(path):
+        groups[record.text("subject")].append(record)
+    return dict(groups)
 
 
-def _judged(record: dict[str, Any], subject: str, rng: random.Random, where: str) -> dict[str, Any]:
-    reply = files.text(record, "response", where=where)
-    name, kind, truth = (
-        str(record["id"]),
-        files.text(record, "question_type", where=where),
-        _answer(record, "answer", where),
-    )
-    if kind != "multiple-choice":
+def _judged(name: str, record: files.Record, subject: str, rng: random.Random) -> dict[str, Any]:
+    reply, truth = record.text("response"), _answer(record, "answer")
+    sample = {"id": name, "subject": subject, "truth": truth}
+    if record.text("question_type") != CHOICE:
         right = open_right(truth, reply)
-        return {
-            "id": name,
-            "subject": subject,
-            "parsed": None,
-            "truth": truth,
-            "right": right,
-            "right_with_guess": right,
-            "open": True,
-        }
-    letters, texts = (
-        files.listed(record, "all_choices", where=where, of=str),
-        files.value(record, "index2ans", where=where),
-    )
-    if not letters or not all(
-        isinstance(files.value(texts, one, where=f"{where}, index2ans"), str) for one in letters
-    ):
-        raise ValueError(f"{where}: index2ans has no text for each of all_choices {letters}")
-    letter = letter_of(reply, letters, texts)
+        return sample | {"parsed": None, "right": right, "right_with_guess": right, "open": True}
+    letters, texts = record.listed("all_choices", str), record.record("index2ans")
+    if not letters:
+        raise ValueError(f"{record.where}: 'all_choices' is empty, of a {CHOICE} question")
+    letter = letter_of(reply, letters, {one: texts.text(one) for one in letters})
     guess = rng.choice(letters) if letter is None else letter
     verdicts = {"right": letter == truth, "right_with_guess": guess == truth, "open": False}
-    return {"id": name, "subject": subject, "parsed": letter, "truth": truth, **verdicts}
+    return sample | {"parsed": letter, **verdicts}
 
 
-def _answer(record: Mapping[str, Any], key: str, where: str) -> str | list[str]:
-    answer: str | list[str] = files.value(record, key, where=where)
+def _answer(record: files.Record, key: str) -> str | list[str]:
+    answer: str | list[str] = record.value(key)
     if not all(isinstance(text, str) for text in (answer if isinstance(answer, list) else [answer])):
-        raise ValueError(f"{where}: {key!r} is {rle.short(answer)}, neither text nor a list of texts")
+        raise ValueError(f"{record.where}: {key!r} is {rle.short(answer)}, neither text nor a list of texts")
     return answer
 
 
-def _official(path: Path) -> dict[str, dict[str, Any]]:
+def _official(data: Path) -> dict[str, files.Record]:
     """Return {id: its question_type and ground_truth}."""
-    truth = files.load(path)
-    if not isinstance(truth, dict) or not truth:
-        raise ValueError(f"{path}: expected {{id: question_type and ground_truth}}")
-    for name, entry in truth.items():
-        files.text(entry, "question_type", where=f"{path}, {name}")
-        _answer(entry, "ground_truth", f"{path}, {name}")
+    truth = files.records_by_name(files.named(data, TRUTH), "{id: question_type and ground_truth}")
+    for entry in truth.values():
+        entry.text("question_type")
+        _answer(entry, "ground_truth")
     return truth
 
 
@@ -138,8 +119,7 @@ def _check_truth(samples: list[dict[str, Any]], inputs: Inputs) -> int:
     """That the file's answers are the official ones; returns how many questions it lacks."""
     if inputs.data is None:
         return 0
-    path = files.named(inputs.data, "answer_dict_val.json")
-    truth = _official(path)
+    truth = _official(inputs.data)
     missing = files.refuse_unknown(
         [s["id"] for s in samples], truth, where=inputs.predictions, what="questions"
     )
@@ -147,7 +127,7 @@ def _check_truth(samples: list[dict[str, Any]], inputs: Inputs) -> int:
         if sample["truth"] != truth[sample["id"]]["ground_truth"]:
             raise ValueError(
                 f"{inputs.predictions}, {sample['id']}: answer {sample['truth']!r} is not the official one "
-                f"in {path.name}"
+                f"in {TRUTH}"
             )
     samples += [_wrong(name, truth[name]) for name in missing]
     return len(missing)
@@ -155,24 +135,21 @@ def _check_truth(samples: list[dict[str, Any]], inputs: Inputs) -> int:
 
 def _parsed(answers: Mapping[str, Any], inputs: Inputs) -> Scored:
     if inputs.data is None:
-        raise ValueError(
-            f"{inputs.predictions} holds final answers only: --data answer_dict_val.json has the truth"
-        )
-    truth = _official(files.named(inputs.data, "answer_dict_val.json"))
+        raise ValueError(f"{inputs.predictions} holds final answers only: --data {TRUTH} has the truth")
+    truth = _official(inputs.data)
     missing = files.refuse_unknown(answers, truth, where=inputs.predictions, what="questions")
     samples = []
     for name, entry in truth.items():
-        if name in missing:
-            samples.append(_wrong(name, entry))
-            continue
-        answer, real = answers[name], entry["ground_truth"]
-        multiple = entry["question_type"] == "multiple-choice"
-        right = (
-            answer == real
-            if multiple
-            else _open_match(real, _candidates(answer, f"{inputs.predictions}, {name}"))
-        )
-        samples.append(_wrong(name, entry) | {"parsed": answer, "right": right, "right_with_guess": right})
+        sample = _wrong(name, entry)
+        if name in answers:
+            answer, real = answers[name], entry["ground_truth"]
+            right = (
+                _open_match(real, _candidates(answer, f"{inputs.predictions}, {name}"))
+                if sample["open"]
+                else answer == real
+            )
+            sample |= {"parsed": answer, "right": right, "right_with_guess": right}
+        samples.append(sample)
     return _scored(samples, len(missing))
 
 
@@ -188,11 +165,7 @@ def _candidates(answer: Any, where: str) -> list[str | float]:
 
 def _wrong(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     subject = name.removeprefix("validation_").rsplit("_", 1)[0]
-    verdicts = {
-        "right": False,
-        "right_with_guess": False,
-        "open": entry["question_type"] != "multiple-choice",
-    }
+    verdicts = {"right": False, "right_with_guess": False, "open": entry["question_type"] != CHOICE}
     return {"id": name, "subject": subject, "parsed": "", "truth": entry["ground_truth"], **verdicts}
 
 
@@ -200,8 +173,7 @@ def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
     metrics, ratio = accuracy((s["subject"], s["right"]) for s in samples)
     by_domain, _ = accuracy((f"domain/{_DOMAIN_OF.get(s['subject'], 'other')}", s["right"]) for s in samples)
     metrics |= {key: value for key, value in by_domain.items() if "/domain/" in key}
-    guessed = [s["right_with_guess"] for s in samples]
-    with_guesses, _ = accuracy((s["subject"], s["right_with_guess"]) for s in samples)
+    with_guesses, guessed = accuracy((s["subject"], s["right_with_guess"]) for s in samples)
     metrics |= {key.replace("accuracy", "accuracy_with_guesses").replace("correct", "correct_with_guesses"): value
                 for key, value in with_guesses.items() if not key.startswith("count")}  # fmt: skip
     metrics["unparsed"] = sum(s["parsed"] is None and not s["open"] for s in samples)
@@ -211,7 +183,7 @@ def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
             "accuracy_with_guesses": f"{metrics['accuracy_with_guesses']:.3f}",
             "accuracy": percent(metrics["accuracy"], 2),
         },
-        ratios={"accuracy": ratio, "accuracy_with_guesses": Ratio(numerators=[float(g) for g in guessed])},
+        ratios={"accuracy": ratio, "accuracy_with_guesses": guessed},
         samples=samples,
         missing=missing,
         notes=[
@@ -221,19 +193,22 @@ def _scored(samples: list[dict[str, Any]], missing: int) -> Scored:
     )
 
 
-def letter_of(reply: str, letters: Sequence[str], texts: Mapping[str, str]) -> str | None:
-    """The option a reply names: as (A), else as a word A, else by its text; of several the one named last;
-    None: none."""
+def letter_of(
+    reply: str, letters: Sequence[str], texts: Mapping[str, str], marks: Sequence[tuple[str, str]] = MARKS
+) -> str | None:
+    """The option a reply names: by the first of `marks` that it holds, else by its text; of several the one
+    named last; None: none. marks: pairs of how a letter is named, and what decides which came last."""
     for sign in (",", ".", "!", "?", ";", ":", "'"):
         reply = reply.strip(sign)
     padded = f" {reply} "
-    for pattern in ("({})", " {} "):
-        if matches := [letter for letter in letters if pattern.format(letter) in padded]:
-            return max(matches, key=lambda letter: padded.rfind(pattern.format(letter)))
+    for mark, last in marks:
+        if named := [letter for letter in letters if mark.format(letter) in padded]:
+            return max(named, key=lambda letter: padded.rfind(last.format(letter)))
     if len(padded.split()) <= 5:
         return None
-    named = [letter for letter in letters if texts[letter].lower() in padded.lower()]
-    return max(named, key=lambda letter: padded.lower().rfind(texts[letter].lower())) if named else None
+    lowered = padded.lower()
+    named = [letter for letter in letters if texts[letter].lower() in lowered]
+    return max(named, key=lambda letter: lowered.rfind(texts[letter].lower()), default=None)
 
 
 def open_right(truth: str | list[str], reply: str) -> bool:
@@ -285,44 +260,47 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     once, also where the text names it twice."""
     import pyarrow.parquet as parquet
 
-    subjects = [path for path in sorted(folder.iterdir()) if any(path.glob(f"{split}-*.parquet"))]
-    if not subjects:
+    paths = sorted(folder.glob(f"*/{split}-*.parquet"))
+    if not paths:
         raise ValueError(f"{folder}: no <subject>/{split}-*.parquet; give the folder of MMMU's release")
-    for subject in subjects:
-        for path in sorted(subject.glob(f"{split}-*.parquet")):
-            for batch in parquet.ParquetFile(path).iter_batches(batch_size=8):
-                yield from (_item(row, subject.name, f"{path}, {row.get('id')}") for row in batch.to_pylist())
+    for path in paths:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=8):
+            for row in batch.to_pylist():
+                yield _item(files.Record(row, f"{path}, {row.get('id')}"), path.parent.name)
 
 
-def _item(row: dict[str, Any], subject: str, where: str) -> Item:
-    texts = files.literal(row, "options", where=where) if files.text(row, "options", where=where) else []
-    options = dict(zip(string.ascii_uppercase, texts, strict=False))
-    name = files.id_of(row, "id", where=where)
-    kind, answer = (files.text(row, key, where=where) for key in ("question_type", "answer"))
-    if kind == "multiple-choice" and not options:
-        raise ValueError(f"{where}: a multiple-choice question without options")
-    truth = files.literal(row, "answer", where=where) if answer.startswith("[") else answer
-    asked = files.text(row, "question", where=where)
+def _item(row: files.Record, subject: str) -> Item:
+    name, kind, answer = row.id_of("id"), row.text("question_type"), row.text("answer")
+    facts: dict[str, Any] = {
+        "id": name,
+        "subject": subject,
+        "question_type": kind,
+        "answer": row.literal("answer") if answer.startswith("[") else answer,
+    }
+    options: dict[str, str] = {}
+    if kind == CHOICE:
+        texts = row.literal("options") if row.text("options") else []
+        if not texts:
+            raise ValueError(f"{row.where}: a {CHOICE} question without options")
+        options = dict(zip(string.ascii_uppercase, texts, strict=False))
+        facts |= {"all_choices": list(options), "index2ans": options}
+    asked = row.text("question")
     columns = [name for name in PICTURES if name == PICTURES[0] or row.get(name) is not None]
-    pictures = tuple(_picture(row, column, where) for column in columns)
-    shown = dict(options) if kind == "multiple-choice" else {}
+    pictures = tuple(_picture(row.record(column)) for column in columns)
     if len(columns) == 1:
         asked = re.sub(r"\s*<image \d>\s*", " ", asked)
     else:
         places = {column: place for place, column in enumerate(columns, start=1)}
-        asked = _named(asked, places, where)
-        shown = {letter: _named(text, places, where) for letter, text in shown.items()}
-    facts: dict[str, Any] = {"id": name, "subject": subject, "question_type": kind, "answer": truth}
-    if kind == "multiple-choice":
-        facts |= {"all_choices": list(options), "index2ans": options}
-    text = questions.ask(asked.strip(), shown, pictures=len(pictures))
-    return pictures_item(name, pictures, text, answer=str(truth), facts=facts)
+        asked = _named(asked, places, row.where)
+        options = {letter: _named(text, places, row.where) for letter, text in options.items()}
+    text = questions.ask(asked.strip(), options, pictures=len(pictures))
+    return pictures_item(name, pictures, text, answer=str(facts["answer"]), facts=facts)
 
 
-def _picture(row: dict[str, Any], column: str, where: str) -> bytes:
-    picture = files.value(files.value(row, column, where=where), "bytes", where=f"{where}, {column}")
+def _picture(column: files.Record) -> bytes:
+    picture = column.value("bytes")
     if not isinstance(picture, bytes):
-        raise ValueError(f"{where}: {column} holds {rle.short(picture)}, not the bytes of a picture")
+        raise ValueError(f"{column.where} holds {rle.short(picture)}, not the bytes of a picture")
     return picture
 
 
@@ -335,15 +313,15 @@ def _named(text: str, places: Mapping[str, int], where: str) -> str:
 
 def right(item: Item, prediction: Prediction) -> float:
     facts = item.facts
-    if facts["question_type"] == "multiple-choice":
+    if facts["question_type"] == CHOICE:
         return float(letter_of(prediction.text, facts["all_choices"], facts["index2ans"]) == facts["answer"])
     return float(open_right(facts["answer"], prediction.text))
 
 
 SCORER = Scorer(
     score=score,
-    data="answer_dict_val.json, or its folder",
-    needs_data=False,
+    data=f"{TRUTH}, or its folder",
+    data_optional=True,
     runner=Runner(
         items=items,
         record=recorded("response"),

@@ -30,16 +30,17 @@ def ask(question: str, options: Mapping[str, str], *, hint: str = "", pictures: 
     return prompts.picture_marks(pictures) + "\n".join(lines)
 
 
-def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:
+def table(folder: Path, *names: str) -> Iterator[tuple[files.Record, bytes]]:
     """Yield (row, its picture) of the table; one picture is in memory at a time, and those that several rows
     name."""
     path = files.named(folder, *names)
     named = {row["image"] for row in _rows(path) if len(row["image"]) <= REFERENCE}
     shared: dict[str, str] = {}
     for number, row in enumerate(_rows(path), start=2):
-        coded = shared.get(row["image"], row["image"])
-        if row["index"] in named:
-            shared[row["index"]] = coded
+        image, index = row.pop("image"), row["index"]
+        coded = shared.get(image, image)
+        if index in named:
+            shared[index] = coded
         try:
             picture = base64.b64decode(coded, validate=True)
         except ValueError:
@@ -49,7 +50,7 @@ def table(folder: Path, *names: str) -> Iterator[tuple[dict[str, str], bytes]]:
                 f"{path}, line {number}: `image` is neither a picture in base64 nor the index of an earlier "
                 "row"
             )
-        yield {key: value for key, value in row.items() if key != "image"}, picture
+        yield files.Record(row, f"{path}, question {index}"), picture
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

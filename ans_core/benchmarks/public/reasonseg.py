@@ -82,27 +82,19 @@ def _truth(data: Path, split: str) -> dict[str, Truth]:
     masks = (
         {path.stem: truth_of(path)[1] for path in _questions(data, split)}
         if data.is_dir()
-        else dict(_recorded(data))
+        else dict(map(_recorded, files.stream(data)))
     )
     if not masks:
         raise ValueError(f"{data}: no true masks")
     return masks
 
 
-def _recorded(path: Path) -> Iterator[tuple[str, Truth]]:
-    masks = dict(expressions.truth_of_file(path))
-    for number, record in enumerate(files.records(path)):
-        where, name = f"{path}, record {number}", expressions.name_of(record, f"{path}, record {number}")
-        height, width = masks[name]["size"]
-        ignored, sentence = record.get("ignore"), record.get("is_sentence")
-        if sentence is not None and not isinstance(sentence, bool):
-            raise ValueError(f"{where}: is_sentence is {rle.short(sentence)}, not true or false")
-        region = (
-            None
-            if ignored is None
-            else files.mask(ignored, height=height, width=width, where=f"{where}, ignore")
-        )
-        yield name, Truth(mask=masks[name], ignored=region, sentence=sentence)
+def _recorded(record: files.Record) -> tuple[str, Truth]:
+    mask, sentence = expressions.true_mask(record), record.get("is_sentence")
+    if sentence is not None and not isinstance(sentence, bool):
+        raise ValueError(f"{record.where}: is_sentence is {rle.short(sentence)}, not true or false")
+    ignored = None if record.get("ignore") is None else record.mask("ignore", mask["size"])
+    return expressions.name_of(record), Truth(mask=mask, ignored=ignored, sentence=sentence)
 
 
 def _questions(folder: Path, split: str) -> list[Path]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ans_core.benchmarks.public import captions, files
 from ans_core.benchmarks.public.asked import Item
@@ -22,24 +21,24 @@ QUESTION = "<image>\nPlease give me a short description of the region in the pic
 
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, FILE)
-    truth = files.load(path)
+    truth = files.Record(files.load(path), str(path))
     pictures = files.pictures(path.parent, "images", "train2014", "../images/coco2014/train2014", "../images")
-    masks: dict[Any, Any] = {a["image_id"]: a for a in files.value(truth, "annotations", where=str(path))}
+    masks = {annotation["image_id"]: annotation for annotation in truth.records("annotations")}
     # the file has a picture entry for every object in it
-    shown: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for image in files.value(truth, "images", where=str(path)):
-        shown[files.text(image, "file_name", where=str(path))].append(image)
+    shown: dict[str, list[files.Record]] = defaultdict(list)
+    for image in truth.records("images"):
+        shown[image.text("file_name")].append(image)
     for name, entries in shown.items():
         for image in entries:
-            where = f"{path}, image {image['id']}"
             if image["id"] not in masks:
-                raise ValueError(f"{where}: no annotation has its mask")
-            region = files.mask(
-                masks[image["id"]]["segmentation"], height=image["height"], width=image["width"], where=where
-            )
-            caption = files.text(image, "caption", where=where)
+                raise ValueError(f"{path}, image {image['id']}: no annotation has its mask")
+            region = masks[image["id"]].mask("segmentation", (image["height"], image["width"]))
             yield captions.region_item(
-                str(image["id"]), pictures / Path(name).name, region, question=QUESTION, caption=caption
+                str(image["id"]),
+                pictures / Path(name).name,
+                region,
+                question=QUESTION,
+                caption=image.text("caption"),
             )
 
 

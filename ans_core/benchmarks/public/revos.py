@@ -9,7 +9,6 @@ Expressions of type 2 (no such object) are left out, as in the public scorer. It
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -26,18 +25,12 @@ TYPES = {0: "referring", 1: "reasoning"}
 def score(inputs: Inputs) -> Scored:
     assert inputs.data is not None
     path = files.named(inputs.data, "mask_dict_foreground.json")
-    foreground = files.load(path)
+    foreground = files.Record(files.load(path), str(path))
     groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
     for clip in video.clips(inputs):
-        kind = files.value(clip.record, "type_id", where=clip.name)
+        kind = clip.record.value("type_id")
         if isinstance(kind, int) and kind in TYPES:
-            where = f"{path}, {clip.video}"
-            masks = files.listed(
-                files.value(foreground, clip.video, where=str(path)), "masks_rle", where=where
-            )
-            if len(masks) != len(clip.truth):
-                raise ValueError(f"{where}: {len(masks)} masks for {len(clip.truth)} frames")
-            groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, masks)))
+            groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, foreground)))
     if empty := [name for name, of_type in groups.items() if not of_type]:
         raise ValueError(
             f"{inputs.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
@@ -95,23 +88,19 @@ def _with_both(means: dict[str, float]) -> dict[str, float]:
     return {"J&F": (means["J"] + means["F"]) / 2, **means}
 
 
-def accuracy_and_robustness(clip: video.Clip, foreground: list[Any]) -> tuple[float, float]:
+def accuracy_and_robustness(clip: video.Clip, foreground: files.Record) -> tuple[float, float]:
     """A: share of pixels that agree. R: 1 - predicted pixels outside the truth / pixels of any object, not
     below 0. Means over frames."""
     if clip.prediction is None:
         return 0.0, 0.0
+    height, width = clip.truth[0]["size"]
+    objects = foreground.record(clip.video).masklet("masks_rle", range(len(clip.truth)), (height, width))
     accuracies, robust = [], []
-    for predicted, real, around in zip(clip.prediction, clip.truth, foreground, strict=True):
-        height, width = real["size"]
+    for predicted, real, around in zip(clip.prediction, clip.truth, objects, strict=True):
         pixels = counts(predicted, real)
         accuracies.append(1 - (pixels.union - pixels.intersection) / (height * width))
         outside = rle.area(predicted) - pixels.intersection
-        foreground_area = (
-            0
-            if around is None
-            else rle.area(files.mask(around, height=height, width=width, where=f"{clip.name}, foreground"))
-        )
-        robust.append(max(1 - outside / (foreground_area + 1e-6), 0.0))
+        robust.append(max(1 - outside / (rle.area(around) + 1e-6), 0.0))
     return float(np.mean(accuracies)), float(np.mean(robust))
 
 

@@ -7,10 +7,11 @@ the truth file ("videos", "annotations", "video_np_pairs"). TETA is not computed
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.metrics.hota import Frame, Tracks, hota, tracks
 from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.masklets import Group, average_precision, masklet_ious, phrase_figures
@@ -23,20 +24,23 @@ Pair = tuple[Any, Any]
 def score(inputs: Inputs) -> Scored:
     assert inputs.data is not None
     path = files.named(inputs.data, "gt.json")
-    truth = files.load(path)
-    videos, phrases = _videos_and_phrases(truth, str(path))
+    truth = files.Record(files.load(path), str(path))
+    videos = {video.number("id"): video for video in truth.records("videos")}
+    for video in videos.values():
+        for key in ("length", "height", "width"):
+            video.number(key)
+    phrases = {_pair(pair): pair.text("noun_phrase") for pair in truth.records("video_np_pairs")}
     true: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
-    for number, record in enumerate(files.listed(truth, "annotations", where=str(path))):
-        true[_pair(record, where := f"{path}, annotation {number}")].append(_masklet(record, videos, where))
+    for record in truth.records("annotations"):
+        true[_pair(record)].append(_masklet(record, videos))
     predicted: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
     scores: dict[Pair, list[float]] = defaultdict(list)
-    for number, record in enumerate(files.records(inputs.predictions)):
-        where = f"{inputs.predictions}, record {number}"
-        pair = _pair(record, where)
+    for record in files.records(inputs.predictions):
+        pair = _pair(record)
         if pair not in phrases:
-            raise ValueError(f"{where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
-        predicted[pair].append(_masklet(record, videos, where))
-        scores[pair].append(float(files.number(record, "score", where=where)))
+            raise ValueError(f"{record.where}: the truth asks for no phrase {pair[1]} in video {pair[0]}")
+        predicted[pair].append(_masklet(record, videos))
+        scores[pair].append(float(record.number("score")))
     groups = {
         pair: Group(scores=scores[pair], ious=masklet_ious(predicted[pair], true[pair])) for pair in phrases
     }
@@ -55,7 +59,7 @@ def score(inputs: Inputs) -> Scored:
             "true_masklets": sum(map(len, true.values())),
             "masklets": sum(map(len, predicted.values())),
         },
-        published={key: f"{100 * metrics[key]:.1f}" for key in ("mask_mAP", "phrase_AP", "cgF1", "HOTA")},
+        published={key: percent(metrics[key]) for key in ("mask_mAP", "phrase_AP", "cgF1", "HOTA")},
         samples=[_sample(pair, phrases[pair], group) for pair, group in groups.items()],
         notes=[
             "HOTA takes masklets that score above .5, pooled over phrases",
@@ -64,22 +68,8 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _videos_and_phrases(truth: Any, where: str) -> tuple[dict[Any, dict[str, Any]], dict[Pair, str]]:
-    """(the videos by id, the phrase of each pair)"""
-    videos = {}
-    for number, video in enumerate(files.listed(truth, "videos", where=where)):
-        for key in ("id", "length", "height", "width"):
-            files.number(video, key, where=f"{where}, video {number}")
-        videos[video["id"]] = video
-    phrases = {}
-    for number, pair in enumerate(files.listed(truth, "video_np_pairs", where=where)):
-        here = f"{where}, video_np_pairs {number}"
-        phrases[_pair(pair, here)] = files.text(pair, "noun_phrase", where=here)
-    return videos, phrases
-
-
-def _pair(record: Any, where: str) -> Pair:
-    return files.number(record, "video_id", where=where), files.number(record, "category_id", where=where)
+def _pair(record: files.Record) -> Pair:
+    return record.number("video_id"), record.number("category_id")
 
 
 def _tracks(predicted: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:
@@ -97,19 +87,13 @@ def _tracks(predicted: list[list[RLE | None]], true: list[list[RLE | None]]) -> 
     return tracks(frames)
 
 
-def _masklet(record: dict[str, Any], videos: dict[Any, dict[str, Any]], where: str) -> list[RLE | None]:
+def _masklet(record: files.Record, videos: Mapping[Any, files.Record]) -> list[RLE | None]:
     video = videos.get(record["video_id"])
     if video is None:
-        raise ValueError(f"{where}: no video {record['video_id']} in the truth")
-    listed = files.listed(record, "segmentations", where=where)
-    if len(listed) != video["length"]:
-        raise ValueError(f"{where}: {len(listed)} masks, the video has {video['length']} frames")
-    return [
-        None
-        if m is None
-        else files.mask(m, height=video["height"], width=video["width"], where=f"{where}, frame {t}")
-        for t, m in enumerate(listed)
-    ]
+        raise ValueError(f"{record.where}: no video {record['video_id']} in the truth")
+    size = int(video["height"]), int(video["width"])
+    masks = record.masklet("segmentations", range(int(video["length"])), size)
+    return [None if coded is None else m for coded, m in zip(record["segmentations"], masks, strict=True)]
 
 
 def _sample(pair: Pair, phrase: str, group: Group) -> dict[str, Any]:

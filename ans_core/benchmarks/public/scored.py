@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -75,28 +77,41 @@ class Judge(Protocol):
 class Judging:
     """How a judge is asked about predictions."""
 
-    needed: Callable[[Inputs], bool]
-    """Without a judge these files can't be scored."""
-    ask: Callable[[Inputs, Judge, Path], Inputs]
-    """Write the judge's replies to the file, and return what is then scored. The file names the judge, and
-    gives the same figures again."""
-    suffix: str
+    replies: Callable[[Inputs, Judge], Any]
+    """Ask the judge and return the JSON value that is then scored, of `.jsonl` a list of its lines. It names
+    the judge, and gives the same figures again."""
     replay: str
     """How somebody gives recorded replies instead."""
+    needed: Callable[[Inputs], bool] = lambda inputs: inputs.replay is None
+    """Without a judge these files can't be scored."""
+    suffix: Literal[".json", ".jsonl"] = ".json"
+    into: Literal["replay", "predictions"] = "replay"
+    """The input that the replies are."""
+
+    def ask(self, inputs: Inputs, judge: Judge, out: Path) -> Inputs:
+        """Write the judge's replies to `out` and return what is then scored."""
+        replies = self.replies(inputs, judge)
+        lines = map(json.dumps, replies) if self.suffix == ".jsonl" else [json.dumps(replies, indent=1)]
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return replace(inputs, replay=out) if self.into == "replay" else replace(inputs, predictions=out)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
     score: Callable[[Inputs], Scored]
-    data: str
+    data: str = ""
     """What --data holds; "" = it takes none."""
-    needs_data: bool = True
+    data_optional: bool = False
     options: frozenset[Option] = frozenset()
     sample_id: tuple[str, ...] = ("id",)
     """Keys of a record of `Scored.samples` that name the sample."""
     runner: Runner | None = None
     """None: it scores files alone."""
     judging: Judging | None = None
+
+    @property
+    def needs_data(self) -> bool:
+        return bool(self.data) and not self.data_optional
 
     def table(self, scored: Scored) -> Iterator[dict[str, Any]]:
         """Yield the samples' records with `sample`, their name, and `terms` {metric: [numerator,
@@ -112,22 +127,29 @@ class Scorer:
 
 
 def scores_of(table: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return each sample's value of the main metric: the first one that is a mean over samples."""
-    metric = main_metric(table)
-    return (
-        {}
-        if metric is None
-        else {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
-    )
+    """Return each sample's value of the main metric: the first one that is a mean over samples, else the first
+    to which every sample contributes a value of its own."""
+    metrics = list(table[0].get("terms", {})) if table else []
+    means = [name for name in metrics if all(row["terms"][name][1] == 1 for row in table)]
+    shares = [name for name in metrics if all(row["terms"][name][1] > 0 for row in table)]
+    metric = next(iter([*means, *shares]), None)
+    if metric is None:
+        return {}
+    return {row["sample"]: row["terms"][metric][0] / row["terms"][metric][1] for row in table}
 
 
-def main_metric(table: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the first metric to which every sample contributes a value of its own."""
-    terms: Mapping[str, Any] = table[0].get("terms", {}) if table else {}
-    means = [name for name in terms if all(row["terms"][name][1] == 1 for row in table)]
-    return next(
-        iter(means or [name for name in terms if all(row["terms"][name][1] > 0 for row in table)]), None
-    )
+def mean(numbers: Iterable[float]) -> float:
+    listed = list(numbers)
+    return sum(listed) / len(listed)
+
+
+def means_by_kind(samples: Iterable[tuple[Iterable[str], float]], name: str) -> dict[str, float]:
+    """(kinds, value) of every sample -> `name/<kind>`, the mean of the samples of each kind."""
+    of_kind: dict[str, list[float]] = defaultdict(list)
+    for kinds, value in samples:
+        for kind in set(kinds):
+            of_kind[kind].append(value)
+    return {f"{name}/{kind}": mean(values) for kind, values in sorted(of_kind.items())}
 
 
 def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio]:
@@ -141,11 +163,16 @@ def accuracy(right: Iterable[tuple[str, bool]]) -> tuple[dict[str, float], Ratio
     metrics: dict[str, float] = {}
     for name, answers in groups.items():
         metrics |= {
-            f"accuracy{name}": sum(answers) / len(answers),
+            f"accuracy{name}": mean(answers),
             f"correct{name}": sum(answers),
             f"count{name}": len(answers),
         }
     return metrics, Ratio(numerators=[float(answer) for answer in groups[""]])
+
+
+def accuracies(figures: Mapping[str, float], digits: int) -> dict[str, str]:
+    """Return the accuracies among the figures as a benchmark prints them."""
+    return {key: percent(value, digits) for key, value in figures.items() if key.startswith("accuracy")}
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item
 from ans_core.benchmarks.public.mmbench import letter_of
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracies, accuracy, mean, percent
 from ans_core.types import Prediction
 
 LETTERS = "ABCD"
@@ -25,36 +25,28 @@ SINGLE = ("image", "single image")
 
 
 def score(inputs: Inputs) -> Scored:
-    records = files.records(inputs.predictions)
-    parts = []
-    for number, record in enumerate(records):
-        where = f"{inputs.predictions}, record {number}"
-        parts.append(
-            [files.text(record, key, where=where) for key in ("question_id", "prediction", "gt_answer")]
-        )
+    samples: list[dict[str, Any]] = []
+    as_they_are = []
+    for record in files.records(inputs.predictions):
+        name, reply, real = (record.text(key) for key in ("question_id", "prediction", "gt_answer"))
+        samples.append({"question_id": name, "prediction": reply, "right": reply.strip() == real.strip()})
+        as_they_are.append(reply == real)
+    names = [sample["question_id"] for sample in samples]
     figures, ratio = accuracy(
-        (name.split("_")[0] if "_" in name else "", reply.strip() == real.strip())
-        for name, reply, real in parts
+        (name.split("_")[0] if "_" in name else "", s["right"])
+        for name, s in zip(names, samples, strict=True)
     )
-    as_they_are = sum(reply == real for _, reply, real in parts)
-    twice = len(parts) - len({name for name, _, _ in parts})
+    with_blanks = mean(as_they_are)
     notes = ["blanks around letters don't count; `correct_with_blanks` is the number where they do"]
-    if twice:
+    if twice := len(names) - len(set(names)):
         notes.append(f"{twice} question ids occur twice and count twice, as in the published file")
     return Scored(
-        metrics=figures
-        | {"correct_with_blanks": as_they_are, "accuracy_with_blanks": as_they_are / len(parts)},
-        published={"accuracy_with_blanks": percent(as_they_are / len(parts), 2)}
-        | {
-            key: percent(value, 2 if key == "accuracy" else 1)
-            for key, value in figures.items()
-            if key.startswith("accuracy")
-        },
+        metrics=figures | {"correct_with_blanks": sum(as_they_are), "accuracy_with_blanks": with_blanks},
+        published={"accuracy_with_blanks": percent(with_blanks, 2)}
+        | accuracies(figures, 1)
+        | {"accuracy": percent(figures["accuracy"], 2)},
         ratios={"accuracy": ratio},
-        samples=[
-            {"question_id": name, "prediction": reply, "right": reply.strip() == real.strip()}
-            for name, reply, real in parts
-        ],
+        samples=samples,
         notes=notes,
     )
 
@@ -62,18 +54,14 @@ def score(inputs: Inputs) -> Scored:
 def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, "SEED-Bench.json", "SEED-Bench-2.json")
     pictures = files.pictures(folder, "SEED-Bench-image", "images")
-    listed = [
-        q
-        for q in files.value(files.load(path), "questions", where=str(path))
-        if str(q.get("data_type", "")).lower() in SINGLE
-    ]
+    release = files.Record(files.load(path), str(path))
+    listed = [q for q in release.records("questions") if str(q.get("data_type", "")).lower() in SINGLE]
     if not listed:
         raise ValueError(f"{path}: no question whose data_type is {' or '.join(SINGLE)}")
     for entry in sorted(listed, key=lambda q: str(q["data_id"])):
-        where = f"{path}, question {entry.get('question_id')}"
-        options = {letter: files.text(entry, f"choice_{letter.lower()}", where=where) for letter in LETTERS}
+        options = {letter: entry.text(f"choice_{letter.lower()}") for letter in LETTERS}
         name = f"{entry['question_type_id']}_{str(entry['question_id']).rpartition('_')[2]}"
-        answer, text = files.text(entry, "answer", where=where), questions.ask(entry["question"], options)
+        answer, text = entry.text("answer"), questions.ask(entry["question"], options)
         facts = {"question_id": name, "gt_answer": answer, "options": options}
         yield picture_item(name, pictures / str(entry["data_id"]), text, answer=answer, facts=facts)
 
@@ -90,8 +78,6 @@ def right(item: Item, prediction: Prediction) -> float:
 
 SCORER = Scorer(
     score=score,
-    data="",
-    needs_data=False,
     sample_id=("question_id",),
     runner=Runner(
         items=items,

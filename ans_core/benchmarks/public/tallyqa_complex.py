@@ -17,7 +17,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracies, accuracy, mean
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.types import Prediction
 
@@ -31,28 +31,24 @@ TEST = "test.json"
 
 
 def score(inputs: Inputs) -> Scored:
-    records = files.by_id(files.records(inputs.predictions), "question_id", where=str(inputs.predictions))
-    truth = _truth(inputs, records)
-    names, missing = inputs.pair(records, truth, what="questions")
+    records = files.by_id(files.records(inputs.predictions), "question_id", where=inputs.predictions)
+    truth = records if inputs.data is None else _complex(files.named(inputs.data, TEST))
+    true_counts = {name: _count(entry) for name, entry in truth.items()}
+    names, missing = inputs.pair(records, true_counts, what="questions")
     samples: list[dict[str, Any]] = []
     for name in names:
-        where = f"{inputs.predictions}, {name}"
-        reply = files.text(records[name], "prediction", where=where) if name in records else ""
+        reply = records[name].text("prediction") if name in records else ""
         samples.append(
-            {"question_id": name, "reply": reply, "number": number_of(reply), "answer": truth[name]}
+            {"question_id": name, "reply": reply, "number": number_of(reply), "answer": true_counts[name]}
         )
-    figures, ratio = accuracy(("", s["number"] == s["answer"]) for s in samples)
-    metrics = {key: value for key, value in figures.items() if "/" not in key}
+    metrics, ratio = accuracy(("", s["number"] == s["answer"]) for s in samples)
     verbatim = [float(s["reply"].strip() == str(s["answer"])) for s in samples]
     errors = [(s["number"] - s["answer"]) ** 2 for s in samples if s["number"] is not None]
-    metrics |= {
-        "accuracy_as_said": sum(verbatim) / len(verbatim),
-        "unparsed": len(samples) - len(errors) - missing,
-    }
-    metrics |= {"RMSE_of_parsed": (sum(errors) / len(errors)) ** 0.5} if errors else {}
+    metrics |= {"accuracy_as_said": mean(verbatim), "unparsed": len(samples) - len(errors) - missing}
+    metrics |= {"RMSE_of_parsed": mean(errors) ** 0.5} if errors else {}
     return Scored(
         metrics=metrics,
-        published={key: percent(metrics[key]) for key in ("accuracy", "accuracy_as_said")},
+        published=accuracies(metrics, 1),
         ratios={"accuracy": ratio, "accuracy_as_said": Ratio(numerators=verbatim)},
         samples=samples,
         missing=missing,
@@ -60,32 +56,21 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _truth(inputs: Inputs, records: dict[str, dict[str, Any]]) -> dict[str, int]:
-    if inputs.data is None:
-        return {name: _count(record, f"{inputs.predictions}, {name}") for name, record in records.items()}
-    path = files.named(inputs.data, TEST)
-    return {name: _count(entry, f"{path}, {name}") for name, entry in _complex(path).items()}
-
-
-def _count(record: dict[str, Any], where: str) -> int:
-    answer = files.number(record, "answer", where=where)
+def _count(record: files.Record) -> int:
+    answer = record.number("answer")
     if answer != int(answer) or answer < 0:
-        raise ValueError(f"{where}: answer {answer!r} is no count")
+        raise ValueError(f"{record.where}: answer {answer!r} is no count")
     return int(answer)
 
 
-def _complex(path: Path) -> dict[str, dict[str, Any]]:
+def _complex(path: Path) -> dict[str, files.Record]:
     """Return {question_id: question}."""
-    rows = [
-        q
-        for q in files.records(path)
-        if files.value(q, "issimple", where=f"{path}, {q.get('question_id')}") is False
-    ]
+    rows = [row for row in files.records(path) if row.value("issimple") is False]
     if not rows:
         raise ValueError(
             f"{path}: no question whose `issimple` is false; complex questions are in TallyQA's {TEST}"
         )
-    return files.by_id(rows, "question_id", where=str(path))
+    return files.by_id(rows, "question_id", where=path)
 
 
 def number_of(reply: str) -> int | None:
@@ -105,8 +90,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     path = files.named(folder, TEST)
     roots = [root for root in (path.parent, path.parent / "images") if root.is_dir()]
     for name, entry, picture in files.with_pictures(_complex(path), "image", *roots, where=path):
-        where = f"{path}, {name}"
-        asked, answer = files.text(entry, "question", where=where), _count(entry, where)
+        asked, answer = entry.text("question"), _count(entry)
         facts = {"question_id": name, "question": asked, "answer": answer}
         text = f"<image>\n{asked}\n{questions.SHORT}"
         yield picture_item(name, picture, text, answer=str(answer), facts=facts)
@@ -119,7 +103,7 @@ def right(item: Item, prediction: Prediction) -> float:
 SCORER = Scorer(
     score=score,
     data=f"{TEST}, or its folder",
-    needs_data=False,
+    data_optional=True,
     options=frozenset({"predicted_only"}),
     sample_id=("question_id",),
     runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),

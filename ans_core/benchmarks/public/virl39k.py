@@ -22,7 +22,7 @@ from typing import Any
 from ans_core import prompts
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, pictures_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracies, accuracy, mean
 from ans_core.data.formats.virl39k import HELD_OUT, held_out
 from ans_core.metrics.answers import BOXED, final, same
 from ans_core.types import Prediction
@@ -32,26 +32,24 @@ COLUMNS = ("qid", "question", "answer", "category", "image")
 
 
 def score(inputs: Inputs) -> Scored:
-    records = files.by_id(files.records(inputs.predictions), "qid", where=str(inputs.predictions))
     samples: list[dict[str, Any]] = []
-    for name, record in records.items():
-        where = f"{inputs.predictions}, {name}"
-        reply, answer, category = (
-            files.text(record, key, where=where) for key in ("prediction", "answer", "category")
-        )
+    for name, record in files.by_id(
+        files.records(inputs.predictions), "qid", where=inputs.predictions
+    ).items():
+        reply = record.text("prediction")
         samples.append(
             {
                 "qid": name,
-                "category": category,
+                "category": record.text("category"),
                 "said": final(reply),
-                "right": same(reply, answer),
+                "right": same(reply, record.text("answer")),
                 "boxed": BOXED in reply,
             }
         )
     figures, ratio = accuracy((s["category"], s["right"]) for s in samples)
     return Scored(
-        metrics=figures | {"boxed": sum(s["boxed"] for s in samples) / len(samples)},
-        published={key: percent(value, 1) for key, value in figures.items() if key.startswith("accuracy")},
+        metrics=figures | {"boxed": mean(s["boxed"] for s in samples)},
+        published=accuracies(figures, 1),
         ratios={"accuracy": ratio},
         samples=samples,
         notes=[
@@ -64,14 +62,14 @@ def score(inputs: Inputs) -> Scored:
 def items(folder: Path, split: str) -> Iterator[Item]:
     """Questions without a picture are left out."""
     rows = list(_rows(folder))  # some 800 texts
-    names = chain.from_iterable(row["image"] for row, _ in rows)
+    names = chain.from_iterable(row["image"] for row in rows)
     pictures = files.pictures_named(names, folder, where=folder)
-    for row, where in rows:
-        yield _item(row, tuple(pictures[name] for name in row["image"]), where)
+    for row in rows:
+        yield _item(row, tuple(pictures[name] for name in row["image"]))
 
 
-def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the rows that are asked about, and where each stands."""
+def _rows(folder: Path) -> Iterator[files.Record]:
+    """Yield the rows that are asked about."""
     import pyarrow.parquet as parquet
 
     paths = sorted(folder.glob("*.parquet"))
@@ -82,24 +80,22 @@ def _rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
         if absent := set(COLUMNS) - set(table.schema_arrow.names):
             raise ValueError(f"{path}: columns {', '.join(sorted(absent))} are missing")
         for batch in table.iter_batches(batch_size=512, columns=list(COLUMNS)):
-            for row in batch.to_pylist():
-                where = f"{path}, {row['qid']}"
-                images = [] if row["image"] is None else files.listed(row, "image", where=where, of=str)
-                if held_out(images):
-                    yield row, where
+            for values in batch.to_pylist():
+                row = files.Record(values, f"{path}, {values['qid']}")
+                if held_out([] if row["image"] is None else row.listed("image", str)):
+                    yield row
 
 
-def _item(row: dict[str, Any], pictures: tuple[Path, ...], where: str) -> Item:
-    asked, answer, category = (
-        files.text(row, key, where=where) for key in ("question", "answer", "category")
-    )
-    facts = {"qid": files.id_of(row, "qid", where=where), "answer": answer, "category": category}
+def _item(row: files.Record, pictures: tuple[Path, ...]) -> Item:
+    asked, answer, category = (row.text(key) for key in ("question", "answer", "category"))
+    name = row.id_of("qid")
     try:
         (question,) = prompts.name_pictures([asked], len(pictures))
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{row.where}: {error}") from None
     text = f"{prompts.picture_marks(len(pictures))}{question}\n{ASKED}"
-    return pictures_item(facts["qid"], pictures, text, answer=answer, facts=facts)
+    facts = {"qid": name, "answer": answer, "category": category}
+    return pictures_item(name, pictures, text, answer=answer, facts=facts)
 
 
 def right(item: Item, prediction: Prediction) -> float:
@@ -108,8 +104,6 @@ def right(item: Item, prediction: Prediction) -> float:
 
 SCORER = Scorer(
     score=score,
-    data="",
-    needs_data=False,
     sample_id=("qid",),
     runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
 )

@@ -192,7 +192,7 @@ def _mean(values: Iterator[float]) -> float:
 SCORER = Scorer(
     score=score,
     data="folder of the true PNGs",
-    needs_data=False,
+    data_optional=True,
     sample_id=("video", "object"),
     options=frozenset({"convention", "split", "predicted_only"}),
     runner=vos_items.RUNNER,

@@ -10,10 +10,9 @@ truth: {"sequence", "height", "width", "objects": [{"id", "truth", "prediction"}
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -24,6 +23,8 @@ from ans_core.pictures import rle
 from ans_core.pictures.object_numbers import VOID, fault, is_binary, with_inside
 
 IndexMask = UInt8[np.ndarray, "H W"]
+ReadMasks = Callable[[str, str | None, Sequence[str]], list[IndexMask]]
+"""(video, one of its objects or None for all, names of frames without suffix) -> the masks of the frames."""
 INNER = ("Annotations", "Annotations_6fps", "480p")
 """Folders inside a data set's own that lead to its masks."""
 
@@ -41,16 +42,16 @@ def clips(inputs: Inputs) -> Iterator[Clip]:
         yield from _recorded(inputs.predictions)
         return
     true_root = masks_folder(split_folder(inputs.data, inputs.split))
-    predictions = _read_predictions(inputs.predictions, true_root)
+    predicted, read_masks = _read_predictions(inputs.predictions, true_root)
     true_videos = videos_of(inputs.data, inputs.split) or folders(true_root)
     if not true_videos:
         raise ValueError(f"{true_root}: no folder of a video in it")
-    if unknown := [video for video in predictions.videos if video not in true_videos]:
+    if unknown := [video for video in predicted if video not in true_videos]:
         raise ValueError(
             f"{true_root}: {len(unknown)} videos are not there: {files.shown(unknown)}; they are predicted: "
             "of another split?"
         )
-    missing = [video for video in true_videos if video not in predictions.videos]
+    missing = [video for video in true_videos if video not in predicted]
     if missing and not inputs.predicted_only:
         raise ValueError(
             f"{inputs.predictions}: {len(missing)} videos are not there: {files.shown(missing)};"
@@ -59,7 +60,7 @@ def clips(inputs: Inputs) -> Iterator[Clip]:
     for video in true_videos:
         if video not in missing:
             objects: list[str | None] = [*folders(true_root / video)] or [None]
-            yield from (_clip(video, one, true_root, predictions) for one in objects)
+            yield from (_clip(video, one, true_root, read_masks) for one in objects)
 
 
 def split_folder(root: Path, split: str) -> Path:
@@ -95,100 +96,64 @@ def folders(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.is_dir())
 
 
-@runtime_checkable
-class _Predictions(Protocol):
-    videos: list[str]
-
-    def masks(self, video: str, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
-        """Return the masks of these frames (names without suffix), of one object or of all."""
-
-
-def _read_predictions(predictions: Path, true_root: Path) -> _Predictions:
+def _read_predictions(predictions: Path, true_root: Path) -> tuple[list[str], ReadMasks]:
+    """Return the videos that are predicted, and what reads their masks."""
     if predictions.is_dir():
         root = masks_folder(predictions)
         files.refuse_same(root, true_root)
-        return _Pictures(root)
+        return folders(root), lambda video, one, frames: files.index_masks(root / video / (one or ""), frames)
     if ".jsonl" not in predictions.suffixes:
         raise ValueError(
             f"{predictions} is a file, which holds its truth itself; leave --data out, or give the folder "
             "of predicted PNGs"
         )
-    return _Records(predictions)
+    lines = files.Lines(predictions, lambda line: line.text("video"))
+    return list(lines), lambda video, one, frames: _of_record(lines[video], one, frames)
 
 
-class _Pictures:
-    def __init__(self, root: Path) -> None:
-        self.root, self.videos = root, folders(root)
-
-    def masks(self, video: str, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
-        folder = self.root / video / (one or "")
-        if absent := [f"{frame}.png" for frame in frames if not (folder / f"{frame}.png").is_file()]:
-            raise ValueError(
-                f"{folder}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}"
-            )
-        return [files.index_mask(folder / f"{frame}.png") for frame in frames]
-
-
-class _Records:
-    """The lines of a run, read as they are asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lines = files.Lines(path, lambda line: files.text(line, "video", where="record"))
-        self.videos = list(self.lines)
-
-    def masks(self, video: str, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
-        where = f"{self.path}, {video}"
-        record = self.lines[video]
-        names, masklets = (
-            files.listed(record, "objects", where=where, of=str),
-            files.listed(record, "masks", where=where, of=list),
+def _of_record(record: files.Record, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
+    """Return the masks of these frames that a line of a run holds."""
+    names, masklets, described = (
+        record.listed("objects", str), record.listed("masks", list), record.listed("frames", str)
+    )  # fmt: skip
+    place = {name: t for t, name in enumerate(described)}
+    where = record.where
+    if len(names) != len(masklets) or any(len(masklet) != len(place) for masklet in masklets):
+        raise ValueError(
+            f"{where}: {len(names)} objects in {len(place)} frames, but masks of "
+            f"{[len(m) for m in masklets]} frames"
         )
-        place = {name: t for t, name in enumerate(files.listed(record, "frames", where=where, of=str))}
-        if len(names) != len(masklets) or any(len(masklet) != len(place) for masklet in masklets):
-            raise ValueError(
-                f"{where}: {len(names)} objects in {len(place)} frames, but masks of "
-                f"{[len(m) for m in masklets]} frames"
-            )
-        if absent := [frame for frame in frames if frame not in place]:
-            raise ValueError(
-                f"{where}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}"
-            )
-        if one is None and record.get("overlap"):
-            raise ValueError(
-                f"{where}: its objects overlap, the truth's don't (a folder an object); predict on this "
-                "data set"
-            )
-        if one is None and not all(name.isdigit() and 0 < int(name) < VOID for name in names):
-            raise ValueError(
-                f"{where}: objects {files.shown(names)} are no numbers of a PNG (1 to {VOID - 1})"
-            )
-        if one is not None and one not in names:
-            raise ValueError(f"{where}: no object {one}; there are {files.shown(names)}")
-        height, width = files.mask_size({"size": record.get("size")}, where=where)
-        labels = [np.zeros((height, width), np.uint8) for _ in frames]
-        for name, masklet in zip(names, masklets, strict=True):
-            for t, frame in enumerate(frames):
-                coded = files.mask(
-                    masklet[place[frame]],
-                    height=height,
-                    width=width,
-                    where=f"{where}, object {name}, frame {frame}",
-                )
-                if one in (None, name):
-                    labels[t][rle.decode(coded)] = 1 if one else int(name)
-        return labels
+    if absent := [frame for frame in frames if frame not in place]:
+        raise ValueError(
+            f"{where}: {len(absent)} of {len(frames)} frames are not there: {files.shown(absent)}"
+        )
+    if one is None and record.get("overlap"):
+        raise ValueError(
+            f"{where}: its objects overlap, the truth's don't (a folder an object); predict on this data set"
+        )
+    if one is None and not all(name.isdigit() and 0 < int(name) < VOID for name in names):
+        raise ValueError(f"{where}: objects {files.shown(names)} are no numbers of a PNG (1 to {VOID - 1})")
+    if one is not None and one not in names:
+        raise ValueError(f"{where}: no object {one}; there are {files.shown(names)}")
+    size = record.size()
+    labels = [np.zeros(size, np.uint8) for _ in frames]
+    for name, masklet in zip(names, masklets, strict=True):
+        for t, frame in enumerate(frames):
+            here = f"{where}, object {name}, frame {frame}"
+            coded = files.mask(masklet[place[frame]], size, where=here)
+            if one in (None, name):
+                labels[t][rle.decode(coded)] = 1 if one else int(name)
+    return labels
 
 
-def _clip(video: str, one: str | None, true_root: Path, predictions: _Predictions) -> Clip:
+def _clip(video: str, one: str | None, true_root: Path, read_masks: ReadMasks) -> Clip:
     folder = true_root / video / (one or "")
     frames = annotated_frames(folder)
     if len(frames) < 3:
         raise ValueError(
             f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed"
         )
-    real = [files.index_mask(folder / f"{frame}.png") for frame in frames]
-    predicted = predictions.masks(video, one, frames)
+    real, predicted = files.index_masks(folder, frames), read_masks(video, one, frames)
     numbers = {number for frame in real for number in np.unique(frame).tolist()}
     if not one and (reason := fault(numbers, set().union(*map(with_inside, real)))):
         raise ValueError(f"{folder}: {reason}")
@@ -217,14 +182,12 @@ def _recorded(path: Path) -> Iterator[Clip]:
     )
     any_clip = False
     for source in sources:
-        record = files.load(source)
-        if isinstance(record, dict) and {"sequence", "height", "width", "objects"} <= set(record):
+        loaded = files.load(source)
+        if isinstance(loaded, dict) and {"sequence", "height", "width", "objects"} <= set(loaded):
             any_clip = True
-            yield Clip(
-                name=record["sequence"],
-                truth=_filled(record, "truth", source),
-                predictions=_filled(record, "prediction", source),
-            )
+            record = files.Record(loaded, str(source))
+            truth, predictions = (_filled(record, key) for key in ("truth", "prediction"))
+            yield Clip(name=record["sequence"], truth=truth, predictions=predictions)
     if not any_clip:
         raise ValueError(
             f"{path}: no file with sequence, height, width and objects; for folders of PNGs give the truth "
@@ -232,29 +195,26 @@ def _recorded(path: Path) -> Iterator[Clip]:
         )
 
 
-def _filled(record: dict[str, Any], key: str, source: Path) -> list[IndexMask]:
-    height, width = record["height"], record["width"]
-    lengths = {
-        len(files.value(one, which, where=str(source)))
-        for one in record["objects"]
-        for which in ("truth", "prediction")
-    }
+def _filled(record: files.Record, key: str) -> list[IndexMask]:
+    size, objects = (record["height"], record["width"]), record.records("objects")
+    lengths = {len(one.listed(which)) for one in objects for which in ("truth", "prediction")}
     if len(lengths) != 1:
         raise ValueError(
-            f"{source}: masks of {sorted(lengths)} frames; every object needs one, or null, in every frame"
+            f"{record.where}: masks of {sorted(lengths)} frames; every object needs one, or null, in every frame"
         )
-    frames = [np.zeros((height, width), np.uint8) for _ in range(lengths.pop())]
-    for one in record["objects"]:
-        if one.get("id") not in range(1, VOID):
+    frames = [np.zeros(size, np.uint8) for _ in range(lengths.pop())]
+    for one in objects:
+        number = one.get("id")
+        if number not in range(1, VOID):
             raise ValueError(
-                f"{source}: object id {rle.short(one.get('id'))} is no number of a PNG (1 to {VOID - 1})"
+                f"{record.where}: object id {rle.short(number)} is no number of a PNG (1 to {VOID - 1})"
             )
         for t, coded in enumerate(one[key]):
-            where = f"{source}, object {one['id']}, frame {t}"
-            pixels = rle.decode(files.mask(coded, height=height, width=width, where=where))
+            where = f"{record.where}, object {number}, frame {t}"
+            pixels = rle.decode(files.mask(coded, size, where=where))
             if frames[t][pixels].any():
                 raise ValueError(
                     f"{where}: the {key} overlaps another object's; a PNG of object numbers could not hold it"
                 )
-            frames[t][pixels] = one["id"]
+            frames[t][pixels] = number
     return frames

@@ -20,7 +20,7 @@ from typing import Any
 
 from ans_core.benchmarks.public import files, questions
 from ans_core.benchmarks.public.asked import Item, Runner, in_records, picture_item, recorded
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracy, percent
+from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, accuracies, accuracy
 from ans_core.dist import rng_of
 from ans_core.types import Prediction
 
@@ -30,28 +30,23 @@ _BOXED = re.compile(r"\\boxed\{(.*)\}", re.DOTALL)
 
 def score(inputs: Inputs) -> Scored:
     records = files.records(inputs.predictions)
-    files.by_id(records, "image", where=str(inputs.predictions))  # a question a picture
-    verdicts: list[bool] = []
+    files.by_id(records, "image", where=inputs.predictions)  # a question a picture
+    samples: list[dict[str, Any]] = []
     judged = undecided = 0
-    for number, record in enumerate(records):
-        where = f"{inputs.predictions}, record {number}"
-        for key in ("test_type", "image", "question", "answer"):
-            files.text(record, key, where=where)
-        ruled = by_rule(
-            files.text(record, "pred_ans", where=where), record["answer"], letter=_letter(record, where)
-        )
-        if ruled is None and "judged" in record:
+    for record in records:
+        sample = {key: record.text(key) for key in ("image", "test_type", "question")}
+        right = by_rule(record.text("pred_ans"), record.text("answer"), letter=_letter(record))
+        if right is None and "judged" in record:
             judged += 1
-            verdicts.append(files.verdict(record, "judged", where=where))
-        else:
-            undecided += ruled is None
-            verdicts.append(bool(ruled))
-    figures, ratio = accuracy((r["test_type"], right) for r, right in zip(records, verdicts, strict=True))
+            right = record.verdict("judged")
+        undecided += right is None
+        samples.append(sample | {"right": bool(right)})
+    figures, ratio = accuracy((s["test_type"], s["right"]) for s in samples)
     return Scored(
         metrics=figures | {"decided_by_judge": judged, "undecided": undecided},
-        published={key: percent(value, 2) for key, value in figures.items() if key.startswith("accuracy")},
+        published=accuracies(figures, 2),
         ratios={"accuracy": ratio},
-        samples=[_sample(r, right) for r, right in zip(records, verdicts, strict=True)],
+        samples=samples,
         notes=[
             "free replies, the protocol of DeepEyes; the official V* score (lowest loss of the options' "
             "texts) is another protocol",
@@ -61,14 +56,14 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _letter(record: dict[str, Any], where: str) -> str:
+def _letter(record: files.Record) -> str:
     """Return the right option's letter, of options that hold the answer at that place."""
-    options = files.listed(record, "options", where=where, of=str)
-    letter = files.text(record, "letter", where=where) if "letter" in record else "A"
+    options = record.listed("options", str)
+    letter = record.text("letter") if "letter" in record else "A"
     place = string.ascii_uppercase.find(letter) if len(letter) == 1 else -1
     if options[place : place + 1] != [record["answer"]] or place < 0:
         other = "" if "letter" in record else "; without `letter` the first one must be right"
-        raise ValueError(f"{where}: option {letter[:3]!r} of {len(options)} is not the answer{other}")
+        raise ValueError(f"{record.where}: option {letter[:3]!r} of {len(options)} is not the answer{other}")
     return letter
 
 
@@ -83,50 +78,31 @@ def by_rule(reply: str, answer: str, *, letter: str = "A") -> bool | None:
     return True if f"{letter}. {answer}".lower() in text.lower() else None
 
 
-def _sample(record: dict[str, Any], right: bool) -> dict[str, Any]:
-    return {
-        "image": record["image"],
-        "test_type": record["test_type"],
-        "question": record["question"],
-        "right": right,
-    }
-
-
 def items(folder: Path, split: str) -> Iterator[Item]:
-    pictures = [
-        (kind, path)
-        for kind in TYPES
-        for path in sorted((folder / kind).glob("*"))
-        if path.suffix.lower() in files.PICTURES
-    ]
+    there = [(kind, path) for kind in TYPES for path in sorted((folder / kind).glob("*"))]
+    pictures = [(kind, path) for kind, path in there if path.suffix.lower() in files.PICTURES]
     if not pictures:
         raise ValueError(
             f"{folder}: no pictures in {' or '.join(TYPES)}; give the folder of V*Bench's release"
         )
     expected = {picture.with_suffix(".json") for _, picture in pictures}
-    if alone := [
-        f"{kind}/{path.name}"
-        for kind in TYPES
-        for path in sorted((folder / kind).glob("*.json"))
-        if path not in expected
-    ]:
+    if alone := [f"{k}/{path.name}" for k, path in there if path.suffix == ".json" and path not in expected]:
         raise ValueError(
             f"{folder}: {len(alone)} questions have no picture beside them: {files.shown(alone)}; put the "
             "pictures there"
         )
     for kind, picture in pictures:
         annotation = picture.with_suffix(".json")
-        where = str(annotation)
-        entry = files.load(annotation)
-        listed = files.listed(entry, "options", where=where, of=str)
+        entry = files.Record(files.load(annotation), str(annotation))
+        asked, listed = entry.text("question"), entry.listed("options", str)
         if not 0 < len(listed) <= len(string.ascii_uppercase):
             raise ValueError(
-                f"{where}: {len(listed)} options; there must be one for each of some letters from A to Z"
+                f"{annotation}: {len(listed)} options; there must be one for each of some letters from A to Z"
             )
         name = f"{kind}/{picture.name}"
         order = rng_of("vstar", name).sample(range(len(listed)), len(listed))
         options = [listed[place] for place in order]
-        letter, asked = string.ascii_uppercase[order.index(0)], files.text(entry, "question", where=where)
+        letter = string.ascii_uppercase[order.index(0)]
         facts = {
             "image": name,
             "test_type": kind,
@@ -145,8 +121,6 @@ def right(item: Item, prediction: Prediction) -> float:
 
 SCORER = Scorer(
     score=score,
-    data="",
-    needs_data=False,
     sample_id=("image",),
     runner=Runner(
         items=items,

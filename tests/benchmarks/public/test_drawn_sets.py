@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from ans_core.benchmarks import BENCHMARKS
+from ans_core.benchmarks.public import files
 from ans_core.benchmarks.registry import runnable
-from ans_core.benchmarks.submission import video_zip_of_lines
+from ans_core.benchmarks.submission import video_zip
 from ans_core.data.formats import FORMATS
 from ans_core.data.scene_write import write_clips, write_scenes
-from tests.benchmarks.public.drawn import score
+from tests.benchmarks.public.drawn import score, write
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,8 @@ def test_video_sets(tmp_path: Path):
     (folder,) = (p.parent.parent for p in tmp_path.rglob("val/meta_expressions.json"))
     _, runner = runnable("mevis")
     items = list(runner.items(folder, "val"))
-    lines = [json.loads(json.dumps(runner.record(item, item.truth))) for item in items if item.truth]
-    video_zip_of_lines(tmp_path / "out.zip", lines, where="truth")
+    lines = write(tmp_path / "truth.jsonl", [runner.record(item, item.truth) for item in items if item.truth])
+    video_zip(tmp_path / "out.zip", files.stream(lines))
     zipfile.ZipFile(tmp_path / "out.zip").extractall(tmp_path / "drawn")
     found = score("mevis", tmp_path / "drawn", data=folder / "val")
     assert found.metrics["expressions"] == len(items)

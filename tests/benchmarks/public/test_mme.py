@@ -83,9 +83,9 @@ def test_missing_replies_are_wrong_and_others_must_be_of_the_release(tmp_path: P
             "1 questions that the truth does not have: color/9.jpg/Is it x",
         ),
         ([told[0] | {"answer": "No"}, *told[1:]], "answer 'No' is not the question's 'Yes'"),
-        ([told[0] | {"answer": "A"}, *told[1:]], "record 1: the answer is 'A', not Yes or No"),
-        ([told[0] | {"category": "colour"}, *told[1:]], "record 1: MME has no task 'colour'"),
-        ([{**told[0], "prediction": None}, *told[1:]], "record 1: 'prediction' is NoneType"),
+        ([told[0] | {"answer": "A"}, *told[1:]], "record 0: the answer is 'A', not Yes or No"),
+        ([told[0] | {"category": "colour"}, *told[1:]], "record 0: MME has no task 'colour'"),
+        ([{**told[0], "prediction": None}, *told[1:]], "record 0: 'prediction' is NoneType"),
     ):
         with pytest.raises(ValueError, match=message):
             score("mme", write(tmp_path / "told.jsonl", records), data=data)

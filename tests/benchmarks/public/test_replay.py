@@ -294,7 +294,7 @@ def test_each_caption_of_coco_gets_its_official_cider_and_rouge():
 def test_our_tokens_of_coco_captions_are_the_java_tokenizers_but_for_five_texts():
     folder = REPLAY / "captions_magic"
     texts, tokens = (
-        [t for record in files.lines(folder / name) for t in (*record["captions"], record["prediction"])]
+        [t for record in files.stream(folder / name) for t in (*record["captions"], record["prediction"])]
         for name in ("mscoco.jsonl.gz", "mscoco_tokenized.jsonl.gz")
     )
     assert len(texts) == 29_902
