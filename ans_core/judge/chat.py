@@ -17,7 +17,7 @@ import os
 import re
 import time
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -42,44 +42,6 @@ class Unavailable(RuntimeError):
     """No reply, for any reason; the message holds no key."""
 
 
-@dataclass(kw_only=True)
-class Breaker:
-    """Opens after `failures` consecutive failed calls; from then on it lets one call through every `pause_s`,
-    until one succeeds."""
-
-    failures: int
-    pause_s: float
-    _row: int = 0
-    _until_s: float = 0.0
-
-    def lets_through(self) -> bool:
-        if self._row < self.failures:
-            return True
-        now_s = time.monotonic()
-        if now_s < self._until_s:
-            return False
-        self._until_s = now_s + self.pause_s
-        return True
-
-    def failed(self) -> None:
-        self._row += 1
-        if self._row >= self.failures:
-            self._until_s = time.monotonic() + self.pause_s
-
-    def succeeded(self) -> None:
-        self._row = 0
-
-
-@dataclass(kw_only=True)
-class Usage:
-    calls: int = 0
-    answered: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    cost: float = 0.0
-    waited_s: float = 0.0
-
-
 @dataclass(kw_only=True, frozen=True)
 class Price:
     """USD per million tokens, and the spending limit (0 = none). Calls under way when it is reached still
@@ -90,39 +52,82 @@ class Price:
     limit: float = 0.0
 
 
-FREE = Price()
+@dataclass(kw_only=True, frozen=True)
+class Endpoint:
+    """Where a judge is and how it is called; an empty `base_url` is OpenAI's own."""
+
+    model: str
+    base_url: str = ""
+    api_key_env: str = "OPENAI_API_KEY"
+    concurrency: int = 16
+    timeout_s: float = 30.0
+    retries: int = 3
+    price: Price = Price()
+    breaker_failures: int = 8
+    """After so many failed calls in a row one call is let through every `breaker_pause_s`, until one
+    succeeds."""
+    breaker_pause_s: float = 30.0
+
+
+class Breaker:
+    """Opens after an endpoint's `breaker_failures`."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint, self._row, self._until_s = endpoint, 0, 0.0
+
+    def lets_through(self) -> bool:
+        if self._row < self._endpoint.breaker_failures:
+            return True
+        if time.monotonic() < self._until_s:
+            return False
+        self._pause()
+        return True
+
+    def failed(self) -> None:
+        self._row += 1
+        self._pause()
+
+    def succeeded(self) -> None:
+        self._row = 0
+
+    def _pause(self) -> None:
+        self._until_s = time.monotonic() + self._endpoint.breaker_pause_s
+
+
+@dataclass(kw_only=True)
+class Usage:
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    """No judgement because of the endpoint."""
+    parse_failed: int = 0
+    answered: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: float = 0.0
+    waited_s: float = 0.0
 
 
 class Chat:
-    """Client of an endpoint; an empty `base_url` is OpenAI's own. ValueError if the key's environment
-    variable is not set, unless the endpoint is local."""
+    """Client of an endpoint. ValueError if the key's environment variable is not set, unless the endpoint is
+    local."""
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        base_url: str,
-        api_key_env: str,
-        concurrency: int,
-        timeout_s: float,
-        retries: int,
-        price: Price,
-        breaker: Breaker,
-    ) -> None:
-        key = os.environ.get(api_key_env, "")
-        if not key and not is_local(base_url):
-            where = base_url or "OpenAI's endpoint"
+    def __init__(self, endpoint: Endpoint) -> None:
+        key = os.environ.get(endpoint.api_key_env, "")
+        if not key and not is_local(endpoint.base_url):
+            where = endpoint.base_url or "OpenAI's endpoint"
             raise ValueError(
-                f"{where} wants an API key: set the environment variable {api_key_env} (named by "
+                f"{where} wants an API key: set the environment variable {endpoint.api_key_env} (named by "
                 "judge.api_key_env)"
             )
         self._key = key
         self._client = openai.AsyncOpenAI(
-            api_key=key or "none", base_url=base_url or None, timeout=timeout_s, max_retries=retries,
+            api_key=key or "none", base_url=endpoint.base_url or None, timeout=endpoint.timeout_s,
+            max_retries=endpoint.retries,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [_take_status_of_body]}),
         )  # fmt: skip
-        self._model, self._price, self._breaker = model, price, breaker
-        self._slots = asyncio.Semaphore(concurrency)
+        self._model, self._price, self._breaker = endpoint.model, endpoint.price, Breaker(endpoint)
+        self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._refused: set[str] = set()
         self._warned: set[str] = set()
         self._spent = 0.0
@@ -190,13 +195,8 @@ class Chat:
             return completion
 
     def _count(self, completion: ChatCompletion, request: Request, text: str) -> None:
-        usage = completion.usage
-        reported_in, reported_out = (
-            getattr(usage, "prompt_tokens", None),
-            getattr(usage, "completion_tokens", None),
-        )
-        tokens_in = reported_in if _is_count(reported_in) else request.characters // CHARACTERS_PER_TOKEN
-        tokens_out = reported_out if _is_count(reported_out) else len(text) // CHARACTERS_PER_TOKEN
+        tokens_in = _counted(completion, "prompt_tokens") or request.characters // CHARACTERS_PER_TOKEN
+        tokens_out = _counted(completion, "completion_tokens") or len(text) // CHARACTERS_PER_TOKEN
         cost = (tokens_in * self._price.tokens_in + tokens_out * self._price.tokens_out) / 1e6
         self._spent += cost
         self.usage.tokens_in += tokens_in
@@ -243,9 +243,11 @@ def is_local(base_url: str) -> bool:
         return host == "localhost"
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    """Check a count, because the client does not check what it receives."""
-    return isinstance(value, int) and value > 0
+def _counted(completion: ChatCompletion, name: str) -> int:
+    """Return a count of the reply's `usage`; 0 where it is none, because the client does not check what it
+    receives."""
+    count = getattr(completion.usage, name, None)
+    return count if isinstance(count, int) and count > 0 else 0
 
 
 def _text(completion: ChatCompletion) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ans_core import dist
 from ans_core.config import Config
 from ans_core.judge.base import Judge
-from ans_core.judge.chat import Price
+from ans_core.judge.chat import Endpoint, Price
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.judge.replies import Replies
 from ans_core.judge.rules import RuleJudge
@@ -32,25 +32,24 @@ def judge_of(cfg: Config, *, deadline_s: float | None = None) -> Judge:
 def endpoint_of(cfg: Config, *, deadline_s: float | None = None, processes: int = 1) -> EndpointJudge:
     """Build the judge of an endpoint that so many processes ask; the caller must close it. `deadline_s` None:
     the setting's."""
-    settings = cfg.judge
-    limit = settings.max_cost_usd / processes
     return EndpointJudge(
-        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
-        cache=Path(settings.cache), concurrency=max(1, settings.concurrency // processes),
-        timeout_s=settings.timeout_s, retries=settings.retries,
-        deadline_s=settings.deadline_s if deadline_s is None else deadline_s,
-        price=Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=limit),
-    )  # fmt: skip
+        _endpoint(cfg, processes=processes),
+        cache=Path(cfg.judge.cache),
+        deadline_s=cfg.judge.deadline_s if deadline_s is None else deadline_s,
+    )
 
 
 def replies_of(cfg: Config, *, root: Path) -> Replies | None:
     """Build the judge of benchmarks, whose cache lies under `root`; None: the settings name no model."""
-    settings = cfg.judge
-    if not settings.model:
-        return None
-    price = Price(tokens_in=settings.price_in, tokens_out=settings.price_out, limit=settings.max_cost_usd)
-    return Replies(
-        model=settings.model, base_url=settings.base_url, api_key_env=settings.api_key_env,
-        cache=root / settings.cache, concurrency=settings.concurrency, timeout_s=settings.timeout_s,
-        retries=settings.retries, price=price,
+    return Replies(_endpoint(cfg), cache=root / cfg.judge.cache) if cfg.judge.model else None
+
+
+def _endpoint(cfg: Config, *, processes: int = 1) -> Endpoint:
+    """Return one process's share of the endpoint."""
+    judge = cfg.judge
+    limit = judge.max_cost_usd / processes
+    return Endpoint(
+        model=judge.model, base_url=judge.base_url, api_key_env=judge.api_key_env,
+        concurrency=max(1, judge.concurrency // processes), timeout_s=judge.timeout_s, retries=judge.retries,
+        price=Price(tokens_in=judge.price_in, tokens_out=judge.price_out, limit=limit),
     )  # fmt: skip

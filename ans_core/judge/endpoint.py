@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ans_core.judge import parse
-from ans_core.judge.base import CaptionQuestions, Choice
+from ans_core.judge.base import STATS, CaptionQuestions, Choice
 from ans_core.judge.cache import Cache, key_of
-from ans_core.judge.chat import FREE, Breaker, Chat, Price, Unavailable, Usage
+from ans_core.judge.chat import Chat, Endpoint, Unavailable, Usage
 from ans_core.judge.questions import Questions, reward
 from ans_core.judge.wording import PROMPT_VERSION, Request, answering, normal, read_draft, writing
 
@@ -31,37 +31,20 @@ class _Job(Generic[T_co]):
     read: Callable[[str], T_co | None]
 
 
-@dataclass(kw_only=True)
-class _Counts:
-    cached: int = 0
-    failed: int = 0
-    parse_failed: int = 0
-
-
 class EndpointJudge:
     """A `Judge` whose calls run in its own thread; only that thread's event loop touches the state, so
     submitting never blocks.
 
     A batch (one call of submit, choose or write) has `deadline_s` seconds; what is missing by then is None.
-    Limits (`concurrency`, `price.limit`) belong to this object: several processes divide them. One unreadable
+    Limits (the endpoint's `concurrency`, `price.limit`) belong to this object: several processes divide them. One unreadable
     answer makes the whole reply unreadable, and its judgement None: counting it as 0 would reward the judge's
     style.
     """
 
-    def __init__(
-        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path,
-        concurrency: int = 16,
-        timeout_s: float = 30.0, deadline_s: float = 60.0, retries: int = 3, price: Price = FREE,
-        breaker_failures: int = 8, breaker_pause_s: float = 30.0,
-    ) -> None:  # fmt: skip
-        breaker = Breaker(failures=breaker_failures, pause_s=breaker_pause_s)
-        self._chat = Chat(
-            model=model, base_url=base_url, api_key_env=api_key_env, concurrency=concurrency,
-            timeout_s=timeout_s, retries=retries, price=price, breaker=breaker,
-        )  # fmt: skip
-        self._model, self._deadline_s = model, deadline_s
+    def __init__(self, endpoint: Endpoint, *, cache: Path, deadline_s: float = 60.0) -> None:
+        self._chat = Chat(endpoint)
+        self._model, self._deadline_s = endpoint.model, deadline_s
         self._cache = Cache(cache)
-        self._counts = _Counts()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
@@ -162,36 +145,32 @@ class EndpointJudge:
             late = [task for task in tasks.values() if not task.done()]
             for task in late:
                 task.cancel()
-        self._counts.failed += len(late)
+        self._chat.usage.failed += len(late)
         return [None if tasks[job.key] in late else tasks[job.key].result() for job in jobs]
 
     async def _done(self, job: _Job[T]) -> T | None:
         cached = self._cache.get(job.key)
         result = None if cached is None else job.read(cached)
         if result is not None:
-            self._counts.cached += 1
+            self._chat.usage.cached += 1
             return result
         try:
             reply = await self._chat.reply(job.request)
         except Unavailable:
-            self._counts.failed += 1
+            self._chat.usage.failed += 1
             return None
         result = job.read(reply)
         if result is None:
-            self._counts.parse_failed += 1
+            self._chat.usage.parse_failed += 1
         else:
             self._cache.put(job.key, reply)
         return result
 
     async def _take_stats(self) -> dict[str, float]:
         usage, self._chat.usage = self._chat.usage, Usage()
-        counts, self._counts = self._counts, _Counts()
         latency_s = usage.waited_s / usage.answered if usage.answered else 0.0
-        return {
-            "calls": float(usage.calls), "cached": float(counts.cached), "failed": float(counts.failed),
-            "parse_failed": float(counts.parse_failed), "tokens_in": float(usage.tokens_in),
-            "tokens_out": float(usage.tokens_out), "cost": usage.cost, "latency_s": latency_s,
-        }  # fmt: skip
+        counts = {name: float(count) for name, count in asdict(usage).items() if name in STATS}
+        return counts | {"latency_s": latency_s}
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -13,11 +13,10 @@ from typing import Any
 from tqdm import tqdm
 
 from ans_core.judge.cache import Cache, key_of
-from ans_core.judge.chat import FREE, Breaker, Chat, Price, Unavailable
+from ans_core.judge.chat import Chat, Endpoint, Unavailable
 from ans_core.judge.wording import Request
 
 VERSION = "text 1"
-BREAKER_FAILURES, BREAKER_PAUSE_S = 8, 30.0
 
 
 class NoReplyError(RuntimeError):
@@ -27,29 +26,22 @@ class NoReplyError(RuntimeError):
 class Replies:
     """One judge; `name` is what a figure calls it."""
 
-    def __init__(
-        self, *, model: str, base_url: str = "", api_key_env: str = "OPENAI_API_KEY", cache: Path,
-        concurrency: int = 16, timeout_s: float = 30.0, retries: int = 3, price: Price = FREE,
-    ) -> None:  # fmt: skip
-        self.name = f"{model} at {base_url or 'api.openai.com'}"
-        self._model, self._cache = model, cache
-        self._settings: dict[str, Any] = {
-            "model": model, "base_url": base_url, "api_key_env": api_key_env, "concurrency": concurrency,
-            "timeout_s": timeout_s, "retries": retries, "price": price,
-        }  # fmt: skip
-        self._chat()  # a missing key is said before anything is asked
+    def __init__(self, endpoint: Endpoint, *, cache: Path) -> None:
+        self.name = f"{endpoint.model} at {endpoint.base_url or 'api.openai.com'}"
+        self._endpoint, self._cache = endpoint, cache
+        Chat(endpoint)  # a missing key is said before anything is asked
 
     def ask(self, requests: Sequence[Request], *, desc: str) -> list[str]:
         """Return a reply to each request. Raises NoReplyError if one is missing."""
         return asyncio.run(self._all(requests, desc))
 
     async def _all(self, requests: Sequence[Request], desc: str) -> list[str]:
-        chat = self._chat()
+        chat = Chat(self._endpoint)
         with closing(Cache(self._cache)) as cache, tqdm(total=len(requests), desc=desc, unit="") as bar:
 
             async def one(request: Request) -> str | Unavailable:
                 key = key_of(
-                    model=self._model,
+                    model=self._endpoint.model,
                     prompt_version=VERSION,
                     parameters={"max_tokens": request.max_tokens},
                     content=_content(request),
@@ -75,9 +67,6 @@ class Replies:
                 "again to go on"
             )
         return [reply for reply in replies if isinstance(reply, str)]
-
-    def _chat(self) -> Chat:
-        return Chat(**self._settings, breaker=Breaker(failures=BREAKER_FAILURES, pause_s=BREAKER_PAUSE_S))
 
 
 def _content(request: Request) -> list[Any]:

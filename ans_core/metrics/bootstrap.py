@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 RESAMPLES = 1000
+LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +33,13 @@ class Ratio:
         return float(above / below)
 
 
-def interval(
-    ratio: Ratio, *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval: samples are resampled with replacement. A resample in which
-    nothing counts is left out."""
-    return _middle(_resampled(ratio.terms(), seed, resamples)[:, 0], level)
+def interval(ratio: Ratio) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval: samples are resampled with replacement. A resample in
+    which nothing counts is left out."""
+    return _middle(_resampled(ratio.terms())[:, 0])
 
 
-def intervals(
-    ratios: Mapping[str, Ratio], *, seed: int = 0, resamples: int = RESAMPLES, level: float = 0.95
-) -> dict[str, tuple[float, float]]:
+def intervals(ratios: Mapping[str, Ratio]) -> dict[str, tuple[float, float]]:
     """Return the intervals of several metrics; those of equally many samples are resampled together, which
     saves most of the time."""
     alike: dict[int, dict[str, Ratio]] = defaultdict(dict)
@@ -51,34 +48,28 @@ def intervals(
     bounds: dict[str, tuple[float, float]] = {}
     for count, group in alike.items():
         if count > 1:
-            values = _resampled(
-                np.concatenate([ratio.terms() for ratio in group.values()], axis=1), seed, RESAMPLES
-            )
-            bounds |= {name: _middle(column, level) for name, column in zip(group, values.T, strict=True)}
+            values = _resampled(np.concatenate([ratio.terms() for ratio in group.values()], axis=1))
+            bounds |= {name: _middle(column) for name, column in zip(group, values.T, strict=True)}
     return {name: bounds[name] for name in ratios if name in bounds}
 
 
 def difference(
-    ours: Ratio,
-    theirs: Ratio,
-    *,
-    paired: bool,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-    level: float = 0.95,
+    ours: Ratio, theirs: Ratio, *, paired: bool, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Return the interval of ours - theirs. paired: sample i is the same in both and both are resampled
+    """Return the 95 % interval of ours - theirs. paired: sample i is the same in both and both are resampled
     together, which removes the variation in difficulty; otherwise each is resampled by itself."""
     one, other = ours.terms(), theirs.terms()
     if paired and len(one) != len(other):
         raise ValueError(
             f"a paired comparison needs the same samples in both, got {len(one)} and {len(other)}"
         )
-    values = _resampled(one, seed, resamples) - _resampled(other, seed if paired else seed + 1, resamples)
-    return _middle(values[:, 0], level)
+    values = _resampled(one, resamples) - _resampled(other, resamples, seed=0 if paired else 1)
+    return _middle(values[:, 0])
 
 
-def _resampled(terms: Float[np.ndarray, "n m"], seed: int, resamples: int) -> Float[np.ndarray, "r k"]:
+def _resampled(
+    terms: Float[np.ndarray, "n m"], resamples: int = RESAMPLES, *, seed: int = 0
+) -> Float[np.ndarray, "r k"]:
     """Return the ratio of each pair of columns in each resample; NaN where nothing counts."""
     rng, count = np.random.default_rng(seed), len(terms)
     sums = np.stack(
@@ -89,7 +80,7 @@ def _resampled(terms: Float[np.ndarray, "n m"], seed: int, resamples: int) -> Fl
         return np.where(below > 0, above / below, np.nan)
 
 
-def _middle(values: Float[np.ndarray, " r"], level: float) -> tuple[float, float]:
+def _middle(values: Float[np.ndarray, " r"]) -> tuple[float, float]:
     valid = values[~np.isnan(values)]
-    low, high = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(valid, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -3,8 +3,6 @@ phrases are detected."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +11,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from pycocotools import mask as coco
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from scipy.optimize import linear_sum_assignment
 
+from ans_core.metrics.coco import figures as coco_figures
 from ans_core.types import RLE
 
+AVERAGE_PRECISIONS = ("AP", "AP50", "AP75")
 THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
@@ -64,36 +63,30 @@ def average_precision(groups: Mapping[tuple[Hashable, Hashable], Group]) -> dict
     common = {"bbox": [0, 0, 1, 1], "area": 1.0, "iscrowd": 0}
     truth: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
-    ious: dict[tuple[int, int], Group] = {}
+    of_pair: dict[tuple[int, int], Group] = {}
     for (video, category), group in groups.items():
         place = {"image_id": videos[video], "category_id": categories[category], **common}
         truth += [place | {"id": len(truth) + 1 + n} for n in range(group.ious.shape[1])]
         results += [place | {"score": score} for score in group.scores]
-        ious[videos[video], categories[category]] = group
-    with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth = COCO()
-        ids = [{"id": i} for i in videos.values()], [{"id": i, "name": str(i)} for i in categories.values()]
-        ground_truth.dataset = {"info": {}, "images": ids[0], "categories": ids[1], "annotations": truth}
-        ground_truth.createIndex()
-        if not truth or not results:
-            return {"AP": 0.0, "AP50": 0.0, "AP75": 0.0}
-        evaluation = _MaskletEval(ground_truth, ground_truth.loadRes(results), "bbox")
-        evaluation.groups = ious
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return dict(zip(("AP", "AP50", "AP75"), map(float, evaluation.stats[:3]), strict=True))
+        of_pair[videos[video], categories[category]] = group
+    if not truth:
+        return dict.fromkeys(AVERAGE_PRECISIONS, 0.0)
 
+    class MaskletEval(COCOeval):
+        def computeIoU(self, imgId: Any, catId: Any) -> Any:
+            group = of_pair.get((imgId, catId))
+            if group is None or not group.ious.size:
+                return []
+            order = np.argsort([-score for score in group.scores], kind="mergesort")
+            return group.ious[order[: self.params.maxDets[-1]]]
 
-class _MaskletEval(COCOeval):
-    groups: dict[tuple[int, int], Group]
-
-    def computeIoU(self, imgId: Any, catId: Any) -> Any:
-        group = self.groups.get((imgId, catId))
-        if group is None or not group.ious.size:
-            return []
-        order = np.argsort([-score for score in group.scores], kind="mergesort")[: self.params.maxDets[-1]]
-        return group.ious[order]
+    dataset = {
+        "images": [{"id": i} for i in videos.values()],
+        "categories": [{"id": i, "name": str(i)} for i in categories.values()],
+        "annotations": truth,
+    }
+    figures = coco_figures(dataset, results, kind="bbox", evaluator=MaskletEval)
+    return {key: figures[key] for key in AVERAGE_PRECISIONS}
 
 
 def phrase_figures(groups: Sequence[Group]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from ans_core.agent.world.trace_file import Kind, Trace, read_traces
 from ans_core.agent.world.traces import Written, kinds_of, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, ConfigError, resolve
-from ans_core.judge.chat import Price
+from ans_core.judge.chat import Endpoint, Price
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.stages import cota
 from tests import tiny
@@ -46,7 +46,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
             "retries": 0,
             "concurrency": 4,
         }
-        made.append(EndpointJudge(model="m", base_url=url, **(words | settings)))  # type: ignore[arg-type]
+        values: dict[str, Any] = words | settings
+        own = {key: values.pop(key) for key in ("cache", "deadline_s") if key in values}
+        made.append(EndpointJudge(Endpoint(model="m", base_url=url, **values), **own))
         return made[-1]
 
     yield judge
@@ -429,7 +431,8 @@ def run_shared(folder: Path, url: str) -> None:
         Toolbox() as toolbox,
         closing(
             EndpointJudge(
-                model="m", base_url=url, cache=folder / f"judge-{dist.rank()}.sqlite", concurrency=4
+                Endpoint(model="m", base_url=url, concurrency=4),
+                cache=folder / f"judge-{dist.rank()}.sqlite",
             )
         ) as endpoint,
     ):

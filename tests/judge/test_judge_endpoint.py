@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ans_core.judge.base import self_checked
-from ans_core.judge.chat import Price, is_local
+from ans_core.judge.chat import Endpoint, Price, is_local
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.judge.questions import Option, Question, Questions
 from tests.judge.chat_server import Handler, body, completion, cuts_off, fails, hangs, says, serving
@@ -54,7 +55,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
             "deadline_s": 10.0,
             "retries": 2,
         }
-        made.append(EndpointJudge(model="m", base_url=url, **(words | settings)))  # type: ignore[arg-type]
+        values: dict[str, Any] = words | settings
+        own = {key: values.pop(key) for key in ("cache", "deadline_s") if key in values}
+        made.append(EndpointJudge(Endpoint(model="m", base_url=url, **values), **own))
         return made[-1]
 
     yield judge

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from ans_core.judge.chat import Endpoint
 from ans_core.judge.endpoint import EndpointJudge
 from ans_core.judge.rules import questions_of
 from tasks.ports import free_port
@@ -95,13 +96,9 @@ def test_a_real_language_model_writes_and_answers_or_is_counted_as_unreadable(
     model, url = endpoint
     captions = ("a small red circle left of a blue square", "a large green star")
     judge = EndpointJudge(
-        model=model,
-        base_url=url,
+        Endpoint(model=model, base_url=url, concurrency=1, timeout_s=240.0, retries=0),
         cache=tmp_path / "judge.sqlite",
-        concurrency=1,
-        timeout_s=240.0,
         deadline_s=500.0,
-        retries=0,
     )
     try:
         drafts = judge.write(captions[:1], positives=1, negatives=1).result(500)

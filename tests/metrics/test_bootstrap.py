@@ -19,15 +19,14 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution_and_the_same_
         (float(values.mean() - 1.96 * error), float(values.mean() + 1.96 * error)), abs=0.25 * error
     )
     assert interval(Ratio(numerators=values.tolist())) == (low, high)
-    assert interval(Ratio(numerators=values.tolist()), seed=1) != (low, high)
     assert interval(Ratio(numerators=[1.0] * 9)) == (1.0, 1.0)
 
 
 def test_an_interval_is_that_of_all_resamples():
-    """Of five values there are 5 ** 5 resamples; 2,000 of them at random give the percentiles of all."""
+    """Of five values there are 5 ** 5 resamples; 1,000 of them at random give the percentiles of all."""
     values = [-0.4, 0.1, 0.3, 0.5, 0.9]
     means = [np.mean(drawn) for drawn in itertools.product(values, repeat=5)]
-    assert interval(Ratio(numerators=values), resamples=2000) == pytest.approx(
+    assert interval(Ratio(numerators=values)) == pytest.approx(
         tuple(np.percentile(means, (2.5, 97.5))), abs=0.05
     )
 

@@ -12,6 +12,7 @@ from collections import Counter
 
 from ans_core.benchmarks.public import files, gcg
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
+from ans_core.metrics import coco
 
 
 def score(inputs: Inputs) -> Scored:
@@ -28,7 +29,7 @@ def score(inputs: Inputs) -> Scored:
     true = Counter(str(a["image_id"]) for a in annotations if not a["iscrowd"])
     if not true:
         raise ValueError(f"{inputs.data}: no true box")
-    metrics = gcg.coco_figures(truth, results, iou_type="bbox")
+    metrics = coco.figures(truth, results, kind="bbox")
     return Scored(
         metrics=metrics | {"images": len(images), "true_boxes": true.total(), "boxes": len(results)},
         published={key: percent(metrics[key]) for key in ("AP", "AP50", "AP75")},

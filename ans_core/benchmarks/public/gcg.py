@@ -10,23 +10,20 @@ instances. A model is run on such a folder with the pictures beside it.
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from ans_core.benchmarks.public import captions, files
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
+from ans_core.metrics import coco
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.grounding import best_pairs, phrases, plain_caption, recalled_pairs
 from ans_core.metrics.mask import iou_matrix
@@ -40,8 +37,6 @@ QUESTION = (
 )
 """Upstream's, with its five blanks."""
 SPLITS = ("val", "test")
-COCO_NAMES = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
-COCO_RECALLS = ("AR_max1", "AR_max10", "AR_max100", "AR_small", "AR_medium", "AR_large")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +239,7 @@ def _average_precision(
         for image in predicted
         for mask in predicted[image].masks
     ]
-    figures = coco_figures(one, results)
+    figures = coco.figures(one, results, kind="segm")
     return {key: figures[key] for key in ("AP", "AP50")}
 
 
@@ -252,27 +247,7 @@ def _coco(truth: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> dict
     """The detection scores of the same file, with its categories and scores."""
     if not all("score" in record for record in listed) or "categories" not in truth:
         return {}
-    return {f"coco/{key}": value for key, value in coco_figures(truth, listed).items()}
-
-
-def coco_figures(
-    truth: Mapping[str, Any],
-    results: Sequence[Mapping[str, Any]],
-    *,
-    iou_type: Literal["segm", "bbox"] = "segm",
-) -> dict[str, float]:
-    """pycocotools' own twelve, of masks or of boxes. The truth needs its categories."""
-    if not results:
-        return dict.fromkeys((*COCO_NAMES, *COCO_RECALLS), 0.0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = COCO()
-        coco.dataset = {"info": {}, **truth}
-        coco.createIndex()
-        evaluation = COCOeval(coco, coco.loadRes([dict(result) for result in results]), iou_type)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return dict(zip((*COCO_NAMES, *COCO_RECALLS), map(float, evaluation.stats), strict=True))
+    return {f"coco/{key}": value for key, value in coco.figures(truth, listed, kind="segm").items()}
 
 
 def _recall(

@@ -17,6 +17,7 @@ from ans_core.benchmarks.public import files, gar_judge
 from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.evaluation import score as eval_score
+from ans_core.judge.chat import Endpoint
 from ans_core.judge.replies import NoReplyError, Replies
 from ans_core.judge.wording import Request
 from flows import cli
@@ -151,7 +152,8 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
     shown = Request(system="Look.", user=("This:", b"\x89PNG", "?"), schema=None, max_tokens=9)
     with serving(says("A. Yes")) as server:
         judge = Replies(
-            model="m", base_url=server.url, cache=tmp_path / "judge.sqlite", timeout_s=5.0, retries=0
+            Endpoint(model="m", base_url=server.url, timeout_s=5.0, retries=0),
+            cache=tmp_path / "judge.sqlite",
         )
         assert judge.ask([*requests, shown], desc="d") == ["A. Yes"] * 4
         assert judge.ask(requests[:2], desc="d") == ["A. Yes"] * 2
@@ -166,12 +168,8 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
         assert not any("response_format" in seen.body for seen in server.seen)
     with serving(says("B"), fails(400)) as server:
         judge = Replies(
-            model="other",
-            base_url=server.url,
+            Endpoint(model="other", base_url=server.url, concurrency=1, timeout_s=5.0, retries=0),
             cache=tmp_path / "judge.sqlite",
-            concurrency=1,
-            timeout_s=5.0,
-            retries=0,
         )
         with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply .*run again to go on"):
             judge.ask(requests, desc="d")
@@ -182,12 +180,8 @@ def test_status_200_without_a_reply_is_told_and_never_scored(tmp_path: Path, tex
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
     with serving(says("B"), body(text)) as server:
         judge = Replies(
-            model="m",
-            base_url=server.url,
+            Endpoint(model="m", base_url=server.url, concurrency=1, timeout_s=5.0, retries=0),
             cache=tmp_path / "judge.sqlite",
-            concurrency=1,
-            timeout_s=5.0,
-            retries=0,
         )
         with pytest.raises(
             NoReplyError, match=r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "
