@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ans_core.benchmarks.loops import predicted_mask
 from ans_core.benchmarks.public.scored import Scored, mean
 from ans_core.benchmarks.score import benchmark, by_kind, check_pairs, meant, of_each
-from ans_core.metrics.mask import ciou, counts, giou
-from ans_core.pictures import rle
+from ans_core.metrics.mask import ciou, giou
+from ans_core.metrics.referring import answer, target_accuracies
 from ans_core.prompts import NO_TARGET_ANSWER, REFERRING_ANSWERS, REFERRING_EVAL, SEG, referring_question
 from ans_core.types import RLE, Prediction, Request, Sample
 
@@ -36,10 +37,8 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     the share of the samples with no target whose text also says so (`denies`).
     """
     check_pairs(samples, predictions)
-    predicted = [
-        _first_mask(sample, prediction) for sample, prediction in zip(samples, predictions, strict=True)
-    ]
-    per_sample = [counts(mask, _target(sample)) for mask, sample in zip(predicted, samples, strict=True)]
+    answers = [answer(predicted_mask(s, p), _target(s)) for s, p in zip(samples, predictions, strict=True)]
+    per_sample = [a.counts for a in answers]
     parts = {
         "": [i for i, s in enumerate(samples) if len(s.masks) == 1],
         "_several": [i for i, s in enumerate(samples) if len(s.masks) > 1],
@@ -53,7 +52,7 @@ def score(samples: Sequence[Sample], predictions: Sequence[Prediction]) -> Score
     answered = [per_sample[i] for i in parts[""] if predictions[i].masks]
     if answered:
         metrics["cIoU_upstream"] = ciou(answered)
-    metrics |= _target_accuracy(samples, predicted)
+    metrics |= target_accuracies(answers)
     denials = [denies(p.text) for p in predictions]
     if silent := [float(denial) for denial, s in zip(denials, samples, strict=True) if not s.masks]:
         metrics["N_denied"] = mean(silent)
@@ -77,17 +76,6 @@ def _target(sample: Sample) -> RLE:
             "benchmark"
         )
     return target
-
-
-def _first_mask(sample: Sample, prediction: Prediction) -> RLE:
-    first = prediction.masks[0][0] if prediction.masks else None
-    return rle.empty(sample.height, sample.width) if first is None else first
-
-
-def _target_accuracy(samples: Sequence[Sample], predicted: Sequence[RLE]) -> dict[str, float]:
-    silent = [float(rle.area(m) == 0) for s, m in zip(samples, predicted, strict=True) if not s.masks]
-    spoke = [float(rle.area(m) > 0) for s, m in zip(samples, predicted, strict=True) if s.masks]
-    return {name: mean(values) for name, values in (("N_acc", silent), ("T_acc", spoke)) if values}
 
 
 BENCHMARK = benchmark("referring", request=request, truth=truth, of_samples=score)

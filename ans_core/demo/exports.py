@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from PIL import Image
 
 from ans_core.demo.chat import Answer
 from ans_core.demo.sources import Source
-from ans_core.pictures import rle
+from ans_core.pictures import media, rle
 
 
 def write_all(source: Source, question: str, answer: Answer, folder: Path) -> dict[str, Path]:
@@ -38,9 +37,8 @@ def _pngs(answer: Answer) -> Iterator[tuple[str, bytes]]:
     """Name the files as `ans predict` does."""
     for number, masklet in enumerate(answer.masks, start=1):
         for frame, mask in enumerate(masklet):
-            file = io.BytesIO()
-            Image.fromarray(rle.decode(mask)).save(file, "PNG")
-            yield f"object{number}_frame{frame:05d}.png", file.getvalue()
+            content = media.png_as_is(Image.fromarray(rle.decode(mask)))
+            yield f"object{number}_frame{frame:05d}.png", content
 
 
 def coco(source: Source, answer: Answer) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def frame_picture(
     picture = source.picture(frame)
     size = shown_size(picture.size)
     picture = picture.resize(size, Image.Resampling.LANCZOS)
-    picture = overlay.draw(picture, [mask and _resized(mask, size) for mask in masks])
+    picture = overlay.draw(picture, [mask and rle.resized(mask, size) for mask in masks])
     for number, region in enumerate(regions, start=1):
-        _outline(picture, rle.decode(_resized(region, size)), f"region{number}")
+        _outline(picture, rle.decode(rle.resized(region, size)), f"region{number}")
     return picture
 
 
@@ -65,12 +65,6 @@ def thumbnail(source: Source, regions: Sequence[RLE]) -> Image.Image:
     picture = frame_picture(source, 0, [], regions)
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     return picture
-
-
-def _resized(mask: RLE, size: tuple[int, int]) -> RLE:
-    if mask["size"] == [size[1], size[0]]:
-        return mask
-    return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize(size, Image.Resampling.NEAREST)))
 
 
 def _outline(picture: Image.Image, mask: np.ndarray, name: str) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from html import escape
 
 from ans_core.demo.chat import Turn
+from ans_core.metrics.grounding import PIECE
 from ans_core.pictures.overlay import COLOURS
-
-PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
-"""A phrase, or a `[SEG]`, as `metrics.grounding.phrases` reads them."""
 
 
 def colour(number: int) -> str:

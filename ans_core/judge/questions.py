@@ -52,6 +52,12 @@ Questions = tuple[Question, ...]
 """All questions of one caption. Empty: nothing can be asked, and nothing judged."""
 
 
+def question(kind: Kind, text: str, scores: Mapping[str, float]) -> Question:
+    """Make a question of its options' texts and scores."""
+    options = tuple(Option(text=option, score=score) for option, score in scores.items())
+    return Question(kind=kind, text=text, options=options)
+
+
 def shuffled(question: Question) -> Question:
     """Shuffle the options in an order that depends on the question's content: no letter is right more often
     than others."""

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 
 from ans_core.data.scenes import SHAPES, SIZES, TEXTURES
 from ans_core.judge.base import STATS, CaptionQuestions, Choice, finished
-from ans_core.judge.questions import Option, Question, Questions, reward, shuffled
+from ans_core.judge.questions import Question, Questions, question, reward, shuffled
 from ans_core.metrics.grounding import plain_caption
 from ans_core.metrics.meteor import synonyms, words
 from ans_core.pictures.colours import COLOURS
@@ -86,7 +86,7 @@ def content_words(text: str) -> list[str]:
 
 def answers(caption: str, questions: Questions) -> Choice:
     caption_words = content_words(caption)
-    return tuple(_answer(question, caption_words) for question in questions)
+    return tuple(_answer(one, caption_words) for one in questions)
 
 
 def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
@@ -96,7 +96,7 @@ def questions_of(caption: str, *, positives: int, negatives: int) -> Questions:
         return ()
     details = _details(caption_words, head)
     questions = [_recognition(head), *details[:positives], *_negatives(caption_words, head, negatives)]
-    return tuple(shuffled(question) for question in questions)
+    return tuple(map(shuffled, questions))
 
 
 def _head(caption: str) -> str | None:
@@ -112,14 +112,11 @@ def _head(caption: str) -> str | None:
 
 
 def _recognition(head: str) -> Question:
-    text = f'Is the description of "{head}" or something very similar?'
-    others = [shape for shape in SHAPES if shape != head] if head in SHAPES else []
-    options = [
-        Option(text=f'Yes, it is of "{head}".', score=1.0),
-        Option(text="It does not say so.", score=0.0),
-    ]
-    options += [Option(text=f"No, it is of something else: {_listed(others)}.", score=-1.0)] if others else []
-    return Question(kind="recognition", text=text, options=tuple(options))
+    options = {f'Yes, it is of "{head}".': 1.0, "It does not say so.": 0.0}
+    if head in SHAPES:
+        others = [shape for shape in SHAPES if shape != head]
+        options[f"No, it is of something else: {_listed(others)}."] = -1.0
+    return question("recognition", f'Is the description of "{head}" or something very similar?', options)
 
 
 def _details(caption_words: Sequence[str], head: str) -> list[Question]:
@@ -146,24 +143,16 @@ def _slot_question(slot: str, value: str) -> Question:
     wrong."""
     parts = value.split()
     partial = parts if len(parts) > 1 else PARTIAL.get(value, ())
-    options = [
-        Option(text=f'It is "{value}".', score=1.0),
-        Option(text=f"The {slot} is not said.", score=0.0),
-        Option(text=f"It is {_listed([other for other in SLOTS[slot] if other not in parts])}.", score=-1.0),
-    ]
-    options += [Option(text=f"It is only half said: {_listed(partial)}.", score=0.5)] if partial else []
-    return Question(
-        kind="positive", text=f"What does the description say of the {slot}?", options=tuple(options)
-    )
+    others = [other for other in SLOTS[slot] if other not in parts]
+    options = {f'It is "{value}".': 1.0, f"The {slot} is not said.": 0.0, f"It is {_listed(others)}.": -1.0}
+    if partial:
+        options[f"It is only half said: {_listed(partial)}."] = 0.5
+    return question("positive", f"What does the description say of the {slot}?", options)
 
 
 def _word_question(word: str) -> Question:
-    options = (Option(text=f'Yes, "{word}".', score=1.0), Option(text="It is not mentioned.", score=0.0))
-    return Question(
-        kind="positive",
-        text=f'Does the description mention "{word}", in these or other words?',
-        options=options,
-    )
+    text = f'Does the description mention "{word}", in these or other words?'
+    return question("positive", text, {f'Yes, "{word}".': 1.0, "It is not mentioned.": 0.0})
 
 
 def _negatives(caption_words: Sequence[str], head: str, count: int) -> list[Question]:
@@ -183,25 +172,23 @@ def _negatives(caption_words: Sequence[str], head: str, count: int) -> list[Ques
 
 
 def _negative(slot: str, value: str, head: str) -> Question:
-    options = (
-        Option(text=f'Yes, it says "{value}".', score=-1.0),
-        Option(text=f'No, "{head}" is described without that.', score=1.0),
-        Option(text="Nothing of the kind is described at all.", score=0.0),
-    )
-    return Question(
-        kind="negative", text=f'Does the description give the {slot} as "{value}"?', options=options
-    )
+    options = {
+        f'Yes, it says "{value}".': -1.0,
+        f'No, "{head}" is described without that.': 1.0,
+        "Nothing of the kind is described at all.": 0.0,
+    }
+    return question("negative", f'Does the description give the {slot} as "{value}"?', options)
 
 
 def _listed(phrases: Sequence[str]) -> str:
     return " or ".join(f'"{phrase}"' for phrase in phrases)
 
 
-def _answer(question: Question, caption_words: Sequence[str]) -> int:
-    quoted = [_QUOTED.findall(option.text) for option in question.options]
-    mentioned = sorted(_mentioned(quoted, caption_words), key=lambda i: question.options[i].score)
+def _answer(asked: Question, caption_words: Sequence[str]) -> int:
+    quoted = [_QUOTED.findall(option.text) for option in asked.options]
+    mentioned = sorted(_mentioned(quoted, caption_words), key=lambda i: asked.options[i].score)
     if mentioned:
-        return mentioned[0] if question.options[mentioned[0]].score < 0 else mentioned[-1]
+        return mentioned[0] if asked.options[mentioned[0]].score < 0 else mentioned[-1]
     return next(i for i, phrases in enumerate(quoted) if not phrases)
 
 

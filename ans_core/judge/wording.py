@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ans_core.judge.parse import json_value
-from ans_core.judge.questions import LETTERS, Option, Question, Questions, shuffled
+from ans_core.judge.questions import LETTERS, Kind, Questions, question, shuffled
 from ans_core.metrics.grounding import plain_caption
 
 PROMPT_VERSION = "1"
@@ -93,11 +93,11 @@ def answering(caption: str, questions: Questions) -> Request:
     """Ask all questions of a caption in one call. The schema has a key per question with its letters, so the
     model can't miscount."""
     blocks = []
-    for number, question in enumerate(questions, start=1):
+    for number, one in enumerate(questions, start=1):
         options = "\n".join(
-            f"{letter}. {option.text}" for letter, option in zip(LETTERS, question.options, strict=False)
+            f"{letter}. {option.text}" for letter, option in zip(LETTERS, one.options, strict=False)
         )
-        blocks.append(f"q{number}. {question.text}\n{options}")
+        blocks.append(f"q{number}. {one.text}\n{options}")
     letters = {
         f"q{n}": {"type": "string", "enum": list(LETTERS[: len(q.options)])}
         for n, q in enumerate(questions, start=1)
@@ -125,7 +125,7 @@ def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | Non
     except ValidationError:
         return None
     recognition = f"Is it likely that the description is of {draft.subject} or something very similar?"
-    rows = [("recognition", recognition, {"Yes": 1.0, "No": 0.0})]
+    rows: list[tuple[Kind, str, dict[str, float]]] = [("recognition", recognition, {"Yes": 1.0, "No": 0.0})]
     for one in draft.positives[:positives]:
         rows.append(
             ("positive", one.question, {one.wrong: -1.0, one.absent: 0.0, one.partial: 0.5, one.right: 1.0})
@@ -135,17 +135,7 @@ def read_draft(reply: str, *, positives: int, negatives: int) -> Questions | Non
             ("negative", other.question, {other.said: -1.0, other.no_subject: 0.0, other.not_said: 1.0})
         )
     sizes = {"recognition": 2, "positive": 4, "negative": 3}
-    return tuple(_question(*row) for row in rows if len(row[2]) == sizes[row[0]])
-
-
-def _question(kind: Any, text: str, options: dict[str, float]) -> Question:
-    return shuffled(
-        Question(
-            kind=kind,
-            text=text,
-            options=tuple(Option(text=answer, score=value) for answer, value in options.items()),
-        )
-    )
+    return tuple(shuffled(question(*row)) for row in rows if len(row[2]) == sizes[row[0]])
 
 
 def _quoted(caption: str) -> str:

@@ -14,7 +14,7 @@ from ans_core.metrics.mask import iou_matrix
 from ans_core.metrics.meteor import words
 from ans_core.types import RLE
 
-_PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
+PIECE = re.compile(r"<p>((?:(?!<p>|\[SEG\]).)*)</p>|(\[SEG\])", re.DOTALL)
 """A phrase, or a `[SEG]`. A `<p>` that is never closed (models write this) is no phrase and hides no
 `[SEG]`."""
 _MARKUP = re.compile(r"<[^<>]*>|\[SEG\]")
@@ -56,7 +56,7 @@ def phrases(text: str) -> list[str]:
     taken, else ""."""
     per_mask: list[str] = []
     waiting = ""
-    for piece in _PIECE.finditer(text):
+    for piece in PIECE.finditer(text):
         if piece[2]:
             per_mask.append(waiting)
             waiting = ""

@@ -40,10 +40,16 @@ def grefcoco(answers: Sequence[Answer]) -> dict[str, float]:
     the predicted pixels go into the union); N_acc, T_acc: the share of expressions without / with a target
     answered with an empty / non-empty mask; P@ over those with one."""
     metrics = {"gIoU": giou(a.counts for a in answers), "cIoU": ciou(a.counts for a in answers)}
+    return metrics | target_accuracies(answers) | shares_above(answers, ABOVE)
+
+
+def target_accuracies(answers: Sequence[Answer]) -> dict[str, float]:
+    """Return ReLA's N_acc and T_acc; one that nothing speaks for is left out."""
+    metrics = {}
     for name, target in (("N_acc", False), ("T_acc", True)):
         if right := [a.predicted == target for a in answers if a.meant == target]:
             metrics[name] = sum(right) / len(right)
-    return metrics | shares_above(answers, ABOVE)
+    return metrics
 
 
 def reasonseg(answers: Sequence[Answer]) -> dict[str, float]:

@@ -210,6 +210,13 @@ _repr = _Short()
 _repr.maxstring = _repr.maxother = 60
 
 
+def resized(mask: RLE, size: tuple[int, int]) -> RLE:
+    """Return a mask at another (width, height), by the nearest pixels."""
+    if mask["size"] == [size[1], size[0]]:
+        return mask
+    return encode(np.asarray(Image.fromarray(decode(mask)).resize(size, Image.Resampling.NEAREST)))
+
+
 def short(value: object) -> str:
     """Show any value in a few words, however deep or large it is."""
     return _repr.repr(value)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from ans_core.pictures import overlay, rle, transforms
@@ -70,7 +69,5 @@ def shrunk(picture: Image.Image, *masks: Sequence[RLE | None]) -> tuple[Any, ...
         return picture, *masks
     size = (WIDTH, max(1, round(picture.height * WIDTH / picture.width)))
 
-    def small(mask: RLE) -> RLE:
-        return rle.encode(np.asarray(Image.fromarray(rle.decode(mask)).resize(size)))
-
-    return picture.resize(size), *([mask and small(mask) for mask in listed] for listed in masks)
+    masks_of_size = ([mask and rle.resized(mask, size) for mask in listed] for listed in masks)
+    return picture.resize(size), *masks_of_size

@@ -64,24 +64,13 @@ def score(inputs: Inputs) -> Scored:
         [r for of_type in groups.values() for r, _, _ in of_type],
         notes=["overall: the mean of the two types"],
     )
-    return replace(base, metrics=metrics, published=shown, ratios=_overall(groups))
-
-
-def _overall(groups: dict[str, list[tuple[video.Result, float, float]]]) -> dict[str, Ratio]:
-    """The mean of the two types' means: every expression weighs 1 / the number of its type."""
+    # the mean of the two types' means: every expression weighs 1 / the number of its type
     weights = [1 / len(of_type) for of_type in groups.values() for _ in of_type]
-    results = [result for of_type in groups.values() for result, _, _ in of_type]
-    columns = {
-        "J&F": [(r.j + r.f) / 2 for r in results],
-        "J": [r.j for r in results],
-        "F": [r.f for r in results],
-    }
-    return {
-        f"overall/{key}": Ratio(
-            numerators=[w * v for w, v in zip(weights, values, strict=True)], denominators=weights
-        )
-        for key, values in columns.items()
-    }
+    ratios = {}
+    for key, ratio in base.ratios.items():
+        weighted = [w * v for w, v in zip(weights, ratio.numerators, strict=True)]
+        ratios[f"overall/{key}"] = Ratio(numerators=weighted, denominators=weights)
+    return replace(base, metrics=metrics, published=shown, ratios=ratios)
 
 
 def _with_both(means: dict[str, float]) -> dict[str, float]:

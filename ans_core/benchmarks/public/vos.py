@@ -15,9 +15,8 @@ run: vos_items.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from ans_core.benchmarks.public import vos_items
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
 from ans_core.benchmarks.public.vos_files import Clip, IndexMask, clips
 from ans_core.metrics.bootstrap import Ratio
-from ans_core.metrics.video import Statistics, j_and_f, statistics
+from ans_core.metrics.video import j_and_f, statistics
 from ans_core.pictures.object_numbers import VOID
 
 
@@ -122,71 +121,53 @@ def _tracked(clip: Clip, k: int, truth: list[IndexMask], predictions: list[Index
 
 
 def _scored(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> Scored:
-    js, fs = [statistics(t.j) for t in tracked], [statistics(t.f) for t in tracked]
-    metrics: dict[str, float] = {}
-    for name, stats in (("J", js), ("F", fs)):
-        metrics |= {f"{name}": _mean(s.mean for s in stats)}
-        if convention != "mose":
-            metrics |= {
-                f"{name}_recall": _mean(s.recall for s in stats),
-                f"{name}_decay": _mean(s.decay for s in stats),
-            }
-    both = [(j.mean + f.mean) / 2 for j, f in zip(js, fs, strict=True)]
-    metrics = (
-        {"J&F": (metrics["J"] + metrics["F"]) / 2}
-        | metrics
-        | {"objects": len(tracked), "videos": len({t.clip for t in tracked})}
+    columns: dict[str, list[float]] = {}
+    for name in ("J", "F"):
+        stats = [statistics(getattr(t, name.lower())) for t in tracked]
+        columns |= {f"{name}_{key}": [getattr(s, key) for s in stats] for key in ("mean", "recall", "decay")}
+    shown = {
+        key.removesuffix("_mean"): values
+        for key, values in columns.items()
+        if convention != "mose" or key.endswith("_mean")
+    }
+    metrics = {name: float(np.mean(values)) for name, values in shown.items()}
+    metrics = {"J&F": (metrics["J"] + metrics["F"]) / 2} | metrics
+    both = [(j + f) / 2 for j, f in zip(shown["J"], shown["F"], strict=True)]
+    return Scored(
+        metrics=metrics | {"objects": len(tracked), "videos": len({t.clip for t in tracked})},
+        published={key: percent(metrics[key]) for key in ("J&F", "J", "F")},
+        ratios={"J&F": Ratio(numerators=both)}
+        | {name: Ratio(numerators=values) for name, values in shown.items()},
+        samples=[
+            {"video": t.clip, "object": t.object_id, "frames": len(t.j)}
+            | {key: values[n] for key, values in columns.items()}
+            for n, t in enumerate(tracked)
+        ],
+        notes=_notes(tracked, convention, voids, gaps),
     )
-    notes = [
-        f"convention {convention}: "
-        + ("vos-benchmark and SA-V" if convention == "mose" else "davis2017-evaluation")
-    ]
-    if gaps and convention == "davis":
+
+
+def _notes(tracked: list[Tracked], convention: str, voids: int, gaps: int) -> list[str]:
+    if convention == "mose":
+        void = f"{voids} videos hold the number 255, which this convention counts as an object"
+        return ["convention mose: vos-benchmark and SA-V", *([void] if voids else [])]
+    notes = [f"convention {convention}: davis2017-evaluation"]
+    if gaps:
         notes.append(
-            f"{gaps} videos have gaps in their object numbers: only objects that exist are counted; "
-            "--convention davis2017-evaluation also counts the missing numbers, as DAVIS' own code does"
+            f"{gaps} videos have gaps in their object numbers: "
+            + (
+                "only objects that exist are counted; --convention davis2017-evaluation also counts the missing "
+                "numbers, as DAVIS' own code does"
+                if convention == "davis"
+                else "the missing numbers, which don't exist, count as objects"
+            )
         )
-    elif gaps:
-        notes.append(
-            f"{gaps} videos have gaps in their object numbers: the missing numbers, which don't exist, "
-            "count as objects"
-        )
-    if convention != "mose" and any(len(t.j) > 256 for t in tracked):
+    if any(len(t.j) > 256 for t in tracked):
         notes.append(
             "decay of clips longer than 256 frames: of their quarters; davis2017-evaluation counts frames "
             "in 8 bits there"
         )
-    if voids:
-        notes.append(f"{voids} videos hold the number 255, which this convention counts as an object")
-    return Scored(
-        metrics=metrics,
-        published={key: percent(metrics[key]) for key in ("J&F", "J", "F")},
-        ratios={"J&F": Ratio(numerators=both)} | _ratios("J", js, convention) | _ratios("F", fs, convention),
-        samples=[_record(t, j, f) for t, j, f in zip(tracked, js, fs, strict=True)],
-        notes=notes,
-    )
-
-
-def _ratios(name: str, stats: list[Statistics], convention: str) -> dict[str, Ratio]:
-    means = {name: Ratio(numerators=[s.mean for s in stats])}
-    if convention != "mose":
-        means |= {
-            f"{name}_{key}": Ratio(numerators=[getattr(s, key) for s in stats]) for key in ("recall", "decay")
-        }
-    return means
-
-
-def _record(tracked: Tracked, j: Statistics, f: Statistics) -> dict[str, Any]:
-    figures = {
-        f"{name}_{key}": getattr(s, key)
-        for name, s in (("J", j), ("F", f))
-        for key in ("mean", "recall", "decay")
-    }
-    return {"video": tracked.clip, "object": tracked.object_id, "frames": len(tracked.j), **figures}
-
-
-def _mean(values: Iterator[float]) -> float:
-    return float(np.mean(list(values)))
+    return notes
 
 
 SCORER = Scorer(
