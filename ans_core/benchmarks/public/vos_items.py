@@ -1,20 +1,20 @@
 """Clips of DAVIS 2017, MOSE and SA-V whose objects a SAM2 follows: each from the first frame that shows it,
 by its true mask.
 
-DAVIS   JPEGImages/480p/<video>, Annotations/480p/<video>, ImageSets/2017/<split>.txt MOSE
-<split>/JPEGImages/<video>, <split>/Annotations/<video> SA-V    sav_<split>/JPEGImages_24fps/<video>,
-sav_<split>/Annotations_6fps/<video>/<object>, sav_<split>/sav_<split>.txt
+DAVIS: JPEGImages/480p/<video>, Annotations/480p/<video>, ImageSets/2017/<split>.txt
+MOSE: <split>/JPEGImages/<video>, <split>/Annotations/<video>
+SA-V: sav_<split>/JPEGImages_24fps/<video>, sav_<split>/Annotations_6fps/<video>/<object>,
+sav_<split>/sav_<split>.txt
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
 from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
@@ -25,11 +25,12 @@ from ans_core.benchmarks.public.vos_files import (
     split_folder,
     videos_of,
 )
+from ans_core.data.formats import clip_files
+from ans_core.data.formats.media import Media
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle, transforms
 from ans_core.pictures.media import place_in_time
-from ans_core.pictures.object_numbers import VOID, fault, is_binary, with_inside
-from ans_core.types import RLE, Prediction, Request
+from ans_core.types import RLE, Masklet, Prediction, Request
 
 SPLITS = ("val", "valid", "train", "test")
 PICTURES = ("JPEGImages/480p", "JPEGImages", "JPEGImages_24fps")
@@ -54,62 +55,37 @@ def items(root: Path, split: str) -> Iterator[Item]:
         if not frames:
             raise ValueError(f"{pictures / video}: no pictures ({', '.join(files.PICTURES)})")
         (width, height), _ = transforms.stored(frames[0])
+        clip = Media(frames=tuple(frames), height=height, width=width)
         yield Item(
             name=video,
-            request=Request(frames=tuple(frames), text="", clip=True),
-            facts={"video": video, "frames": [frame.stem for frame in frames], "size": [height, width]},
-            objects=cache(
-                partial(_objects, masks / video, tuple(frame.stem for frame in frames), (height, width))
-            ),
+            request=Request(frames=clip.frames, text="", clip=True),
+            facts={"video": video, "frames": [frame.stem for frame in frames], "size": list(clip.size)},
+            objects=cache(partial(_objects, masks / video, [frame.stem for frame in frames], clip)),
         )
 
 
-def _objects(folder: Path, frames: tuple[str, ...], size: tuple[int, int]) -> Objects:
+def _objects(folder: Path, frames: Sequence[str], clip: Media) -> Objects:
     """Read the PNGs of a video. Raises ValueError for one that is of no frame or of another size, and without
     any object."""
     names = folders(folder)
-    shown: dict[str, dict[str, RLE]] = {}
-    seen: set[int] = set()
-    inside: set[int] = set()
+    masklets: dict[str, Masklet] = {}
     for one in names or [""]:
-        for frame in annotated_frames(folder / one):
-            labels = _labels(folder / one, frame, frames, size)
-            numbers = set(np.unique(labels).tolist()) - {0}
-            of_frame = (
-                {one: rle.encode(labels > 0)} if one else {str(n): rle.encode(labels == n) for n in numbers}
-            )
-            shown[frame] = shown.get(frame, {}) | of_frame
-            if not one:
-                seen, inside = seen | numbers, inside | with_inside(labels)
-    if reason := fault(seen, inside):
-        raise ValueError(f"{folder}: {reason}")
-    for masks in shown.values() if VOID in seen else ():
-        void = masks.pop(str(VOID), None)
-        if void is not None and is_binary(seen):
-            masks["1"] = void
-    appearing = {name for masks in shown.values() for name, mask in masks.items() if rle.area(mask)}
-    if not appearing:
-        raise ValueError(f"{folder}: no object in its {len(shown)} PNGs")
-    ordered = sorted(appearing, key=lambda name: (len(name), name))  # numbers in their order
-    nothing = rle.empty(*size)
-    masklets = tuple(
-        tuple(shown[f].get(name, nothing) if f in shown else None for f in frames) for name in ordered
+        numbered = clip_files.palette_masklets(folder / one, frames, clip, str(folder))
+        if not one:
+            masklets = {str(number): masklet for number, masklet in numbered.items()}
+        elif numbered:  # a folder is an object, whatever numbers its PNGs have
+            masklets[one] = tuple(map(_united, zip(*numbered.values(), strict=True)))
+    if not masklets:
+        raise ValueError(f"{folder}: no object in its PNGs")
+    ordered = sorted(masklets, key=lambda name: (len(name), name))  # numbers in their order
+    return Objects(
+        names=tuple(ordered), masklets=tuple(masklets[name] for name in ordered), overlap=bool(names)
     )
-    return Objects(names=tuple(ordered), masklets=masklets, overlap=bool(names))
 
 
-def _labels(
-    folder: Path, frame: str, frames: tuple[str, ...], size: tuple[int, int]
-) -> UInt8[np.ndarray, "H W"]:
-    path = folder / f"{frame}.png"
-    if frame not in frames:
-        raise ValueError(
-            f"{path}: no frame of the video has this name; there are {files.shown(list(frames))}"
-        )
-    labels = files.index_mask(path)
-    if labels.shape != size:
-        raise ValueError(f"{path}: [height, width] {labels.shape}, but the video's frames are {size}")
-    return labels
+def _united(masks: Sequence[RLE | None]) -> RLE | None:
+    there = [mask for mask in masks if mask is not None]
+    return rle.union(there) if there else None
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
