@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ans_core.benchmarks import submission
 from ans_core.benchmarks.public import published
 from ans_core.benchmarks.public.asked import UnscoredError
 from ans_core.benchmarks.public.files import Lines, refuse_same
-from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, scores_of
+from ans_core.benchmarks.public.scored import Inputs, Option, Scored, Scorer, scores_of
 from ans_core.benchmarks.registry import CONVENTIONS, scorer_of
 from ans_core.config.names import SCORED, benchmark_named
 from ans_core.evaluation.predictions import name_of
@@ -23,8 +23,6 @@ from ans_core.report import evaluation
 
 if TYPE_CHECKING:
     from ans_core.evaluation.session import Session
-
-OPTIONS = ("replay", "convention", "text_encoder", "predicted_only", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +136,10 @@ def score(arguments: argparse.Namespace) -> int:
         )
     called = arguments.names[0].lower().replace("-", "_")
     name, scorer = benchmark_named(called), scorer_of(called)
+    if arguments.predictions is None:
+        raise ValueError(f"ans eval score {name}: --predictions is missing")
     inputs = Inputs(
-        predictions=_needed(arguments.predictions, f"ans eval score {name}: --predictions is missing"),
+        predictions=arguments.predictions,
         data=arguments.data,
         replay=arguments.replay,
         convention=arguments.convention or CONVENTIONS.get(called),
@@ -204,16 +204,10 @@ def judged(
 def check(name: str, scorer: Scorer, inputs: Inputs) -> None:
     if scorer.needs_data and inputs.data is None:
         raise ValueError(f"{name} needs --data: {scorer.data}")
-    for option in OPTIONS:
+    for option in get_args(Option):
         if getattr(inputs, option) and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
     refuse_same(inputs.predictions, inputs.data)
-
-
-def _needed(path: Path | None, message: str) -> Path:
-    if path is None:
-        raise ValueError(message)
-    return path
 
 
 def table(scored: Scored, intervals: dict[str, tuple[float, float]]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ans_core.judge.questions import Question, Questions
+from ans_core.judge.questions import Questions
 
 CaptionQuestions = Sequence[tuple[str, Questions]]
 """(caption, the questions of its true caption)."""
@@ -70,10 +70,10 @@ def _passing(questions: Questions, of_truth: Choice | None, of_nothing: Choice |
     if of_truth is None or of_nothing is None:
         return ()
     rows = zip(questions, of_truth, of_nothing, strict=True)
-    passing = tuple(question for question, true, empty in rows if _passes(question, true, empty))
+    passing = tuple(
+        question
+        for question, true, empty in rows
+        if question.options[true].score == 1 and question.options[empty].score <= 0
+    )
     kinds = {question.kind for question in passing}
     return passing if {"recognition", "positive"} <= kinds else ()
-
-
-def _passes(question: Question, true: int, empty: int) -> bool:
-    return question.options[true].score == 1 and question.options[empty].score <= 0

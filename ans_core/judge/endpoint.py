@@ -58,7 +58,11 @@ class EndpointJudge:
     def write(
         self, captions: Sequence[str], *, positives: int, negatives: int
     ) -> Future[list[Questions | None]]:
-        return self._start(self._drafts(captions, positives=positives, negatives=negatives))
+        return self._start(
+            self._batch(
+                [self._writing(caption, positives=positives, negatives=negatives) for caption in captions]
+            )
+        )
 
     def ask(self, requests: Sequence[Request], read: Callable[[str], T | None]) -> Future[list[T | None]]:
         """Ask in other words than those of captions: texts alone. `read` makes a result of a reply; None:
@@ -103,13 +107,6 @@ class EndpointJudge:
         rows = [i for i, (_, questions) in enumerate(pairs) if questions]
         by_row = dict(zip(rows, await self._batch([self._answering(*pairs[i]) for i in rows]), strict=True))
         return [by_row[i] if questions else () for i, (_, questions) in enumerate(pairs)]
-
-    async def _drafts(
-        self, captions: Sequence[str], *, positives: int, negatives: int
-    ) -> list[Questions | None]:
-        return await self._batch(
-            [self._writing(caption, positives=positives, negatives=negatives) for caption in captions]
-        )
 
     def _answering(self, caption: str, questions: Questions) -> _Job[Choice]:
         def read(reply: str) -> Choice | None:

@@ -15,7 +15,7 @@ from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import Thing, draw_scene
 from ans_core.judge.base import self_checked
 from ans_core.judge.cache import Cache, key_of
-from ans_core.judge.combine import with_judgements
+from ans_core.judge.judging import with_judgements
 from ans_core.judge.parse import choice, choices
 from ans_core.judge.questions import (
     Option,

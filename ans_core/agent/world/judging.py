@@ -29,8 +29,8 @@ from ans_core.progress import bar_interval_s
 from ans_core.types import Log
 
 if TYPE_CHECKING:
-    from ans_core.judge.combine import OnFailure
     from ans_core.judge.endpoint import EndpointJudge
+    from ans_core.judge.judging import OnFailure
 
 Rejected = Literal["low_score", "unreliable", "unjudged"]
 LOWEST, HIGHEST, KEPT = 1, 5, 4
