@@ -109,35 +109,41 @@ def caption(
                 return [prediction for item in items for prediction in answer([item])]
             logging.warning("%s is left out: %s", items[0].name, error)
             return [_Captioned(text="", left_out=str(error))]
-        return [_captioned(one) for one in found]
+        return list(map(_captioned, found))
 
     made = predict_all(by_picture(items, BATCH), answer, _record, out=parts, desc="captions")
     if dist.rank():
         return ""
     with made.open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]  # in the order of the items
-    gains = sorted((line["gain"] for line in lines if line["text"]), reverse=True)
+    best = _best(lines, keep)
     left_out = [f"{line[NAME]}: {line['left_out']}" for line in lines if line["left_out"]]
-    if not gains:
+    if not best:
         reason = f"; {len(left_out):,} can't be read, {left_out[0]}" if left_out else ""
         raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}{reason}")
-    least = gains[max(1, round(keep * len(gains))) - 1]
-    kept = {line[NAME]: line for line in lines if line["text"] and line["gain"] >= least}
     captioned = (
         replace(region, text=line["text"], meta={"score": line["score"]})
         for region in regions()
-        if (line := kept.get(region.sample_id))
+        if (line := best.get(region.sample_id))
     )
     with atomic_folder(out) as partial:
         shard.write(captioned, partial / split)
     shutil.rmtree(parts)
-    whole, score = (fmean(line[key] for line in kept.values()) for key in ("whole", "score"))
+    whole, score = (fmean(line[key] for line in best.values()) for key in ("whole", "score"))
     return (
-        f"{len(kept):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
+        f"{len(best):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
         f"of {whole:.3f}, with words left out and in turned pictures, too, {score:.3f} in the mean\n"
         + (f"{len(left_out):,} masks can't be read and are left out, {left_out[0]}\n" if left_out else "")
         + f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
     )
+
+
+def _best(lines: Sequence[dict[str, Any]], share: float) -> dict[str, dict[str, Any]]:
+    """Return this share of the lines with a caption, those that gained most (and as much), by region."""
+    with_words = [line for line in lines if line["text"]]
+    gains = sorted((line["gain"] for line in with_words), reverse=True)
+    least = gains[max(1, round(share * len(gains))) - 1] if gains else 0.0
+    return {line[NAME]: line for line in with_words if line["gain"] >= least}
 
 
 def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " some"]:
@@ -149,10 +155,10 @@ def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " so
     return np.flatnonzero(np.isin(every.numbers, chosen))
 
 
-def _captioned(found: SelfCaption | None) -> _Captioned:
-    if found is None:
+def _captioned(best: SelfCaption | None) -> _Captioned:
+    if best is None:
         return _Captioned(text="")
-    return _Captioned(text=found.text, whole=found.ious[0], score=found.score, gain=found.gain)
+    return _Captioned(text=best.text, whole=best.ious[0], score=best.score, gain=best.gain)
 
 
 def _record(item: Item, answer: Prediction) -> dict[str, Any]:

@@ -40,43 +40,28 @@ class Judging:
     def rewards_with_judge(
         self, meteor: Float[Tensor, "B G"], judged: Sequence[float | None]
     ) -> tuple[Float[Tensor, "B G"], dict[str, float]]:
-        """Return the reward that replaces METEOR's, and metrics."""
-        rewards, fell_back = with_judgements(
-            meteor,
-            judged,
-            meteor_weight=self.meteor_weight,
-            judge_weight=self.judge_weight,
-            on_failure=self.on_failure,
-        )
-        judgements = [value for value in judged if value is not None]
-        metrics = {"reward/meteor_alone": float(meteor.mean()), "judge/fell_back": fell_back}
-        return rewards, metrics | ({"reward/judge": sum(judgements) / len(judgements)} if judgements else {})
+        """Return the reward that replaces METEOR's, and metrics. `judged` is row by row (B * G); the weights are
+        scaled to add up to 1.
 
-
-def with_judgements(
-    meteor: Float[Tensor, "B G"],
-    judged: Sequence[float | None],
-    *,
-    meteor_weight: float,
-    judge_weight: float,
-    on_failure: OnFailure,
-) -> tuple[Float[Tensor, "B G"], float]:
-    """Return rewards, and the share of groups that fell back. `judged` is row by row (B * G); the weights are
-    scaled to add up to 1.
-
-    If one judgement of a group is missing, the whole group is treated as not judged: rewards of judged and
-    unjudged captions would differ by more than their content. "meteor": METEOR alone, at full weight; "drop":
-    NaN for the whole group, which leaves it out.
-    """
-    total = meteor_weight + judge_weight
-    if min(meteor_weight, judge_weight) < 0 or total <= 0:
-        raise ValueError(
-            f"weights of METEOR and judge are {meteor_weight} and {judge_weight}: none below 0, and not "
-            "both 0"
-        )
-    scores = [float("nan") if value is None else value for value in judged]
-    judgements = torch.tensor(scores, dtype=meteor.dtype, device=meteor.device).view_as(meteor)
-    failed = judgements.isnan().any(1, keepdim=True)  # (B, 1)
-    both = (meteor_weight * meteor + judge_weight * judgements) / total
-    instead = meteor if on_failure == "meteor" else torch.full_like(meteor, float("nan"))
-    return torch.where(failed, instead, both), float(failed.float().mean())
+        If one judgement of a group is missing, the whole group is treated as not judged: rewards of judged and
+        unjudged captions would differ by more than their content. "meteor": METEOR alone, at full weight;
+        "drop": NaN for the whole group, which leaves it out.
+        """
+        total = self.meteor_weight + self.judge_weight
+        if min(self.meteor_weight, self.judge_weight) < 0 or total <= 0:
+            raise ValueError(
+                f"weights of METEOR and judge are {self.meteor_weight} and {self.judge_weight}: none below 0, "
+                "and not both 0"
+            )
+        scores = [float("nan") if value is None else value for value in judged]
+        judgements = torch.tensor(scores, dtype=meteor.dtype, device=meteor.device).view_as(meteor)
+        failed = judgements.isnan().any(1, keepdim=True)  # (B, 1)
+        both = (self.meteor_weight * meteor + self.judge_weight * judgements) / total
+        instead = meteor if self.on_failure == "meteor" else torch.full_like(meteor, float("nan"))
+        metrics = {
+            "reward/meteor_alone": float(meteor.mean()),
+            "judge/fell_back": float(failed.float().mean()),
+        }
+        if present := [value for value in judged if value is not None]:
+            metrics["reward/judge"] = sum(present) / len(present)
+        return torch.where(failed, instead, both), metrics

@@ -15,7 +15,7 @@ from ans_core.data.scene_text import region_caption
 from ans_core.data.scenes import Thing, draw_scene
 from ans_core.judge.base import self_checked
 from ans_core.judge.cache import Cache, key_of
-from ans_core.judge.judging import with_judgements
+from ans_core.judge.judging import Judging, OnFailure
 from ans_core.judge.parse import choice, choices
 from ans_core.judge.questions import (
     Option,
@@ -300,6 +300,25 @@ def test_two_open_caches_see_each_others_replies(tmp_path: Path):
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     one.close()
     other.close()
+
+
+def with_judgements(
+    meteor: torch.Tensor,
+    judged: list[float | None],
+    *,
+    meteor_weight: float,
+    judge_weight: float,
+    on_failure: OnFailure,
+) -> tuple[torch.Tensor, float]:
+    judging = Judging(
+        judge=RuleJudge(),
+        questions={},
+        meteor_weight=meteor_weight,
+        judge_weight=judge_weight,
+        on_failure=on_failure,
+    )
+    rewards, metrics = judging.rewards_with_judge(meteor, judged)
+    return rewards, metrics["judge/fell_back"]
 
 
 def test_a_group_with_a_failed_judgement_is_paid_by_meteor_alone_and_others_are_not_touched():
