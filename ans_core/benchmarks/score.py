@@ -61,8 +61,7 @@ def benchmark(
         return {"id": item.name, **asdict(prediction)}
 
     def score(inputs: Inputs) -> Scored:
-        assert inputs.data is not None
-        by_name = samples(inputs.data, inputs.split or SPLITS[0])
+        by_name = samples(inputs.truth, inputs.split or SPLITS[0])
         lines = files.by_id(files.records(inputs.predictions), "id", where=inputs.predictions)
         names, missing = inputs.pair(lines, by_name, what="samples")
         answers = [

@@ -21,12 +21,15 @@ class Answer:
     """The true mask has pixels."""
     predicted: bool
     """The predicted mask has pixels."""
+    answered: bool = True
+    """A mask was predicted, if only an empty one."""
 
 
-def answer(prediction: Mask, truth: Mask) -> Answer:
+def answer(prediction: Mask, truth: Mask, *, answered: bool = True) -> Answer:
     pixels = counts(prediction, truth)
     nothing = counts(truth, truth).union
-    return Answer(counts=pixels, meant=nothing > 0, predicted=pixels.union + pixels.intersection > nothing)
+    predicted = pixels.union + pixels.intersection > nothing
+    return Answer(counts=pixels, meant=nothing > 0, predicted=predicted, answered=answered)
 
 
 def shares_above(answers: Sequence[Answer], thresholds: Sequence[float]) -> dict[str, float]:

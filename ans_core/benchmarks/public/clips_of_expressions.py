@@ -113,8 +113,7 @@ def scored(clip_results: list[Result], *, notes: list[str], more: dict[str, floa
 
 
 def clips(inputs: Inputs) -> Iterator[Clip]:
-    assert inputs.data is not None
-    videos, mask_dict = _videos(inputs.data), _mask_dict(files.named(inputs.data, TRUTH))
+    videos, mask_dict = _videos(inputs.truth), _mask_dict(files.named(inputs.truth, TRUTH))
     stored = _stored(inputs.predictions)
     names = [f"{video}/{number}" for video, record in videos.items() for number in record["expressions"]]
     files.refuse_unknown(stored, names, where=inputs.predictions, what="expressions")

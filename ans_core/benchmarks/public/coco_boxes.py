@@ -16,8 +16,7 @@ from ans_core.metrics import coco
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
-    truth, images = gcg.read_truth(inputs.data)
+    truth, images = gcg.read_truth(inputs.truth)
     annotations, results = truth.records("annotations"), files.records(inputs.predictions)
     for record in (*annotations, *results):
         _check_box(record)
@@ -28,7 +27,7 @@ def score(inputs: Inputs) -> Scored:
     files.refuse_unknown(predicted, images, where=inputs.predictions, what="images")
     true = Counter(str(a["image_id"]) for a in annotations if not a["iscrowd"])
     if not true:
-        raise ValueError(f"{inputs.data}: no true box")
+        raise ValueError(f"{inputs.truth}: no true box")
     metrics = coco.figures(truth, results, kind="bbox")
     return Scored(
         metrics=metrics | {"images": len(images), "true_boxes": true.total(), "boxes": len(results)},

@@ -75,13 +75,12 @@ def score(inputs: Inputs) -> Scored:
 
 def _read_inputs(inputs: Inputs) -> tuple[dict[str, Any], dict[str, list[files.Record]], list[str], int]:
     """(captions, questions, the objects that count, how many of them have no caption)"""
-    assert inputs.data is not None
-    captions, questions = _objects(inputs.predictions), _questions(files.named(inputs.data, "qa.json"))
-    path = files.named(inputs.data, "annotations.json")
+    captions, questions = _objects(inputs.predictions), _questions(files.named(inputs.truth, "qa.json"))
+    path = files.named(inputs.truth, "annotations.json")
     truth = files.Record(files.load(path), str(path))
     objects = list(files.by_id(truth.listed("annotations"), "id", where=path))
     if unknown := [i for i in objects if i not in questions]:
-        raise ValueError(f"{inputs.data}: qa.json has no questions about objects {files.shown(unknown)}")
+        raise ValueError(f"{inputs.truth}: qa.json has no questions about objects {files.shown(unknown)}")
     return captions, questions, *inputs.pair(captions, objects, what="objects")
 
 
@@ -207,9 +206,8 @@ REPLY_TOKENS = 300
 
 def ask_judge(inputs: Inputs, judge: Judge) -> dict[str, Any]:
     """Ask a call a question, recognition first, and return the replies as the public program writes them."""
-    assert inputs.data is not None
     captions, questions, objects, _ = _read_inputs(inputs)
-    path = files.named(inputs.data, "class_names.json")
+    path = files.named(inputs.truth, "class_names.json")
     names = files.Record(files.load(path), str(path))
     by_object = {i: [recognition(names.text(i)), *questions[i]] for i in objects if i in captions}
     requests = [request_of(str(captions[i]), question) for i in by_object for question in by_object[i]]

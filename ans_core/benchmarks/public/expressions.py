@@ -29,19 +29,18 @@ QUESTION = "<image>\n Please segment {} in this image."
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
+    by_id: dict[str, Answer]
     """In the truth's order."""
-
-    ids: list[str]
-    answers: list[Answer]
-    spoke: list[bool]
-    """A mask was predicted, if only an empty one."""
     missing: int
 
+    @property
+    def answers(self) -> list[Answer]:
+        return list(self.by_id.values())
+
     def table(self) -> list[dict[str, Any]]:
-        every = zip(self.ids, self.answers, self.spoke, strict=True)
         return [
-            {"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.predicted, "answered": s}
-            for i, a, s in every
+            {"id": i, "iou": a.counts.iou, "target": a.meant, "drawn": a.predicted, "answered": a.answered}
+            for i, a in self.by_id.items()
         ]
 
 
@@ -57,23 +56,23 @@ def read(
     single: every expression of a folder means one object. truth: None = that in --data. ignored: pixels that
     don't count.
     """
-    assert inputs.data is not None
     if truth is None:
-        truth = _truth(inputs.data, inputs.predictions, split=inputs.split, single=single)
-    answers: dict[str, tuple[Answer, bool]] = {}
+        truth = _truth(inputs.truth, inputs.predictions, split=inputs.split, single=single)
+    answers: dict[str, Answer] = {}
     for record in files.stream(inputs.predictions):
         name = name_of(record)
         if name in answers:
             raise ValueError(f"{record.where}: {name!r} comes twice; leave one prediction an expression")
         if name not in truth:
             raise ValueError(
-                f"{record.where}: {name!r} is no expression of {inputs.data}; is this another split's file?"
+                f"{record.where}: {name!r} is no expression of {inputs.truth}; is this another split's file?"
             )
         real = truth[name]
         predicted = _predicted(record, real["size"])
         if predicted is not None and name in ignored:
             predicted = rle.encode(rle.decode(predicted) & ~rle.decode(ignored[name]))
-        answers[name] = answer(predicted or rle.empty(*real["size"]), real), predicted is not None
+        drawn = predicted or rle.empty(*real["size"])
+        answers[name] = answer(drawn, real, answered=predicted is not None)
     if not answers:
         raise ValueError(f"{inputs.predictions}: no predictions")
     if inputs.predicted_only:
@@ -81,14 +80,10 @@ def read(
     missing = [name for name in truth if name not in answers]
     for name in missing:  # a miss: an empty mask where something was meant, and wrong where nothing was
         nothing = counts(truth[name], truth[name]).union
-        answers[name] = (
-            Answer(counts=Counts(union=max(1, nothing)), meant=nothing > 0, predicted=nothing == 0),
-            False,
+        answers[name] = Answer(
+            counts=Counts(union=max(1, nothing)), meant=nothing > 0, predicted=nothing == 0, answered=False
         )
-    ordered = [answers[name] for name in truth]
-    return Answers(
-        ids=list(truth), answers=[a for a, _ in ordered], spoke=[s for _, s in ordered], missing=len(missing)
-    )
+    return Answers(by_id={name: answers[name] for name in truth}, missing=len(missing))
 
 
 def name_of(record: files.Record) -> str:

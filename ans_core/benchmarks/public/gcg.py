@@ -50,8 +50,7 @@ class Predicted:
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
-    masks_file = _masks_file_of(inputs.data, inputs.predictions)
+    masks_file = _masks_file_of(inputs.truth, inputs.predictions)
     truth, images = read_truth(masks_file)
     listed, predicted = _read_predictions(inputs.predictions, images)
     missing = (
@@ -91,7 +90,7 @@ def score(inputs: Inputs) -> Scored:
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
         metrics |= _coco(truth, listed)
-    elif inputs.data.is_dir():
+    elif inputs.truth.is_dir():
         figures, of_captions = _captions(inputs, _captions_file(masks_file), images, predicted, notes)
         metrics, ratios = metrics | figures, ratios | of_captions
     notes.append("AP and AP50 have no interval: pycocotools gives them for all images at once")
@@ -276,8 +275,7 @@ def _phrase_recall(
     notes: list[str],
 ) -> dict[str, Ratio]:
     """The benchmark's own recall, which also compares phrases."""
-    assert inputs.data is not None
-    if not inputs.text_encoder or not inputs.data.is_dir():
+    if not inputs.text_encoder or not inputs.truth.is_dir():
         notes.append(
             "recall (masks and phrases) is left out: it needs --text-encoder (bert-base-uncased) and the "
             "phrases of the truth"

@@ -15,7 +15,7 @@ def score(inputs: Inputs) -> Scored:
     metrics = grefcoco(outcomes.answers)
     return Scored(
         metrics=metrics
-        | {"expressions": len(outcomes.ids), "without_target": sum(not a.meant for a in outcomes.answers)},
+        | {"expressions": len(outcomes.by_id), "without_target": sum(not a.meant for a in outcomes.answers)},
         published={key: percent(value, 2) for key, value in metrics.items()},
         ratios=refcoco.ratios(outcomes.answers, ABOVE) | accuracies(outcomes.answers),
         samples=outcomes.table(),

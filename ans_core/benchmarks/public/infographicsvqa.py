@@ -29,9 +29,8 @@ GROUPS = ("answer_type", "evidence", "operation/reasoning")
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None, "needs_data"
     replies = files.by_id(files.records(inputs.predictions), "questionId", where=inputs.predictions)
-    truth = _questions(files.named(inputs.data, TRUTH))
+    truth = _questions(files.named(inputs.truth, TRUTH))
     names, missing = inputs.pair(replies, truth, what="questions")
     samples: list[dict[str, Any]] = []
     for name in names:

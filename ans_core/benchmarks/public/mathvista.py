@@ -86,8 +86,7 @@ def score(inputs: Inputs) -> Scored:
 
 
 def _truth(inputs: Inputs) -> dict[str, files.Record]:
-    assert inputs.data is not None, "needs_data"
-    return _problems(files.named(inputs.data, *TRUTH))
+    return _problems(files.named(inputs.truth, *TRUTH))
 
 
 def _problems(path: Path) -> dict[str, files.Record]:

@@ -82,8 +82,7 @@ def score(inputs: Inputs) -> Scored:
 
 
 def _truth(inputs: Inputs) -> dict[str, files.Record]:
-    assert inputs.data is not None, "needs_data"
-    return _questions(files.named(inputs.data, QUESTIONS))
+    return _questions(files.named(inputs.truth, QUESTIONS))
 
 
 def _questions(path: Path) -> dict[str, files.Record]:

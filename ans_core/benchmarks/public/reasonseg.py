@@ -42,15 +42,14 @@ class Truth:
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
-    truth = _truth(inputs.data, inputs.split)
+    truth = _truth(inputs.truth, inputs.split)
     ignored = {name: one.ignored for name, one in truth.items() if one.ignored is not None}
     outcomes = expressions.read(
         inputs, truth={name: one.mask for name, one in truth.items()}, ignored=ignored
     )
-    kinds = {"": [True] * len(outcomes.ids)}
+    kinds = {"": [True] * len(outcomes.by_id)}
     for name, sentence in (("short/", False), ("long/", True)):
-        kinds[name] = [truth[i].sentence is sentence for i in outcomes.ids]
+        kinds[name] = [truth[i].sentence is sentence for i in outcomes.by_id]
     metrics: dict[str, float] = {}
     ratios: dict[str, Ratio] = {}
     for name, of in kinds.items():

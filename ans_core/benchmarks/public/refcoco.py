@@ -21,35 +21,31 @@ DATA = "records of true masks, or REFER's folder with refs(...).p and instances.
 
 def score(inputs: Inputs) -> Scored:
     outcomes = expressions.read(inputs, single=True)
-    metrics = {
-        "cIoU": ciou(a.counts for a in outcomes.answers),
-        "gIoU": giou(a.counts for a in outcomes.answers),
-    }
-    metrics |= shares_above(outcomes.answers, THRESHOLDS)
-    if answered := [a.counts for a, spoke in zip(outcomes.answers, outcomes.spoke, strict=True) if spoke]:
+    answers = outcomes.answers
+    metrics = {"cIoU": ciou(a.counts for a in answers), "gIoU": giou(a.counts for a in answers)}
+    metrics |= shares_above(answers, THRESHOLDS)
+    intervals, notes = ratios(answers), []
+    if answered := [a.counts for a in answers if a.answered]:
         metrics["cIoU_upstream"] = ciou(answered)
-    pixels = [
-        a.counts if spoke else Counts() for a, spoke in zip(outcomes.answers, outcomes.spoke, strict=True)
-    ]
-    upstream = Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels])
+        intervals["cIoU_upstream"] = _pooled([a.counts if a.answered else Counts() for a in answers])
+        notes = ["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"]
     return Scored(
-        metrics=metrics | {"expressions": len(outcomes.ids), "without_a_mask": outcomes.spoke.count(False)},
+        metrics=metrics | {"expressions": len(answers), "without_a_mask": len(answers) - len(answered)},
         published={key: percent(metrics[key]) for key in ("cIoU", "gIoU")},
-        ratios=ratios(outcomes.answers) | ({"cIoU_upstream": upstream} if answered else {}),
+        ratios=intervals,
         samples=outcomes.table(),
         missing=outcomes.missing,
-        notes=["cIoU_upstream leaves out expressions that got no mask, as upstream's scorer does"]
-        if answered
-        else [],
+        notes=notes,
     )
+
+
+def _pooled(pixels: list[Counts]) -> Ratio:
+    return Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels])
 
 
 def ratios(answers: list[Answer], thresholds: tuple[float, ...] = THRESHOLDS) -> dict[str, Ratio]:
     pixels, meant = [a.counts for a in answers], [int(a.meant) for a in answers]
-    ratio_of = {
-        "cIoU": Ratio(numerators=[c.intersection for c in pixels], denominators=[c.union for c in pixels]),
-        "gIoU": Ratio(numerators=[c.iou for c in pixels]),
-    }
+    ratio_of = {"cIoU": _pooled(pixels), "gIoU": Ratio(numerators=[c.iou for c in pixels])}
     if any(meant):
         ratio_of |= {
             f"P@{t:g}": Ratio(

@@ -23,8 +23,7 @@ TYPES = {0: "referring", 1: "reasoning"}
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
-    path = files.named(inputs.data, "mask_dict_foreground.json")
+    path = files.named(inputs.truth, "mask_dict_foreground.json")
     foreground = files.Record(files.load(path), str(path))
     groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
     for clip in video.clips(inputs):
@@ -33,7 +32,7 @@ def score(inputs: Inputs) -> Scored:
             groups[TYPES[kind]].append((video.result(clip), *accuracy_and_robustness(clip, foreground)))
     if empty := [name for name, of_type in groups.items() if not of_type]:
         raise ValueError(
-            f"{inputs.data}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
+            f"{inputs.truth}: no expression of type {' or '.join(empty)}; the overall figures are the mean of "
             "both types"
         )
     metrics: dict[str, float] = {}

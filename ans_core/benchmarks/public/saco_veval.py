@@ -22,8 +22,7 @@ Pair = tuple[Any, Any]
 
 
 def score(inputs: Inputs) -> Scored:
-    assert inputs.data is not None
-    path = files.named(inputs.data, "gt.json")
+    path = files.named(inputs.truth, "gt.json")
     truth = files.Record(files.load(path), str(path))
     videos = {video.number("id"): video for video in truth.records("videos")}
     for video in videos.values():

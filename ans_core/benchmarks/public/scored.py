@@ -32,6 +32,12 @@ class Inputs:
     predicted_only: bool = False
     """Only what is predicted is scored: a run with --limit. Otherwise a missing prediction counts 0."""
 
+    @property
+    def truth(self) -> Path:
+        """Return `data`, of a benchmark that needs it."""
+        assert self.data is not None, "needs_data"
+        return self.data
+
     def pair(self, predicted: Iterable[str], true: Iterable[str], *, what: str) -> tuple[list[str], int]:
         """Return the names that are scored, in the truth's order, and how many of them are not predicted.
         Raises ValueError for predictions of what the truth does not have."""
