@@ -7,30 +7,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
-from ans_core.config import PROFILES, Config, DataSource, resolve
+from ans_core.config import Config, DataSource
 from ans_core.fingerprint import fingerprint
-from flows.paths import root
-from flows.short_training import (
+from flows.short_training import train
+from flows.training_request import (
     CHUNK,
-    FEW,
     IMPORTED,
-    SMALL,
+    MERGED,
     Request,
     Training,
-    Work,
-    accumulated,
     base_of,
     benchmarks_of,
-    launch_words,
-    length,
+    complete_settings,
+    identity_of,
+    out_folder,
+    planned,
     refuse_another,
     set_names,
-    stage_work,
-    train,
+    start_folder,
+    warn_of_few,
 )
 
 EPOCHS = 10
@@ -46,7 +45,6 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     to `scratch` alone, for what does not fit, and for a folder that holds another fine-tuning."""
     from ans_core import data
     from ans_core.checkpoints import conversion
-    from ans_core.checkpoints.folder import local_folder
     from ans_core.data.exports import EXPORTS
     from ans_core.data.formats import SPLITS, infer
     from ans_core.data.formats.checks import NoSplit
@@ -54,16 +52,9 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
 
     source = Path(arguments.folder).resolve()
     (name,) = set_names([source])
-    out = (
-        scratch / "out"
-        if arguments.estimate
-        else Path(arguments.out or root() / "runs" / f"finetune-{source.name}").resolve()
-    )
+    out = out_folder(arguments, scratch, f"finetune-{source.name}")
     folder, form, imported = source, arguments.format or infer(source), None
-    identity = {
-        "source": str(source), "files": fingerprint(source), "model": arguments.model,
-        "profile": arguments.profile, "settings": list(arguments.settings), "steps": arguments.steps,
-    }  # fmt: skip
+    identity = {"source": str(source), "files": fingerprint(source), **identity_of(arguments)}
     refuse_another(out / "finetune.json", identity, FINETUNE.noun)
     if form in EXPORTS and (form not in SPLITS or not {"train", "val"} <= {*SPLITS[form](source)}):
         imported, form = scratch / IMPORTED, "annotations"
@@ -93,13 +84,12 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
             "benchmark compares: give it records"
             ' of objects or regions with "split": "val", or run the pipeline on it (`ans run --add-data`)'
         )
-    start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
     config = settings(
         DataSource(name=name, format=form, path=str(out / IMPORTED if imported else source)),
         arguments,
         pictures=len({sample.image_id for sample in train}),
         benchmarks=benchmarks,
-        parameters=conversion.parameters(base_of(start)[1]),
+        parameters=conversion.parameters(base_of(start_folder(out, arguments.model))[1]),
     )
     optim = config.sft.optim
     print(
@@ -107,11 +97,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         f"{optim.batch}",
         flush=True,
     )
-    if len({sample.image_id for sample in held_out}) < FEW:
-        print(
-            f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance; {more}",
-            flush=True,
-        )
+    warn_of_few(held_out, f"; {more}")
     return Request(
         training=FINETUNE,
         data=name,
@@ -167,48 +153,11 @@ def settings(
 ) -> Config:
     """Return the settings: those of a profile for a model of this size, with this data set alone, and a
     number of steps that shows every picture about EPOCHS times."""
-    profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b")
-    file = root() / PROFILES / f"{profile}.yaml"
-    defaults = Config.model_validate(resolve(file))
-    of_profile = defaults.sft.optim
-    epochs, user_settings, user_words = length(arguments.settings, section="sft", steps=arguments.steps)
-    batch = user_settings.get("sft.optim.batch", min(of_profile.batch, max(1, pictures)))
-    steps = arguments.steps or (
-        math.ceil(epochs * pictures / batch) if epochs else max(20, math.ceil(EPOCHS * pictures / batch))
-    )
-    of_machine = launch_words(batch, user_settings, command="finetune")
-    count = int(user_settings.get("launch.processes", of_machine["launch.processes"]))
-    accumulate = accumulated(batch, count, of_profile, processes=defaults.launch.processes)
-    words = [
-        f"prepare.sources=[{json.dumps(source.model_dump(mode='json', include={'name', 'format', 'path'}))}]",
-        *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
-        f"sft.optim.steps={steps}", f"sft.optim.batch={batch}", f"sft.optim.accumulate={accumulate}",
-        f"sft.optim.save_every={min(CHUNK, steps)}",
-        "memory.train=false", *(f"{key}={value}" for key, value in of_machine.items()),
-        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]",
-        "evaluate.split=val",
-        *user_words,
-    ]  # fmt: skip
-    return Config.model_validate(resolve(file, tuple(words)))
-
-
-def works(request: Request) -> Iterator[tuple[str, Work]]:
-    """Yield (folder of its output, what writes it) in order."""
-    out = request.out
-    yield "data", stage_work(request, "prepare")
-    yield "memory", stage_work(request, "memory", "data", "base")
-    yield "evaluate/base", stage_work(request, "evaluate@base", "data", "base")
-    yield "sft", stage_work(request, "sft", "data", "base", "memory")
-    yield "evaluate/sft", stage_work(request, "evaluate@sft", "data", "base", "sft")
-    yield "model", lambda model: merge(out / "base/base", out / "sft", model)
-    yield "report", stage_work(request, "report", "data", "base", "sft", "evaluate/base", "evaluate/sft")
-
-
-def merge(base: Path, sft: Path, out: Path) -> None:
-    from ans_core.checkpoints import checkpoint
-    from ans_core.checkpoints.trained import sft_model
-
-    checkpoint.save(sft_model(base, sft), out, metadata={"stage": "finetune"})
+    plan = planned(arguments, FINETUNE, full_size="sa2va-4b", parameters=parameters, samples=max(1, pictures))
+    passes = math.ceil((plan.epochs or EPOCHS) * pictures / plan.batch)
+    steps = arguments.steps or (passes if plan.epochs else max(20, passes))
+    own = [f"sft.optim.save_every={min(CHUNK, steps)}"]
+    return complete_settings(plan, [source], benchmarks, own, steps=steps)
 
 
 FINETUNE = Training(
@@ -216,6 +165,6 @@ FINETUNE = Training(
     noun="fine-tuning",
     stage="sft",
     rows=("base", "sft"),
-    works=works,
-    before_estimate=("data", "memory"),
+    stages=("prepare", "memory", "evaluate@base", "sft", "evaluate@sft", MERGED, "report"),
+    before_estimate=("prepare", "memory"),
 )

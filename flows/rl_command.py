@@ -8,30 +8,28 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ans_core.config import PROFILES, Config, DataSource, Rl, resolve
+from ans_core.config import Config, DataSource, LoopName, Rl
 from ans_core.fingerprint import fingerprint
 from ans_core.types import Sample
-from flows.paths import root
-from flows.short_training import (
+from flows.short_training import train
+from flows.training_request import (
     CHUNK,
-    FEW,
-    SMALL,
     Request,
     Training,
-    Work,
-    accumulated,
     base_of,
     benchmarks_of,
-    launch_words,
-    length,
+    complete_settings,
+    identity_of,
+    out_folder,
+    planned,
     refuse_another,
     set_names,
-    stage_work,
-    train,
+    start_folder,
+    warn_of_few,
 )
 
 EPOCHS = 3
@@ -59,26 +57,19 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     """Read and check the data, the start model and the settings. Raises ValueError for what does not fit, and
     for a folder that holds another run."""
     from ans_core.checkpoints import conversion
-    from ans_core.checkpoints.folder import local_folder
     from ans_core.checkpoints.trained import refuse_untaught
 
     paths = [Path(path).resolve() for path in arguments.data]
     names = set_names(paths)
     title = "-".join(names)
-    out = (
-        scratch / "out"
-        if arguments.estimate
-        else Path(arguments.out or root() / "runs" / f"rl-{title}").resolve()
-    )
+    out = out_folder(arguments, scratch, f"rl-{title}")
     identity = {
         "data": [str(path) for path in paths], "files": [fingerprint(path) for path in paths],
-        "model": arguments.model, "judge": arguments.judge, "profile": arguments.profile,
-        "settings": list(arguments.settings), "steps": arguments.steps,
+        "judge": arguments.judge, **identity_of(arguments),
     }  # fmt: skip
     refuse_another(out / "rl.json", identity, RL.noun)
     sets = [read_set(path, arguments.format, name=name) for path, name in zip(paths, names, strict=True)]
-    start = out / "base/base" if (out / "base/base").exists() else local_folder(arguments.model)
-    stage, base = base_of(start)
+    stage, base = base_of(start_folder(out, arguments.model))
     parameters = conversion.parameters(base)  # raises for what is no Sa2VA
     if stage not in {"sft", "rl"}:
         refuse_untaught(base)
@@ -90,11 +81,7 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         f"of {optim.batch}",
         flush=True,
     )
-    if len({sample.image_id for sample in held_out}) < FEW:
-        print(
-            f"fewer than {FEW} pictures are held out: the report will hardly tell a gain from chance",
-            flush=True,
-        )
+    warn_of_few(held_out)
     return Request(training=RL, data=title, model=arguments.model, out=out, config=config, identity=identity)
 
 
@@ -135,24 +122,16 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     """Return the settings: those of a profile for a model of this size, with these data sets alone, the loops
     that they have samples for, and as many steps as the profile says, or as EPOCHS take if these are
     fewer."""
-    profile = arguments.profile or ("tiny" if parameters < SMALL else "sa2va-4b-rl")
-    file = root() / PROFILES / f"{profile}.yaml"
-    defaults = Config.model_validate(resolve(file))
-    of_profile = defaults.rl
-    train = [sample for one in sets for sample in one.train]
-    loops, samples = loops_of(train, of_profile)
-    epochs, user_settings, words = length(arguments.settings, section="rl", steps=arguments.steps)
-    batch = user_settings.get("rl.optim.batch", min(of_profile.optim.batch, samples))
-    inner = user_settings.get("rl.inner_steps", of_profile.inner_steps)
+    counts = loop_counts([sample for one in sets for sample in one.train])
+    samples = max(counts.values())
+    plan = planned(arguments, RL, full_size="sa2va-4b-rl", parameters=parameters, samples=samples)
+    profile = plan.defaults.rl
+    inner = plan.user_settings.get("rl.inner_steps", profile.inner_steps)
     if not isinstance(inner, int) or inner < 1:
         raise ValueError(f"rl.inner_steps = {inner!r}: give a whole number above 0")
     # as `launch.lasting` counts them
-    passes = max(1, math.ceil((epochs or EPOCHS) * samples / batch)) * inner
-    steps = arguments.steps or (passes if epochs else min(of_profile.optim.steps or passes, passes))
-    sources = [
-        one.source.model_dump(mode="json", include={"name", "format", "path", "split", "hold_out"})
-        for one in sets
-    ]
+    passes = max(1, math.ceil((plan.epochs or EPOCHS) * samples / plan.batch)) * inner
+    steps = arguments.steps or (passes if plan.epochs else min(profile.optim.steps or passes, passes))
     benchmarks = benchmarks_of(sample for one in sets for sample in one.held_out)
     benchmarks += ["loops"] if "region_caption" in benchmarks else []
     if not benchmarks:
@@ -160,41 +139,32 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
             "the held-out samples are none that a benchmark compares: give regions with captions, or "
             "expressions with masks"
         )
-    of_machine = launch_words(batch, user_settings, command="rl")
-    count = int(user_settings.get("launch.processes", of_machine["launch.processes"]))
-    accumulate = accumulated(batch, count, of_profile.optim, processes=defaults.launch.processes)
-    ours = [
-        f"prepare.sources={json.dumps(sources)}",
-        *(f"prepare.{name}=0" for name in ("scenes", "clips", "val_scenes", "test_scenes", "val_clips", "test_clips")),
-        "base.source=published", f"base.internvl={json.dumps(arguments.model)}", "base.sam2=",
-        "memory.train=false", "sft.optim.steps=0",
-        f"sft.optim.batch={max(batch, count)}", "sft.optim.accumulate=1", "sft.mixture={extra: 1.0}",
-        f"rl.loops={json.dumps(loops)}", f"rl.optim.steps={steps}", f"rl.optim.batch={batch}",
-        f"rl.optim.accumulate={accumulate}",
+    weights = Rl().loops | profile.loops
+    loops = {name: weights[name] for name in counts}
+    own = [
+        "base.source=published", f"base.internvl={json.dumps(arguments.model)}", "base.sam2=", "sft.optim.steps=0",
+        f"sft.optim.batch={max(plan.batch, plan.processes)}", "sft.optim.accumulate=1", "sft.mixture={extra: 1.0}",
+        f"rl.loops={json.dumps(loops)}", f"rl.rows={plan.batch if profile.rows else 0}",
         f"rl.optim.save_every={math.ceil(min(CHUNK, steps) / inner) * inner}",
-        f"rl.rows={batch if of_profile.rows else 0}",
-        "rl.use_llm_judge=false", "rl.use_llm_judge_loop2=false", *judge_words(arguments.judge, user_settings),
-        "evaluate.sources=[]", f"evaluate.benchmarks={json.dumps(benchmarks)}", "evaluate.optional=[]",
-        "evaluate.split=val",
-        *(f"{key}={value}" for key, value in of_machine.items()),
+        "rl.use_llm_judge=false", "rl.use_llm_judge_loop2=false",
+        *judge_words(arguments.judge, plan.user_settings),
     ]  # fmt: skip
-    return Config.model_validate(resolve(file, (*ours, *words)))
+    return complete_settings(plan, [one.source for one in sets], benchmarks, own, steps=steps)
 
 
-def loops_of(samples: Sequence[Sample], settings: Rl) -> tuple[dict[str, float], int]:
-    """Return the loops `caption`, `mask` and `refer` that the data have samples for, with their weights, and
-    the number of samples of the largest. Raises ValueError if there is none."""
+def loop_counts(samples: Sequence[Sample]) -> dict[LoopName, int]:
+    """Return the loops `caption`, `mask` and `refer` that the data have samples for, with their numbers.
+    Raises ValueError if there is none."""
     from ans_core.rl.dual_loop import LOOPS
 
-    weights = Rl().loops | settings.loops
-    counts = {name: sum(map(LOOPS[name].takes, samples)) for name in ("caption", "mask", "refer")}
-    loops = {name: weights[name] for name, count in counts.items() if count}  # type: ignore[index]
-    if not loops:
+    names: tuple[LoopName, ...] = ("caption", "mask", "refer")
+    counts = {name: sum(map(LOOPS[name].takes, samples)) for name in names}
+    if not any(counts.values()):
         raise ValueError(
             f"the data have no samples for a loop of RL: caption and mask want {LOOPS['caption'].wants}, "
             f"refer wants {LOOPS['refer'].wants}"
         )
-    return loops, max(counts.values())
+    return {name: count for name, count in counts.items() if count}
 
 
 def judge_words(url: str | None, user_settings: dict[str, object]) -> list[str]:
@@ -224,24 +194,21 @@ def judge_words(url: str | None, user_settings: dict[str, object]) -> list[str]:
     return [*words, f"judge.model={json.dumps(models[0])}"]
 
 
-def works(request: Request) -> Iterator[tuple[str, Work]]:
-    """Yield (folder of its output, what writes it) in order."""
-    yield "data", stage_work(request, "prepare")
-    yield "memory", stage_work(request, "memory", "data", "base")
-    yield "sft", stage_work(request, "sft", "data", "base", "memory")
-    yield "questions", stage_work(request, "judge_questions", "data")
-    yield "evaluate/sft", stage_work(request, "evaluate@sft", "data", "base", "sft")
-    yield "rl", stage_work(request, "rl", "data", "base", "sft", "questions")
-    yield "model", stage_work(request, "convert", "data", "base", "sft", "rl")
-    yield "evaluate/rl", stage_work(request, "evaluate@rl", "data", "base", "sft", "model")
-    yield "report", stage_work(request, "report", "data", "base", "sft", "rl", "evaluate/sft", "evaluate/rl")
-
-
 RL = Training(
     name="rl",
     noun="RL",
     stage="rl",
     rows=("sft", "rl"),
-    works=works,
-    before_estimate=("data", "memory", "sft"),
-)
+    stages=(
+        "prepare",
+        "memory",
+        "sft",
+        "judge_questions",
+        "evaluate@sft",
+        "rl",
+        "convert",
+        "evaluate@rl",
+        "report",
+    ),
+    before_estimate=("prepare", "memory", "sft"),
+)  # fmt: skip

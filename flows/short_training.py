@@ -1,14 +1,13 @@
 """What `ans finetune` and `ans rl` share: a checked request in; its stages run without DVC in a folder of
 their own, an estimate first, a table of before and after last. params.yaml and runs/ stay as they are.
 
-    python -m flows.short_training FOLDER STAGE [--measure]     # one stage, or its first steps, in each of several processes
+    python -m flows.short_training FOLDER STAGE [OUT]     # one stage, or without OUT its first steps, in each of several processes
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import resource
 import shutil
@@ -16,74 +15,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any
 
 from ans_core import dist, stop
-from ans_core.config import Config, setting
-from ans_core.config.names import DATA_KINDS
-from ans_core.config.training import DataOptim
+from ans_core.config import Config, dump, load
 from ans_core.processes import shared_words, thread_variables
-from ans_core.types import Sample
+from ans_core.types import Log
 from ans_core.written import atomic_folder
 from flows.child import LAUNCH
 from flows.paths import root
+from flows.training_request import IMPORTED, MERGED, Request, Training, refuse_another
 from tasks import provenance
+from tasks.launcher import processes_of
 from tasks.process import die_with_parent, held, holder_of, outlive_readers
 from tasks.runner import TORCHRUN, stage_function
 from tasks.stages import Stage, stage_named
 
-SMALL = 100_000_000
-"""Parameters of a model that gets the settings of the profile `tiny`."""
 MEASURED_STEPS = 3
 """The first one is not counted: it allocates."""
-FEW = 4
-"""Held-out pictures from which on a comparison is worth more than a glance."""
-CHUNK = 25
-"""Steps between resumable states."""
-IMPORTED = "imported"
-"""Folder of what an export became that holds nothing out itself."""
-Work = Callable[[Path], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A command that trains."""
-
-    name: str
-    """`ans NAME`; its file is NAME.json."""
-    noun: str
-    """What one run of it is called."""
-    stage: Literal["sft", "rl"]
-    """The stage that learns, and the section of its settings."""
-    rows: tuple[str, str]
-    """Rows of `evaluate` before and after."""
-    works: Callable[[Request], Iterator[tuple[str, Work]]]
-    """(folder of its output, what writes it) in order."""
-    before_estimate: tuple[str, ...]
-    """Works that a step of training needs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A training whose data, model and settings are checked."""
-
-    training: Training
-    data: str
-    """Names of the data sets, for the report's title."""
-    model: str
-    out: Path
-    config: Config
-    identity: dict[str, Any]
-    """What <name>.json holds: a folder is of one training."""
-    imported: Path | None = None
-    """Where the data were imported to, if their own files hold nothing out."""
 
 
 def train(
@@ -118,10 +70,11 @@ def _train(
             begin(request)
             if not (request.out / training.stage).exists():
                 print(estimate(request), flush=True)
-            for name, work in training.works(request):
+            for name in training.stages:
                 begin_s = time.monotonic()
-                ran = done(request.out / name, work)
-                print(f"{name}: {f'{time.monotonic() - begin_s:.0f} s' if ran else 'was there'}", flush=True)
+                ran = make(request, name)
+                how = f"{time.monotonic() - begin_s:.0f} s" if ran else "was there"
+                print(f"{folder_of(name)}: {how}", flush=True)
     print("\n".join(["", *gains(request.out / "evaluate", training.rows), ""]))
     print(f"model:  {request.out / 'model'}\nreport: {request.out / 'report/report.html'}")
     print(
@@ -148,179 +101,87 @@ def begin(request: Request) -> None:
                 shutil.move(part, partial)
     if model is not None:
         checkpoint.save(model, base, metadata={"stage": "base", "source": request.model})
-    (out / "params.yaml").write_text(
-        yaml.safe_dump(request.config.model_dump(mode="json"), sort_keys=False), encoding="utf-8"
-    )
+    (out / "params.yaml").write_text(dump(request.config.model_dump(mode="json")), encoding="utf-8")
 
 
-def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
-    """Raise ValueError if the folder holds a training with other data, model or settings, or anything
-    else."""
-    if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != identity:
-        changed = [
-            f"{key} {before.get(key)!r}, now {value!r}"
-            for key, value in identity.items()
-            if before.get(key) != value
-        ]
-        raise ValueError(
-            f"{file.parent} holds another {noun} ({'; '.join(changed)}); give another --out, or remove it"
-        )
-    if not file.exists() and file.parent.exists() and any(file.parent.iterdir()):
-        raise ValueError(f"{file.parent} is not empty and holds no {noun}; give another --out")
+def folder_of(name: str) -> str:
+    """Return the folder that a stage's output has in the training's."""
+    return MERGED if name == MERGED else stage_named(name).out
 
 
-def benchmarks_of(samples: Iterable[Sample]) -> list[str]:
-    """Return the benchmarks that compare answers to these samples; there may be none."""
-    from ans_core.benchmarks import BENCHMARKS
-    from ans_core.benchmarks.score import benchmark_of
-
-    return sorted({benchmark_of(sample) for sample in samples} & BENCHMARKS.keys())
-
-
-def length(
-    settings: Sequence[str], *, section: str, steps: int | None
-) -> tuple[float | None, dict[str, Any], tuple[str, ...]]:
-    """Return (epochs that the settings ask for, all settings by key, the words without the epochs), for a
-    command that counts steps itself. Raises ValueError where --steps or the settings name steps too."""
-    key, user_settings = f"{section}.optim.epochs", dict(setting(word) for word in settings)
-    for counted in (f"{section}.optim.batch", "launch.processes"):
-        if not isinstance(user_settings.get(counted, 1), int) or user_settings.get(counted, 1) < 1:
-            raise ValueError(f"{counted} = {user_settings[counted]!r}: give a whole number above 0")
-    epochs = user_settings.get(key)
-    if epochs is None:
-        return None, user_settings, tuple(settings)
-    if steps or f"{section}.optim.steps" in user_settings:
-        raise ValueError(f"{key} and a number of steps are both given: leave one of them out")
-    if not isinstance(epochs, int | float) or epochs <= 0:
-        raise ValueError(f"{key} = {epochs!r}: give a number above 0")
-    return float(epochs), user_settings, tuple(word for word in settings if setting(word)[0] != key)
+def make(request: Request, name: str) -> bool:
+    """Run a stage if its output is not there; it appears whole or not at all. Tell whether it ran."""
+    out = request.out / folder_of(name)
+    if out.exists():
+        return False
+    with atomic_folder(out) as partial:
+        if name == MERGED:
+            merge(request.out, partial)
+        else:
+            run_stage(request, stage_named(name), partial)
+    return True
 
 
-def launch_words(batch: int, user_settings: Collection[str], *, command: str) -> dict[str, str]:
-    """Return the settings of a process for each GPU of this machine, as far as a step has a sample for each;
-    one without a GPU. None of a cluster's jobs. `user_settings`: keys of the user's settings. Raises
-    ValueError if these ask for jobs."""
-    import torch
+def merge(folder: Path, out: Path) -> None:
+    from ans_core.checkpoints import checkpoint
+    from ans_core.checkpoints.trained import sft_model
 
-    if jobs := [
-        key for key in user_settings if key == "launch.launcher" or key.startswith("launch.resources")
-    ]:
-        raise ValueError(
-            f"{', '.join(jobs)}: ans {command} trains on this machine; use the profile and `ans run` for jobs"
-        )
-    processes = max(1, min(torch.cuda.device_count(), batch))
-    words = {
-        "launcher": "torchrun",
-        "resources": "{}",
-        "processes": str(processes),
-        "inference_processes": str(processes),
-    }
-    return {
-        f"launch.{key}": value
-        for key, value in (words | ({"deepspeed_stage": "0"} if processes == 1 else {})).items()
-    }
+    model = sft_model(folder / "base/base", folder / "sft")
+    checkpoint.save(model, out, metadata={"stage": "finetune"})
 
 
-def accumulated(batch: int, count: int, of_profile: DataOptim, *, processes: int) -> int:
-    """Return into how many micro-batches `count` processes divide a step, so that each computes as many
-    samples at once as on the `processes` of the profile, which fit its memory."""
-    at_once = math.ceil(of_profile.batch / of_profile.accumulate / processes)
-    return max(1, math.ceil(batch / count) // at_once)
-
-
-def set_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each data set: its folder's or file's, with the parent's before it where that is
-    another set's or a kind of data's. Raises ValueError for a set that comes twice."""
-    names: list[str] = []
-    for place, path in enumerate(paths):
-        if path in paths[:place]:
-            raise ValueError(f"--data {path} is given twice; leave one out")
-        name = path.stem if path.is_file() else path.name
-        numbered = (f"{name}-{number}" for number in count(2))
-        names.append(
-            next(
-                one
-                for one in chain([name, f"{path.parent.name}-{name}"], numbered)
-                if one not in {*names, *DATA_KINDS}
-            )
-        )
-    return names
-
-
-def base_of(start: Path) -> tuple[str, Path]:
-    """Return (stage, folder of all tensors) of a start model: of what a stage trained (runs/<profile>/sft,
-    rl, rl/teacher) the base beside it, of any other no stage and its own. Raises ValueError where the base is
-    missing."""
-    from ans_core.checkpoints.checkpoint import DELTA
-    from ans_core.checkpoints.trained import trained_on
-
-    return trained_on(start)[:2] if (start / DELTA).is_file() else ("", start)
-
-
-def stage_work(request: Request, name: str, *inputs: str) -> Work:
-    """Return what runs a stage; `inputs`: folders of what was written before."""
-    return lambda out: run_stage(request, name, inputs, out)
-
-
-def run_stage(request: Request, name: str, inputs: tuple[str, ...], out: Path) -> None:
+def run_stage(request: Request, stage: Stage, out: Path) -> None:
     """Run a stage, in as many processes as the settings say."""
-    stage = stage_named(name)
-    if command := ranks_command(stage, request.config, request.out, "--inputs", *inputs, "--out", str(out)):
-        status, _, _ = run_ranks(command, ranks_environment(stage, request.config))
+    config, folder = request.config, request.out
+    if starts_processes(stage, config):
+        status, _, _ = run_ranks(
+            ranks_command(stage, config, folder, str(out)), ranks_environment(stage, config)
+        )
         if status:
             raise ValueError(
-                f"{name} failed in one of its processes; what it says stands above. The same command goes "
+                f"{stage.name} failed in one of its processes; what it says stands above. The same command goes "
                 "on from here"
             )
         return
-    more: dict[str, Any] = {}
-    if name == "report":
-        scratch = request.out / ".scratch"
-        scratch.mkdir(parents=True, exist_ok=True)
-        more = {
-            "versions": provenance.write(scratch / "versions.json", request.config, {}, root()),
-            "rows": request.training.rows, "title": f"{request.training.noun} on {request.data}",
-        }  # fmt: skip
-    call(stage, request.config, request.out, inputs, out, **more)
+    training = request.training
+    about: dict[str, Any] = {"rows": training.rows, "title": f"{training.noun} on {request.data}"}
+    call(stage, config, folder, out, **(about if stage.name == "report" else {}))
 
 
 def call(
     stage: Stage,
     config: Config,
     folder: Path,
-    inputs: tuple[str, ...],
     out: Path,
     *,
-    versions: Path | None = None,
+    scratch: Path | None = None,
+    log: Log = lambda metrics, step: None,
     **more: Any,
 ) -> None:
-    """Run a stage's function in this process."""
-    scratch = folder / ".scratch" / stage.name
+    """Run a stage's function in this process, on what was made before in the training's folder."""
+    scratch = scratch or folder / ".scratch" / stage.name
     scratch.mkdir(parents=True, exist_ok=True)
-    of = {name: folder / name for name in inputs} | ({"versions": versions} if versions else {})
+    inputs = {name: folder / name for name in stage.inputs if (folder / name).exists()}
+    if stage.name == "report":
+        inputs["versions"] = provenance.write(folder / ".scratch/versions.json", config, {}, root())
     more |= {"row": stage.row} if stage.row else {}
-    stage_function(stage)(config, inputs=of, out=out, scratch=scratch, log=lambda metrics, step: None, **more)
+    stage_function(stage)(config, inputs=inputs, out=out, scratch=scratch, log=log, **more)
 
 
-def ranks_command(stage: Stage, config: Config, folder: Path, *words: str) -> list[str] | None:
-    """Return the command that starts the stage in several processes; None if this one is enough."""
-    count = processes_of(stage, config)
-    if count == 1 and not (stage.distributed and config.launch.deepspeed_stage):
-        return None
-    return [
-        sys.executable,
-        *shared_words(count),
-        "-m",
-        "flows.short_training",
-        str(folder),
-        stage.name,
-        *words,
-    ]
+def starts_processes(stage: Stage, config: Config) -> bool:
+    """Tell whether a stage needs more than this process. DeepSpeed wants a launcher of one process, too."""
+    return processes_of(stage, config.launch) > 1 or bool(stage.distributed and config.launch.deepspeed_stage)
+
+
+def ranks_command(stage: Stage, config: Config, folder: Path, *out: str) -> list[str]:
+    """Return the command that runs a stage into `out`, or without it measures its first steps."""
+    shared = shared_words(processes_of(stage, config.launch)) if starts_processes(stage, config) else []
+    return [sys.executable, *shared, "-m", "flows.short_training", str(folder), stage.name, *out]
 
 
 def ranks_environment(stage: Stage, config: Config) -> dict[str, str]:
     threads = thread_variables(
-        config.launch.threads, processes=processes_of(stage, config), environment=os.environ
+        config.launch.threads, processes=processes_of(stage, config.launch), environment=os.environ
     )
     return os.environ | TORCHRUN | threads
 
@@ -349,22 +210,6 @@ def run_ranks(
     return process.returncode, stdout or "", stderr or ""
 
 
-def processes_of(stage: Stage, config: Config) -> int:
-    if stage.one_node:
-        return config.launch.inference_processes or config.launch.processes
-    return config.launch.processes if stage.distributed else 1
-
-
-def done(out: Path, work: Work) -> bool:
-    """Do the work if its output is not there; it appears whole or not at all. Tell whether anything was
-    done."""
-    if out.exists():
-        return False
-    with atomic_folder(out) as partial:
-        work(partial)
-    return True
-
-
 def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
     """Return the table of what training changed on the held-out pictures."""
     from ans_core.report.changes import changes, read_answers
@@ -384,18 +229,9 @@ def estimate(request: Request) -> str:
     """Return what training will take, measured on MEASURED_STEPS steps in a process of its own. Raises
     ValueError if they fail."""
     training, stage = request.training, stage_named(request.training.stage)
-    for name, work in training.works(request):
-        if name in training.before_estimate:
-            done(request.out / name, work)
-    command = ranks_command(stage, request.config, request.out, "--measure")
-    command = command or [
-        sys.executable,
-        "-m",
-        "flows.short_training",
-        str(request.out),
-        stage.name,
-        "--measure",
-    ]
+    for name in training.before_estimate:
+        make(request, name)
+    command = ranks_command(stage, request.config, request.out)
     trial_folder = request.out / ".scratch/measured"
     # a killed trial's states: it would go on from them, and measure nothing
     shutil.rmtree(trial_folder, ignore_errors=True)
@@ -456,14 +292,10 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
             times.append(time.monotonic())
 
     trial = folder / ".scratch/measured"
-    for name in ("out", "scratch"):
-        (trial / name).mkdir(parents=True, exist_ok=True)
-    inputs = {name: folder / name for name in stage.inputs}
+    (trial / "out").mkdir(parents=True, exist_ok=True)
     more = {"must_learn": False} if stage.name == "rl" else {}
     with redirect_stdout(sys.stderr):  # the last line of stdout is the result
-        stage_function(stage)(
-            short, inputs=inputs, out=trial / "out", scratch=trial / "scratch", log=log, **more
-        )
+        call(stage, short, folder, trial / "out", scratch=trial / "scratch", log=log, **more)
     if dist.rank() > 0:
         return {}
     gpu = torch.cuda.is_available()
@@ -476,28 +308,18 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
     return {"step_s": (times[-1] - times[0]) / (len(times) - 1), "bytes": used, "total": total, "gpu": gpu}
 
 
-def main() -> None:
+def main(folder: str, name: str, *out: str) -> None:
     """Run a stage in this process, one of several."""
     if "RANK" in os.environ:  # torchrun started it; LAUNCH has done so for one that `run_ranks` started
         die_with_parent()
         outlive_readers()
     stop.exit_on_signals()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("stage")
-    parser.add_argument("--inputs", nargs="*", default=[])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--measure", action="store_true")
-    arguments = parser.parse_args()
-    stage = stage_named(arguments.stage)
-    config = Config.model_validate(
-        yaml.safe_load((arguments.folder / "params.yaml").read_text(encoding="utf-8"))
-    )
-    if not arguments.measure:
-        call(stage, config, arguments.folder, tuple(arguments.inputs), arguments.out)
-    elif measured := measure(arguments.folder, stage, config):
+    stage, config = stage_named(name), load(Path(folder, "params.yaml"))
+    if out:
+        call(stage, config, Path(folder), Path(*out))
+    elif measured := measure(Path(folder), stage, config):
         print(json.dumps(measured))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

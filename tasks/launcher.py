@@ -51,6 +51,13 @@ def check_shares(stage: Stage, config: Config) -> None:
         config.agent.rft.check_shares(processes=config.launch.of("rft").processes)
 
 
+def processes_of(stage: Stage, launch: Launch) -> int:
+    """Return how many processes share a stage, on all nodes."""
+    if stage.one_node:
+        return launch.inference_processes or launch.processes
+    return launch.processes if stage.distributed else 1
+
+
 def stage_words(stage: Stage) -> list[str]:
     return ["-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])]
 
@@ -134,12 +141,10 @@ def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool
 def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
     """Submit the stage and return the job's exit status. A TERM to this process cancels the job. launch: of
     the stage's task. key: of the states that it resumes."""
-    inference = launch.inference_processes or launch.processes
     job = Job(
         name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)),
-        launch=launch,
-        processes=inference if stage.one_node else launch.processes if stage.distributed else 1,
-        distributed=stage.distributed, root=root.resolve(),
+        launch=launch, processes=processes_of(stage, launch), distributed=stage.distributed,
+        root=root.resolve(),
     )  # fmt: skip
     return jobs.run(job, CLUSTERS[launch.launcher])
 

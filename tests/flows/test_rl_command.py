@@ -30,7 +30,7 @@ from ans_core.rl.dual_loop import check_learned
 from ans_core.stages import rl as stages_rl
 from ans_core.stages.sources import source_entries
 from ans_core.types import Log
-from flows import cli, rl_command, short_training
+from flows import cli, rl_command, short_training, training_request
 from tasks.process import held
 from tasks.stages import stage_named
 from tests import tiny
@@ -127,10 +127,10 @@ def test_a_large_model_gets_the_profile_of_rl_alone_divided_for_one_process(tmp_
     # the profile: 8 of 8 processes, so 1 sample at once here too
     assert (optim.batch, optim.accumulate, config.rl.rows) == (64, 32, 64)
     assert [one.name for one in config.evaluate.public] == ["dlc_bench", "refcoco"]
-    command = short_training.ranks_command(stage_named("rl"), config, tmp_path, "--out", "x")
-    assert command
+    command = short_training.ranks_command(stage_named("rl"), config, tmp_path, "x")
     assert {"--nproc-per-node=2", "flows.short_training", "rl"} <= {*command}
-    assert short_training.ranks_command(stage_named("prepare"), config, tmp_path) is None
+    assert short_training.starts_processes(stage_named("rl"), config)
+    assert not short_training.starts_processes(stage_named("prepare"), config)
 
 
 def test_steps_of_epochs_are_times_the_inner_steps_and_a_state_is_written_after_the_last_of_them(
@@ -175,9 +175,9 @@ def test_settings_of_jobs_are_refused_and_a_profiles_are_left_out(tmp_path: Path
         ):
             settings_of(folder, word)
         with pytest.raises(ValueError, match=r"launch\..*: ans finetune trains on this machine"):
-            short_training.launch_words(8, [word.partition("=")[0]], command="finetune")
+            training_request.launch_words(8, [word.partition("=")[0]], command="finetune")
     assert {"launch.launcher=torchrun", "launch.resources={}"} <= {
-        f"{key}={value}" for key, value in short_training.launch_words(8, [], command="rl").items()
+        f"{key}={value}" for key, value in training_request.launch_words(8, [], command="rl").items()
     }
 
 
@@ -186,9 +186,9 @@ def test_data_sets_of_one_folder_name_or_of_a_kinds_get_names_of_their_own(tmp_p
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "b/regions.json").touch()
     paths = [tmp_path / name for name in ("a/regions", "b/regions", "b/regions.json", "c/referring")]
-    assert short_training.set_names(paths) == ["regions", "b-regions", "regions-2", "c-referring"]
+    assert training_request.set_names(paths) == ["regions", "b-regions", "regions-2", "c-referring"]
     with pytest.raises(ValueError, match=r"a/regions is given twice; leave one out"):
-        short_training.set_names([paths[0], paths[0]])
+        training_request.set_names([paths[0], paths[0]])
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_what_a_stage_trained_is_a_start_model(tmp_path: Path, tiny_model: Netwo
 def test_a_trial_begins_anew_and_need_not_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings_of(drawn(tmp_path / "mine", 20))
     training = replace(rl_command.RL, before_estimate=())
-    request = short_training.Request(
+    request = training_request.Request(
         training=training, data="mine", model="M", out=tmp_path / "out", config=config, identity={}
     )
     killed = tmp_path / "out/.scratch/measured/scratch"
@@ -265,7 +265,7 @@ def work(config, *, out, **_):
     raise stop.Stopped(stop.requested(), 1)
 
 short_training.stage_function = lambda stage: work
-short_training.main()
+short_training.main(*__import__("sys").argv[1:])
 """
 
 PARENT = """
@@ -280,7 +280,7 @@ stop.exit_on_signals()
 out = Path(sys.argv[1])
 with held(out / "lock", "ans rl") as file:
     os.set_inheritable(file, True)
-    command = [sys.executable, *shared_words(2), str(out / "process.py"), str(out), "rl", "--out", str(out)]
+    command = [sys.executable, *shared_words(2), str(out / "process.py"), str(out), "rl", str(out)]
     short_training.run_ranks(command, os.environ | short_training.TORCHRUN)
 """
 
