@@ -56,19 +56,22 @@ class SettingsError(StageFailedError):
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """Send TERM to the whole group (and CONT: a stopped process answers nothing else), and KILL after a grace
-    period. Does nothing if the command has ended by itself."""
-    if process.poll() is not None and process.returncode >= 0:
-        return
-    deadline = time.monotonic() + GRACE_S
+    """End a command's whole group; does nothing if the command has ended by itself."""
+    if process.poll() is None or process.returncode < 0:
+        end_processes(process.pid, grace_s=GRACE_S)
+        process.wait()
+
+
+def end_processes(group: int, *, grace_s: float) -> None:
+    """Send TERM to a group (and CONT: a stopped process answers nothing else), and KILL after a grace
+    period."""
+    deadline = time.monotonic() + grace_s
     with suppress(ProcessLookupError):  # the group is empty
-        os.killpg(process.pid, signal.SIGTERM)
-        os.killpg(process.pid, signal.SIGCONT)
-        while statuses(process.pid) - {psutil.STATUS_ZOMBIE} and time.monotonic() < deadline:
-            process.poll()
+        os.killpg(group, signal.SIGTERM)
+        os.killpg(group, signal.SIGCONT)
+        while statuses(group) - {psutil.STATUS_ZOMBIE} and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(group, signal.SIGKILL)
 
 
 def statuses(group: int) -> set[str]:

@@ -16,9 +16,10 @@ import psutil
 
 from ans_core import stop
 from ans_core.config import Config, ConfigError
-from flows.preflight import Finding
+from flows.preflight import Finding, fault, fine
 from tasks import kubernetes_jobs, slurm
 from tasks.launcher import CLUSTERS
+from tasks.process import holder_of
 
 SHARED = {"nfs4", "lustre", "gpfs", "wekafs", "beegfs", "ceph"}
 BUCKETS = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.mount-s3", "fuse.rclone", "fuse.geesefs")
@@ -44,26 +45,24 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
         try:
             kubernetes_jobs.ask("list", waits=False)
         except ConfigError as error:
-            return [Finding(ok=False, what=str(error), remedy="docs/cluster.md, Kubernetes")]
-        return [Finding(ok=True, what="launcher kubernetes: the API server lists TrainJobs")]
+            return [fault(str(error), "docs/cluster.md, Kubernetes")]
+        return [fine("launcher kubernetes: the API server lists TrainJobs")]
     if name != "slurm":
         nodes = environment.get("PET_NNODES", "1")
-        return [Finding(ok=True, what=f"launcher {name}: stages start on this machine (PET_NNODES={nodes})")]
+        return [fine(f"launcher {name}: stages start on this machine (PET_NNODES={nodes})")]
     if (program := shutil.which("scontrol")) is None:
         return [
-            Finding(
-                ok=False,
-                what="launcher slurm, and there is no `scontrol` on PATH",
-                remedy="work on a login node, or `module load slurm`",
+            fault(
+                "launcher slurm, and there is no `scontrol` on PATH",
+                "work on a login node, or `module load slurm`",
             )
         ]
     ping = subprocess.run([program, "ping"], capture_output=True, text=True, check=False)
     if ping.returncode:
         return [
-            Finding(
-                ok=False,
-                what=f"Slurm's controller does not answer ({(ping.stdout + ping.stderr).strip()})",
-                remedy="`sinfo` and SLURM_CONF; stages wait until it answers",
+            fault(
+                f"Slurm's controller does not answer ({(ping.stdout + ping.stderr).strip()})",
+                "`sinfo` and SLURM_CONF; stages wait until it answers",
             )
         ]
     return [*slurm_resources(config), slurm_patience()]
@@ -92,9 +91,7 @@ def slurm_resources(config: Config) -> list[Finding]:
                 remedy=f"launch.resources.{task} or --partition in launch.slurm; partitions: {', '.join(gpus_of)}",
             )
         )
-    return findings or [
-        Finding(ok=True, what=f"Slurm answers; partitions: {', '.join(gpus_of)} (launch.resources is empty)")
-    ]
+    return findings or [fine(f"Slurm answers; partitions: {', '.join(gpus_of)} (launch.resources is empty)")]
 
 
 def _partition(options: tuple[str, ...]) -> str:
@@ -120,19 +117,17 @@ def file_system(config: Config, root: Path, mounts: Mounts | None = None) -> lis
     kind = kind_of(root, mounts)
     if kind in BUCKETS:
         return [
-            Finding(
-                ok=False,
-                what=f"{root} is a bucket mounted as a folder ({kind})",
-                remedy="keep the checkout, `runs`, `.ans` and DVC's cache on a file system with rename, fsync and flock",
+            fault(
+                f"{root} is a bucket mounted as a folder ({kind})",
+                "keep the checkout, `runs`, `.ans` and DVC's cache on a file system with rename, fsync and flock",
             )
         ]
     several = config.launch.launcher in CLUSTERS
     alone = several and kind not in SHARED
     findings = [
-        Finding(
-            ok=True,
-            what=f"{root} is on {kind}"
-            + ("; every node must see it under this path, by NFS for instance" if alone else ""),
+        fine(
+            f"{root} is on {kind}"
+            + ("; every node must see it under this path, by NFS for instance" if alone else "")
         )
     ]
     lacking = broken_operations(root / ".ans")
@@ -179,7 +174,7 @@ def broken_operations(folder: Path) -> list[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    excluded = pool.apply(is_locked, (str(old),))
+                    excluded = bool(pool.apply(holder_of, (old,)))
             except OSError:
                 excluded = False
         if not excluded:
@@ -188,15 +183,6 @@ def broken_operations(folder: Path) -> list[str]:
         for path in (old, new):
             path.unlink(missing_ok=True)
     return list(dict.fromkeys(lacking))
-
-
-def is_locked(path: str) -> bool:
-    with Path(path).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def servers(config: Config, root: Path, environment: Mapping[str, str] = os.environ) -> list[Finding]:
@@ -209,7 +195,7 @@ def _mlflow(config: Config, root: Path, environment: Mapping[str, str]) -> Findi
 
     if uri := environment.get("MLFLOW_TRACKING_URI"):
         experiment_id(client(root), root)  # raises TrackingError, which says what to do
-        return Finding(ok=True, what=f"MLflow answers at {uri}")
+        return fine(f"MLflow answers at {uri}")
     return Finding(
         ok=config.launch.launcher not in CLUSTERS,
         what="runs are logged to this checkout's .ans/mlflow.db (SQLite)",
@@ -223,10 +209,8 @@ def _prefect(environment: Mapping[str, str]) -> Finding:
         from flows.launch import check_server
 
         check_server(f"PREFECT_API_URL names {url}", "start it, or unset PREFECT_API_URL")
-        return Finding(ok=True, what=f"Prefect answers at {url}")
-    return Finding(
-        ok=True, what="Prefect: a server of this checkout alone; PREFECT_API_URL names a shared one"
-    )
+        return fine(f"Prefect answers at {url}")
+    return fine("Prefect: a server of this checkout alone; PREFECT_API_URL names a shared one")
 
 
 def dvc_cache(root: Path, mounts: Mounts | None = None) -> list[Finding]:
@@ -236,16 +220,13 @@ def dvc_cache(root: Path, mounts: Mounts | None = None) -> list[Finding]:
     settings = DvcConfig(str(root / ".dvc"))
     named = settings["cache"].get("dir")
     if not named:
-        return [
-            Finding(ok=True, what="DVC's cache is this checkout's own; `dvc cache dir FOLDER` shares one")
-        ]
+        return [fine("DVC's cache is this checkout's own; `dvc cache dir FOLDER` shares one")]
     folder, findings = (root / ".dvc" / named).resolve(), []
     if not os.access(folder, os.W_OK):
         return [
-            Finding(
-                ok=False,
-                what=f"DVC's cache {folder} is not there, or this user can't write in it",
-                remedy=f"install -d -m 2775 -g GROUP {folder}",
+            fault(
+                f"DVC's cache {folder} is not there, or this user can't write in it",
+                f"install -d -m 2775 -g GROUP {folder}",
             )
         ]
     mode = folder.stat().st_mode
@@ -292,10 +273,9 @@ def network(environment: Mapping[str, str] = os.environ) -> Finding:
         and not any(one.startswith(prefix) for prefix in value.split(",") for one in there)
     }
     if wrong:
-        return Finding(
-            ok=False,
-            what="; ".join(f"{name}={value}: no such network here" for name, value in wrong.items()),
-            remedy=f"this machine has {', '.join(there)}; nodes may differ",
+        return fault(
+            "; ".join(f"{name}={value}: no such network here" for name, value in wrong.items()),
+            f"this machine has {', '.join(there)}; nodes may differ",
         )
     chosen = ", ".join(f"{name}={value}" for name, value in named.items() if value)
-    return Finding(ok=True, what=f"network of the processes: {chosen or 'chosen by NCCL and gloo'}")
+    return fine(f"network of the processes: {chosen or 'chosen by NCCL and gloo'}")

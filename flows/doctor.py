@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -13,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from flows.durations import minutes_here
-from flows.preflight import Finding, preflight
+from flows.preflight import Finding, fault, fine, preflight
+from tasks.process import holder_of
 
 MIN_FREE_GB = 5
 CLONE = "work in a clone of your own; `dvc cache dir FOLDER` in both shares DVC's cache"
@@ -92,7 +92,7 @@ def computes() -> Finding:
             f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up "
             "aside"
         )
-    return Finding(ok=True, what=what)
+    return fine(what)
 
 
 def settings(root: Path) -> list[Finding]:
@@ -102,22 +102,17 @@ def settings(root: Path) -> list[Finding]:
     try:
         config = load(root / "params.yaml")
     except ConfigError as error:
-        return [
-            Finding(ok=False, what=str(error), remedy="`ans profile NAME --force` writes params.yaml anew")
-        ]
-    return [Finding(ok=True, what=f"params.yaml: profile {config.profile}"), *preflight(config, root)]
+        return [fault(str(error), "`ans profile NAME --force` writes params.yaml anew")]
+    return [fine(f"params.yaml: profile {config.profile}"), *preflight(config, root)]
 
 
-def lock_file(root: Path) -> Finding:
-    from flows.dvc_state import check_lock_file, lock_files
+def lock_files(root: Path) -> Finding:
+    from flows.dvc_state import check_lock_file
+    from tasks.lock_file import paths
 
-    try:
-        for path in lock_files(root):
-            check_lock_file(path)
-    except ValueError as error:
-        what, _, remedy = str(error).partition(": ")
-        return Finding(ok=False, what=what, remedy=remedy)
-    return Finding(ok=True, what="DVC's lock files can be read")
+    for path in paths(root):
+        check_lock_file(path)
+    return fine("DVC's lock files can be read")
 
 
 def writable(root: Path) -> Finding:
@@ -128,29 +123,23 @@ def writable(root: Path) -> Finding:
         if path.exists() and not os.access(path, os.W_OK)
     ]
     if not closed:
-        return Finding(ok=True, what="this user can write in the workspace")
-    return Finding(ok=False, what=f"this user can't write in {', '.join(closed)}", remedy=CLONE)
+        return fine("this user can write in the workspace")
+    return fault(f"this user can't write in {', '.join(closed)}", CLONE)
 
 
 def repository(root: Path) -> Finding:
     from flows.dvc_state import check_git
 
     check_git(root)
-    return Finding(ok=True, what="DVC finds its repository")
+    return fine("DVC finds its repository")
 
 
 def locks(root: Path) -> list[Finding]:
     """Report locks. A lock held by a process is work in progress; leftover text in a lock file that nobody
     holds is harmless."""
-    findings = []
-    for path in sorted((root / ".ans").glob("*.lock")):
-        with path.open() as file:  # to read alone: it may be another user's
-            holder = file.read().strip()
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                findings.append(at_work(path.name, holder))
-    return findings or [Finding(ok=True, what="nothing is running in this workspace")]
+    paths = sorted((root / ".ans").glob("*.lock"))
+    findings = [at_work(path.name, holder) for path in paths if (holder := holder_of(path))]
+    return findings or [fine("nothing is running in this workspace")]
 
 
 def at_work(lock: str, holder: str) -> Finding:
@@ -163,8 +152,8 @@ def at_work(lock: str, holder: str) -> Finding:
     )
     if pid and stopped:
         remedy = f"`kill -CONT {pid[1]}` lets it go on, `kill -9 {pid[1]}` ends it; the same command resumes"
-        return Finding(ok=False, what=f"{lock}: held by a stopped process: {holder}", remedy=remedy)
-    return Finding(ok=True, what=f"{lock}: at work: {holder}")
+        return fault(f"{lock}: held by a stopped process: {holder}", remedy)
+    return fine(f"{lock}: at work: {holder}")
 
 
 def cache(root: Path) -> list[Finding]:
@@ -173,28 +162,27 @@ def cache(root: Path) -> list[Finding]:
     from flows.dvc_state import damaged_objects
 
     findings = [
-        Finding(
-            ok=False,
-            what=f"DVC's cache: {path} is damaged ({', '.join(names[:3]) or 'no output of dvc.lock'})",
-            remedy=f"rm -f {path}; then `dvc pull`, or `ans stage NAME --force` for the stage that made it",
+        fault(
+            f"DVC's cache: {path} is damaged ({', '.join(names[:3]) or 'no output of dvc.lock'})",
+            f"rm -f {path}; then `dvc pull`, or `ans stage NAME --force` for the stage that made it",
         )
         for path, names in damaged_objects(root)
     ]
-    return findings or [Finding(ok=True, what="every object of DVC's cache is as its hash says")]
+    return findings or [fine("every object of DVC's cache is as its hash says")]
 
 
 def stuck_runs(root: Path, *, repair: bool) -> Finding:
     if not (root / ".ans/mlflow.db").exists():
-        return Finding(ok=True, what="no MLflow runs yet")
+        return fine("no MLflow runs yet")
     from tasks.tracking import TrackingError, close_stuck_runs
 
     try:
         stuck = close_stuck_runs(root, repair=repair)
     except TrackingError as error:
         what, _, remedy = str(error).rpartition(": ")
-        return Finding(ok=False, what=what, remedy=remedy)
+        return fault(what, remedy)
     if not stuck:
-        return Finding(ok=True, what="no MLflow run is stuck")
+        return fine("no MLflow run is stuck")
     done = "closed as FAILED" if repair else "marked RUNNING though their process is gone"
     return Finding(ok=repair, what=f"MLflow runs {done}: {', '.join(stuck)}", remedy="ans doctor")
 
@@ -209,7 +197,7 @@ def scratch(root: Path) -> Finding:
     if others:
         paths = " ".join(str(path.relative_to(root)) for path in others)
         what += f"; given up, of other settings, inputs or code than now: `rm -r {paths}` removes them"
-    return Finding(ok=True, what=what)
+    return fine(what)
 
 
 def resumes(folder: Path, root: Path) -> bool:
@@ -244,13 +232,7 @@ def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
             else (f"{type(error).__name__}: {error}", "", "")
         )
         remedy = CLONE if isinstance(error, PermissionError) else remedy
-        return [
-            Finding(
-                ok=False,
-                what=what.partition("\n")[0],
-                remedy=remedy or "`ANS_TRACEBACK=1 ans doctor` shows where",
-            )
-        ]
+        return [fault(what.partition("\n")[0], remedy or "`ANS_TRACEBACK=1 ans doctor` shows where")]
     return findings if isinstance(findings, list) else [findings]
 
 
@@ -281,7 +263,7 @@ def report(root: Path, *, repair: bool, deep: bool, of_cluster: bool) -> int:
         lambda: writable(root),
         lambda: settings(root),
         lambda: repository(root),
-        lambda: lock_file(root),
+        lambda: lock_files(root),
         lambda: locks(root),
         lambda: scratch(root),
         lambda: stuck_runs(root, repair=repair),

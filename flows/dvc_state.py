@@ -23,7 +23,6 @@ import yaml
 from ans_core.written import write_atomically
 from tasks import code, lock_file
 from tasks.process import leave_note
-from tasks.stages import GROUPS, dvc_file
 
 BUSY = 75
 """Exit code if another dvc command is at work (EX_TEMPFAIL)."""
@@ -60,7 +59,7 @@ def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
     read."""
     parsed = [(path or "dvc.yaml", name) for path, _, name in (target.rpartition(":") for target in targets)]
     for file in dict.fromkeys(path for path, _ in parsed):
-        check_lock_file(root, file.replace(".yaml", ".lock"))
+        check_lock_file(root / file.replace(".yaml", ".lock"))
     from dvc.exceptions import DvcException
     from dvc.lock import LockError
     from dvc.repo import Repo, lock_repo
@@ -150,12 +149,8 @@ def versions(codes: dict[str, str]) -> list[str]:
 def output_hash(path: str, root: Path) -> str | None:
     """Return the hash that dvc.lock has for an output of a stage, or None."""
     lock = root / "dvc.lock"
-    check_lock_file(root)
-    stages = lock_file.parse(lock.read_text(encoding="utf-8"))["stages"] if lock.exists() else {}
-    return next(
-        (out["md5"] for stage in stages.values() for out in stage.get("outs", []) if out["path"] == path),
-        None,
-    )
+    check_lock_file(lock)
+    return lock_file.outputs(lock.read_text(encoding="utf-8")).get(path) if lock.exists() else None
 
 
 def check_out(md5: str, folder: Path, root: Path) -> None:
@@ -206,29 +201,14 @@ def damaged_objects(root: Path) -> list[tuple[Path, list[str]]]:
 def outputs_with(wanted: Path, cache: Path, root: Path) -> list[str]:
     """Return the files (or folders) that the recorded outputs have of this object."""
     md5, paths = wanted.parent.name + wanted.name, []
-    locks = [path for path in lock_files(root) if path.exists()]
-    stages = [
-        stage
-        for path in locks
-        for stage in lock_file.parse(path.read_text(encoding="utf-8"))["stages"].values()
-    ]
-    for out in (out for stage in stages for out in stage.get("outs", [])):
-        listing = cache / out["md5"][:2] / out["md5"][2:]
-        if out["md5"] == md5:
-            paths.append(out["path"])
-        elif md5 in (
-            text := listing.read_text(encoding="utf-8")
-            if listing.suffix == ".dir" and listing.exists()
-            else ""
-        ):
-            paths += [
-                f"{out['path']}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5
-            ]
+    for path, recorded in lock_file.all_outputs(root).items():
+        listing = cache / recorded[:2] / recorded[2:]
+        text = listing.read_text(encoding="utf-8") if listing.suffix == ".dir" and listing.exists() else ""
+        if recorded == md5:
+            paths.append(path)
+        elif md5 in text:
+            paths += [f"{path}/{entry['relpath']}" for entry in json.loads(text) if entry["md5"] == md5]
     return paths
-
-
-def lock_files(root: Path) -> list[Path]:
-    return [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
 
 
 def file_in_cache(md5: str, name: str, root: Path) -> Path | None:
@@ -264,12 +244,11 @@ def quiet_dvc() -> None:
     logging.getLogger("dvc").setLevel(logging.WARNING)
 
 
-def check_lock_file(root: Path, file: str = "dvc.lock") -> None:
+def check_lock_file(path: Path) -> None:
     """Raise ValueError for a dvc.lock that a merge or a full disk has damaged; DVC takes an empty one for a
     new project."""
-    path = root / file
     remedy = (
-        f"`git checkout {file}` takes the committed one back; without the file, every stage is looked up in "
+        f"`git checkout {path}` takes the committed one back; without the file, every stage is looked up in "
         "the run cache"
     )
     try:

@@ -30,7 +30,15 @@ LARGER_GPUS_GB = {"sa2va-26b": 141}
 class Finding:
     ok: bool
     what: str
-    remedy: str = ""
+    remedy: str
+
+
+def fine(what: str) -> Finding:
+    return Finding(ok=True, what=what, remedy="")
+
+
+def fault(what: str, remedy: str) -> Finding:
+    return Finding(ok=False, what=what, remedy=remedy)
 
 
 def preflight(config: Config, root: Path) -> list[Finding]:
@@ -148,11 +156,8 @@ def shared_memory(config: Config, model: Network, folder: Path = Path("/dev/shm"
         check_shared_memory(config.launch.workers, size, processes=here, folder=folder)
     except RuntimeError as error:
         what, _, remedy = str(error).partition(": ")
-        return Finding(ok=False, what=what, remedy=remedy)
-    return Finding(
-        ok=True,
-        what=f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes",
-    )
+        return fault(what, remedy)
+    return fine(f"{folder} has room for the batches of {here} x {config.launch.workers} loader processes")
 
 
 def disk(config: Config, counts: Parameters, free: int) -> Finding:
@@ -185,13 +190,9 @@ def weights(config: Config, root: Path) -> list[Finding]:
                 "hub's cache"
             )
             findings.append(
-                Finding(
-                    ok=False,
-                    what=f"base.{key}: {name} is neither on this disk nor in the hub's cache",
-                    remedy=remedy,
-                )
+                fault(f"base.{key}: {name} is neither on this disk nor in the hub's cache", remedy)
             )
-    return findings or [Finding(ok=True, what="the base's weights are there")]
+    return findings or [fine("the base's weights are there")]
 
 
 def data(config: Config, root: Path) -> Finding:
@@ -205,10 +206,9 @@ def data(config: Config, root: Path) -> Finding:
         f"agent.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()
     ]
     if not lacking:
-        return Finding(ok=True, what=f"{len(sources)} data sets of params.yaml are there")
+        return fine(f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
-    return Finding(
-        ok=False,
-        what=f"data sets that are not there: {', '.join(lacking[:SHOWN])}{more}",
-        remedy="`ans data fetch` lists names that can be had; or correct the paths in params.yaml",
+    return fault(
+        f"data sets that are not there: {', '.join(lacking[:SHOWN])}{more}",
+        "`ans data fetch` lists names that can be had; or correct the paths in params.yaml",
     )

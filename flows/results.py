@@ -98,9 +98,8 @@ def of_checkpoint(path: Path, root: Path) -> Run:
 def settings_of(lock: str, profile: str) -> dict[str, str]:
     """Return the settings that dvc.lock recorded when it wrote runs/<profile>; empty if it is of another
     profile."""
-    stages = (lock_file.parse(lock) or {}).get("stages", {})
     recorded: dict[str, Any] = {}
-    for stage in stages.values():
+    for stage in lock_file.stages(lock):
         if any(out["path"].startswith(f"runs/{profile}/") for out in stage.get("outs", [])):
             recorded |= flat(stage.get("params", {}).get("params.yaml", {}))
     return {key: value for key, value in recorded.items() if key.partition(".")[0] not in NOT_SETTINGS}
@@ -127,8 +126,7 @@ def of_revision(name: str, revision: str, root: Path) -> Run:
     from flows.dvc_state import file_in_cache
 
     lock = git(root, "show", f"{revision}:dvc.lock")
-    stages = (lock_file.parse(lock) or {}).get("stages", {}) if lock else {}
-    outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    outs = lock_file.outputs(lock)
     profile = next(
         (path.split("/")[1] for path in outs if path.startswith("runs/") and path.count("/") > 1), ""
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from flows.child import end_processes
 from flows.doctor import locks, scratch
 from flows.paths import environment, root
 from flows.prefect_server import deployment_command, wait_for
@@ -98,7 +98,7 @@ def start_prefect(here: Path, port: int) -> Service:
     deadline = time.monotonic() + UP_S
     while not (match := re.search(r"PREFECT_API_AUTH_STRING=(\S+)", log.read_text(encoding="utf-8"))):
         if process.poll() is not None or time.monotonic() > deadline:
-            end(process.pid)
+            end_processes(process.pid, grace_s=DOWN_S)
             raise OSError(f"`ans server` did not come up; {log} says why")
         time.sleep(0.5)
     return service("prefect", process, f"http://{HOST}:{port}", key=match[1])
@@ -135,7 +135,7 @@ def start_mlflow(here: Path, port: int) -> Service:
     try:
         wait_for(f"http://{HOST}:{port}/health", process)
     except OSError as error:
-        end(process.pid)
+        end_processes(process.pid, grace_s=DOWN_S)
         raise OSError(
             f"MLflow did not come up ({error}); {here / '.ans/logs/mlflow.log'} says why"
         ) from error
@@ -157,32 +157,11 @@ def service(name: str, process: subprocess.Popen[bytes], url: str, key: str = ""
     )
 
 
-def end(pid: int) -> None:
-    """End a process group: TERM, and KILL for what is left after a while."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(pid, number)
-        deadline = time.monotonic() + DOWN_S
-        while time.monotonic() < deadline:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)  # if it is this process's own child
-            if not any(os.getpgid(process.pid) == pid for process in psutil.process_iter() if alive(process)):
-                return
-            time.sleep(0.2)
-
-
-def alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error, ProcessLookupError):
-        os.getpgid(process.pid)
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def down(here: Path) -> list[str]:
     """End what `ans up` started; return the names."""
     services = running(here)
     for service in services:
-        end(service.pid)
+        end_processes(service.pid, grace_s=DOWN_S)
     record_file(here).unlink(missing_ok=True)
     return [service.name for service in services]
 

@@ -106,9 +106,9 @@ def imports_without_collector() -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, what: str, wait: bool = True) -> Iterator[int]:
+def held(path: Path, what: str) -> Iterator[int]:
     """Hold an exclusive lock that the kernel drops when its holder dies, and all children that were given the
-    file that is yielded. If another process holds it: wait with a message, or refuse."""
+    file that is yielded. While another process holds it, wait with a message."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         waited_s = 0
@@ -119,11 +119,6 @@ def held(path: Path, what: str, wait: bool = True) -> Iterator[int]:
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                if not wait:
-                    raise SystemExit(
-                        f"{what} can't start: {holder} is at work in this workspace. Wait for it, or work "
-                        "in a clone."
-                    ) from None
                 if waited_s % 30 == 0:
                     print(f"{what} waits: {holder} is at work in this workspace", file=sys.stderr, flush=True)
                 time.sleep(1)

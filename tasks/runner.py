@@ -42,7 +42,7 @@ from tasks.process import (
     leave_note,
     outlive_readers,
 )
-from tasks.stages import GROUPS, STAGES, TABLE, Stage, dvc_file, stage_named
+from tasks.stages import STAGES, TABLE, Stage, stage_named
 from tasks.tracker import TrackedRun, facts, stage_run
 
 USER_ERROR = 2
@@ -78,14 +78,7 @@ class Progress:
 def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "") -> dict[str, str]:
     """Return the hash that DVC recorded for each input folder, but for the one named `leave_out`, when the
     stage before wrote it; of a folder that no stage writes its fingerprint."""
-    locks = [root / dvc_file(group).with_suffix(".lock") for group in GROUPS]
-    entries = [
-        entry
-        for lock in locks
-        if lock.exists()
-        for entry in lock_file.parse(lock.read_text())["stages"].values()
-    ]
-    recorded = {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", [])}
+    recorded = lock_file.all_outputs(root)
     outs = {made.out_path(config.profile).as_posix() for made in TABLE}
     paths = {name: path.as_posix() for name, path in stage.input_paths(config).items() if name != leave_out}
     recorded |= {path: fingerprint(root / path) for path in paths.values() if path not in outs}

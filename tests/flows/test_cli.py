@@ -289,7 +289,20 @@ def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding
     assert (broken.ok, broken.what, broken.remedy) == (False, "x is broken", "mend x")
     assert (other.what, other.remedy) == ("KeyError: 'y'", "`ANS_TRACEBACK=1 ans doctor` shows where")
     assert "clone of your own" in foreign.remedy
-    assert doctor.look(lambda: doctor.Finding(ok=True, what="fine")) == [doctor.Finding(ok=True, what="fine")]
+    assert doctor.look(lambda: doctor.fine("there")) == [doctor.fine("there")]
+
+
+def test_a_lock_file_that_was_cut_is_a_fault_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    assert doctor.look(lambda: doctor.lock_files(tmp_path))[0].ok
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/dvc.lock").touch()
+    (finding,) = doctor.look(lambda: doctor.lock_files(tmp_path))
+    assert (finding.ok, finding.what) == (
+        False,
+        f"{tmp_path}/agent/dvc.lock is empty or cut, it lists no stages",
+    )
+    assert f"`git checkout {tmp_path}/agent/dvc.lock`" in finding.remedy
 
 
 @pytest.mark.slow
