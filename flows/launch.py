@@ -3,18 +3,15 @@ with a worker."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import Any
 
 from ans_core import stop
 from flows.child import LAUNCH, SettingsError, StageFailedError, end_group
@@ -25,29 +22,8 @@ from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
 from tasks.process import imports_without_collector
 from tasks.stage_run import import_store
-from tasks.stages import (
-    AGENT,
-    AGENT_FIGURES,
-    MAIN,
-    MEMORY,
-    ONLINE,
-    ONLINE_FIGURES,
-    ROWS,
-    STAGES,
-    SUMMARY,
-    Stage,
-    needed_for,
-)
+from tasks.stages import AGENT, MAIN, MEMORY, ONLINE, STAGES, Stage, needed_for
 from tasks.surroundings import git
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-SHOWN = (
-    "referring/gIoU", "referring/cIoU", "referring/gIoU_shuffled_text", "region_caption/METEOR",
-    "region_caption/exact_match", "grounded_caption/mIoU_all_objects", "loop1/IoU", "loop2/METEOR",
-    "video/J&F",
-)  # fmt: skip
 
 
 def quiet_prefect(here: Path) -> None:
@@ -78,9 +54,9 @@ def run_pipeline(here: Path, *, group: str = MAIN, overrides: dict[str, Any] | N
             rows = nothing_to_do(here, STAGES if group == MAIN else needed_for(group, config))
         rows = rows or run_flow(here, group, overrides)
     took_s = time.monotonic() - start_s
-    {MAIN: print_result, AGENT: print_agent, ONLINE: print_online, MEMORY: print_memory}[group](
-        rows, here, config.profile, took_s
-    )
+    from flows.result_tables import print_result
+
+    print_result(rows, here, config.profile, took_s, group=group)
     print_lines(before_a_pull(here))
     return 0
 
@@ -159,24 +135,6 @@ def check_server(which: str, remedy: str) -> None:
         raise OSError(f"{which}: {str(error.__cause__ or error).splitlines()[0]}; {remedy}") from error
 
 
-def print_result(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
-    from rich.console import Console
-
-    console = Console()
-    print_stages(console, f"full-pipeline, profile {profile}: {took_s:.0f} s", rows)
-    summary = json.loads((here / SUMMARY).read_text(encoding="utf-8"))
-    from ans_core.report.metrics import short
-
-    print_figures(console, "held-out metrics", {row: short(summary.get(row, {})) for row in ROWS}, SHOWN)
-    binaries = Path(sys.executable).parent
-    where = binaries.relative_to(here) if binaries.is_relative_to(here) else binaries
-    print(f"report:    {here / 'runs' / profile / 'report/report.html'}")
-    print("runs:      make ui     (MLflow; it prints the address of their table)")
-    if committed_profile(here) == profile:
-        print(f"changes:   {where}/dvc metrics diff     (against the last commit)")
-    print(f"schedule:  {where}/ans server     (Prefect server, deployments and a worker)")
-
-
 def before_a_pull(here: Path) -> list[str]:
     """Return what lets `git pull` work again after a run, whose settings, lock and figures are files of git;
     nothing if it changed none."""
@@ -186,83 +144,6 @@ def before_a_pull(here: Path) -> list[str]:
         if changed
         else []
     )
-
-
-def committed_profile(here: Path) -> str:
-    """Return the profile of the last commit's params.yaml, and so of its figures; nothing without git."""
-    return str((yaml.safe_load(git(here, "show", "HEAD:params.yaml")) or {}).get("profile", ""))
-
-
-def print_stages(console: Console, title: str, rows: list[tuple[str, str, float]]) -> None:
-    from rich.table import Table
-
-    stages = Table(title=title)
-    for heading in ("stage", "", "time"):
-        stages.add_column(heading, justify="right" if heading == "time" else "left")
-    for name, how, seconds in rows:
-        stages.add_row(name, how, f"{seconds:.1f} s" if seconds else "")
-    console.print(stages)
-
-
-def print_figures(
-    console: Console, title: str, figures: Mapping[str, Mapping[str, float]], names: Iterable[str]
-) -> None:
-    """Print a line for each name and a column for each row of `figures`."""
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("metric")
-    for row in figures:
-        table.add_column(row, justify="right")
-    for name in names:
-        values = [row_figures.get(name) for row_figures in figures.values()]
-        table.add_row(name, *("-" if value is None else f"{value:.3f}" for value in values))
-    console.print(table)
-
-
-def print_agent(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
-    """Print accuracy and RaPR by family, and accuracy under the controls."""
-    from rich.console import Console
-
-    console = Console()
-    print_stages(console, f"agent-pipeline, profile {profile}: {took_s:.0f} s", rows)
-    figures = json.loads((here / AGENT_FIGURES).read_text(encoding="utf-8"))
-    names = dict.fromkeys(name for row_figures in figures.values() for name in row_figures)
-    shown = [name for name in names if name.count("/") == 1 and name.endswith(("/accuracy", "/RaPR"))]
-    shown += [name for name in names if name.count("/") == 2 and name.endswith("needed/accuracy")]
-    print_figures(console, "held-out questions", figures, shown)
-    print(f"episodes:  {here / 'runs' / profile / 'agent/report/episodes.html'}")
-
-
-def print_online(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
-    """Print every arm's accuracy on the shifted questions and on those without a shift, and what became of
-    its labels."""
-    from rich.console import Console
-
-    console = Console()
-    print_stages(console, f"online-pipeline, profile {profile}: {took_s:.0f} s", rows)
-    figures = json.loads((here / ONLINE_FIGURES).read_text(encoding="utf-8"))
-    arms = {"frozen": figures.pop("frozen"), **figures}
-    of_labels = ("admitted", "labels_right", "rewards_right", "vote_share", "answer_entropy")
-    shown = ("target", "source", "updates", *of_labels, "roll_backs", "store/frozen")
-    print_figures(console, "held-out questions after the stream", arms, shown)
-    print(f"curves:    {here / 'runs' / profile / 'agent/online/curves.csv'}")
-
-
-def print_memory(rows: list[tuple[str, str, float]], here: Path, profile: str, took_s: float) -> None:
-    """Print J&F of the held-out clips, with and without memory."""
-    from rich.console import Console
-
-    from ans_core.report.memory import figures_of, lines
-
-    console, run = Console(), here / "runs" / profile
-    print_stages(console, f"memory-pipeline, profile {profile}: {took_s:.0f} s", rows)
-    figures = {
-        line["name"]: {f"J&F {how} memory": line[how] for how in ("with", "without")}
-        for line in lines(figures_of(run / "memory"))
-    }
-    print_figures(console, "held-out clips", figures, ("J&F with memory", "J&F without memory"))
-    print(f"report:    {run / 'memory_report/report.html'}")
 
 
 def serve(here: Path, *, port: int) -> int:

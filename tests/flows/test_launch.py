@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.kept import FILES
-from flows.launch import before_a_pull, print_result
+from flows.launch import before_a_pull
+from flows.result_tables import print_result
 from tasks.stages import SUMMARY
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
