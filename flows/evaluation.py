@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from prefect import flow
@@ -11,9 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from ans_core.config import load
 from flows.checkpoint_eval import METRICS, content_of, in_child, registered
-from flows.kept import at_work
-from flows.paths import root
-from flows.pipeline import end_with_worker, run_name
+from flows.pipeline import flow_at_work, run_name
 from tasks import registry
 
 
@@ -30,15 +27,10 @@ def evaluate(
     benchmarks, split, limit: as in the section `evaluate`; None: as params.yaml has them.
     Raises ConfigError for a setting that is not possible and ValueError for a checkpoint that is not there.
     """
-    end_with_worker()
-    here = root()
-    os.chdir(here)
     overrides = {"benchmarks": benchmarks, "split": split, "limit": limit}
-    with at_work(here, "evaluate"):
-        folder, content = resolve_checkpoint(checkpoint, here)
-        out = in_child(
-            folder, content, here, {name: value for name, value in overrides.items() if value is not None}
-        )
+    changes = {name: value for name, value in overrides.items() if value is not None}
+    with flow_at_work("evaluate") as here:
+        out = in_child(*resolve_checkpoint(checkpoint, here), here, changes)
     metrics = json.loads((out / METRICS).read_text(encoding="utf-8"))
     lines = [
         f"# evaluate {checkpoint}",

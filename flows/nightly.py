@@ -5,7 +5,6 @@ trains nothing."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,9 +19,7 @@ from ans_core.report.changes import Change, changes, read_answers
 from flows.checkpoint_eval import METRICS, in_child, registered
 from flows.child import run_once
 from flows.dvc_state import output_hash
-from flows.kept import at_work
-from flows.paths import root
-from flows.pipeline import end_with_worker, is_worth_a_retry, run_name
+from flows.pipeline import flow_at_work, is_worth_a_retry, run_name
 from tasks import registry
 from tasks.registry import Version
 from tasks.stages import stage_named
@@ -73,10 +70,7 @@ class Night:
 def nightly_evals() -> Night:
     """Compare and decide. A checkpoint whose settings, data and code did not change since last night is not
     evaluated again."""
-    end_with_worker()
-    here = root()
-    os.chdir(here)
-    with at_work(here, "nightly-evals"):
+    with flow_at_work("nightly-evals") as here:
         profile = load(here / "params.yaml").profile
         challenger = newest(here, profile)
         champion = registry.version_of(here, profile, "champion")

@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -297,11 +297,16 @@ def publish(rows: list[Row], here: Path, profile: str, page: str, failure: str =
     create_markdown_artifact("\n".join(lines), key="pipeline-run", description=f"{runtime.flow_run.name}")
 
 
-def end_with_worker() -> None:
-    """End the run, as Crashed, when the worker that started it dies; otherwise it would stay open, and later
-    runs would wait for its place."""
+@contextmanager
+def flow_at_work(name: str) -> Iterator[Path]:
+    """Go to the checkout and hold its lock for the flow of this name. The run ends, as Crashed, when the worker
+    that started it dies; otherwise it would stay open, and later runs would wait for its place."""
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         die_with_parent()
+    here = root()
+    os.chdir(here)
+    with at_work(here, name):
+        yield here
 
 
 def run_name() -> str:
@@ -330,12 +335,9 @@ def full_pipeline(
     Raises ConfigError for an unknown or impossible setting and ValueError for an unknown stage, before any
     stage runs.
     """
-    end_with_worker()
-    here = root()
-    os.chdir(here)
     chosen, forced = stages_named(stages), {stage.name for stage in stages_named(force or ())}
     with (
-        at_work(here, "full-pipeline"),
+        flow_at_work("full-pipeline") as here,
         settings_of_run(here, profile=profile, overrides=overrides, data=data),
     ):
         return run_stages(chosen, here, forced)
@@ -372,11 +374,11 @@ def run_group(
     group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str
 ) -> list[Row]:
     """Run the stages of a group that is not the main one, and all that they need."""
-    end_with_worker()
-    here = root()
-    os.chdir(here)
     stages_named(force or (), table=TABLE)
-    with at_work(here, f"{group}-pipeline"), settings_of_run(here, profile=profile, overrides=overrides):
+    with (
+        flow_at_work(f"{group}-pipeline") as here,
+        settings_of_run(here, profile=profile, overrides=overrides),
+    ):
         needed = needed_for(group, load(here / "params.yaml"))
         forced = {stage.name for stage in stages_named(force or (), table=needed)}
         return run_stages(needed, here, forced, page=page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from prefect import flow, task
@@ -11,10 +10,8 @@ from prefect.cache_policies import NO_CACHE
 
 from ans_core.config import load
 from flows.child import StageFailedError, run_once
-from flows.kept import at_work
 from flows.params import watch_sources
-from flows.paths import root
-from flows.pipeline import Row, end_with_worker, run_name, run_stages
+from flows.pipeline import Row, flow_at_work, run_name, run_stages
 from tasks.stages import STAGES
 
 CHECK_S = 24 * 3600
@@ -24,10 +21,7 @@ CHECK_S = 24 * 3600
 def data_refresh() -> list[Row]:
     """Check every data set of params.yaml; a faulty one stops the flow before anything is computed. Then run
     the stages that changed."""
-    end_with_worker()
-    here = root()
-    os.chdir(here)
-    with at_work(here, "data-refresh"):
+    with flow_at_work("data-refresh") as here:
         config = load(here / "params.yaml")
         sources = {
             source.path: source.format

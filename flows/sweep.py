@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import tempfile
 import time
@@ -21,9 +20,8 @@ from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
-from flows.kept import at_work, settings_of_run, words_of
-from flows.paths import root
-from flows.pipeline import end_with_worker, run_name
+from flows.kept import settings_of_run, words_of
+from flows.pipeline import flow_at_work, run_name
 from tasks.stages import HEADLINE, STAGES, SUMMARY
 from tasks.surroundings import git
 from tasks.tracker import started
@@ -47,16 +45,13 @@ def sweep(
     sweep, members that it finished are not run again. Raises ValueError for nothing to run or for members of
     that name with other settings, and ConfigError for an impossible setting, before anything runs.
     """
-    end_with_worker()
-    here = root()
-    os.chdir(here)
     requests = [*combinations(grid or {}), *(runs or [])]
     if not requests:
         raise ValueError(
             'nothing to run: give a grid, as {"rl.kl": [0.01, 0.05]}, or a list of runs, as [{"rl.kl": 0.01}]'
         )
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
-    with at_work(here, "sweep"), settings_of_run(here, profile=profile):
+    with flow_at_work("sweep") as here, settings_of_run(here, profile=profile):
         members = {
             f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
             for n, overrides in enumerate(requests, start=1)
