@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
 from ans_core.processes import thread_variables
 from ans_core.written import atomic_folder
-from flows.child import StageFailedError, run_once
+from flows.child import StageFailedError, run_noted
 from flows.dvc_state import check_out
 from tasks.code import Code
 from tasks.jobs import IN_JOB
 from tasks.launcher import awaits_job, inference_processes_here, one_node_words, submit_words
-from tasks.process import held, leave_note, read_note
+from tasks.process import held, leave_note
 from tasks.registry import Version
-from tasks.runner import inputs_md5, settings_of, stage_function
+from tasks.runner import STAGE_LOCK, call_function, inputs_md5, settings_of
 from tasks.stages import stage_named
 
 STAGE = "evaluate@rl"
@@ -74,18 +73,18 @@ def result_folder(checkpoint: Path, content: str, here: Path, config: Config) ->
     )
 
 
-def evaluated(checkpoint: Path, content: str, here: Path, config: Config) -> Path:
+def evaluated(checkpoint: Path, content: str, here: Path, config: Config, *, child: bool = False) -> Path:
     """Evaluate and return the folder with metrics.json, predictions and overlays. What an earlier night
-    computed is kept, and a killed evaluation goes on where it stopped. Raises ValueError without the run's
+    computed is kept, and a killed evaluation goes on where it stopped. child: in processes of its own, which
+    give memory and GPUs back: as many as the settings have for this node. Raises ValueError without the run's
     data sets and, for the loops, its SFT model."""
     out = result_folder(checkpoint, content, here, config)
-    if (out / METRICS).exists():
-        return out
-    check_inputs(checkpoint, here, config)
-    if awaits_job(config.launch, os.environ):
-        run_in_child(out, checkpoint, content, here, config)
-        return out
-    evaluate_into(out, checkpoint, here, config)
+    if not (out / METRICS).exists():
+        check_inputs(checkpoint, here, config)
+        if child or awaits_job(config.launch, os.environ):
+            run_in_child(out, checkpoint, content, here, config)
+        else:
+            evaluate_into(out, checkpoint, here, config)
     return out
 
 
@@ -95,37 +94,25 @@ def check_inputs(checkpoint: Path, here: Path, config: Config) -> None:
         raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
 
 
-def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> dict[str, float]:
-    """Evaluate a checkpoint and return the metrics. `out` appears whole or not at all; what it held before is
-    replaced. A killed evaluation goes on from the answers it had, if `out` has the same name again."""
+def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> None:
+    """Evaluate a checkpoint. `out` appears whole or not at all; what it held before is replaced. A killed
+    evaluation goes on from the answers it had, if `out` has the same name again."""
     stage = stage_named(STAGE)
     inputs = stage.input_paths(config, here) | {"model": checkpoint}
     scratch = here / ".ans/scratch" / config.profile / "eval" / out.name
-
-    def metrics(into: Path) -> dict[str, float]:
-        scratch.mkdir(parents=True, exist_ok=True)
-        return stage_function(stage)(
-            config, inputs=inputs, out=into, scratch=scratch, log=lambda metrics, step: None, row=stage.row
-        )
-
     if os.environ.get("RANK", "0") != "0":  # it only answers its share
-        return metrics(out)
-    with held(here / ".ans/stage.lock", "ans eval"):
+        call_function(stage, config, inputs=inputs, out=out, scratch=scratch)
+        return
+    with held(here / STAGE_LOCK, "ans eval"):
         with atomic_folder(out) as partial:
-            figures = metrics(partial)
+            call_function(stage, config, inputs=inputs, out=partial, scratch=scratch)
         shutil.rmtree(scratch)
-    return figures
 
 
 def in_child(checkpoint: Path, content: str, here: Path, changes: dict[str, Any]) -> Path:
-    """Do the same in processes of its own, which give memory and GPUs back: as many as the settings have for
-    this node."""
+    """Evaluate with changes to the section `evaluate`, in processes of its own."""
     config = with_fingerprints(settings(here, changes), here)
-    out = result_folder(checkpoint, content, here, config)
-    if not (out / METRICS).exists():
-        check_inputs(checkpoint, here, config)
-        run_in_child(out, checkpoint, content, here, config)
-    return out
+    return evaluated(checkpoint, content, here, config, child=True)
 
 
 def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: Config) -> None:
@@ -141,17 +128,10 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
     )
     if submitted:
         command, variables = submit_words(f"ans-eval-{out.name}", stage.task, command), {}
-    with tempfile.TemporaryDirectory(prefix="ans-") as folder:
-        note = Path(folder) / "note.json"
-        status = run_once(
-            command,
-            root=here,
-            timeout_s=stage.timeout_s,
-            extra_environment={**variables, "ANS_NOTE": str(note)},
-        )
-        if status:
-            message = read_note(note).get("message", "its message is above")
-            raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {message}")
+    status, noted = run_noted(command, root=here, timeout_s=stage.timeout_s, extra_environment=variables)
+    if status:
+        message = noted.get("message", "its message is above")
+        raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {message}")
 
 
 def registered(version: Version, here: Path) -> Path:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -134,7 +134,7 @@ def run_once(
     *,
     root: Path,
     timeout_s: float,
-    extra_environment: dict[str, str],
+    extra_environment: Mapping[str, str] = {},
     say: Say = write_error,
 ) -> int:
     """Run a command and return its exit status. A terminal gets its output unchanged, `say` elsewhere. Raises
@@ -191,31 +191,39 @@ def watch(
         time.sleep(POLL_S)
 
 
+def run_noted(
+    command: list[str], *, extra_environment: Mapping[str, str], **how: Any
+) -> tuple[int, dict[str, Any]]:
+    """Run a command as `run_once` does; return its exit status and what it noted (`tasks.process`)."""
+    with tempfile.TemporaryDirectory(prefix="ans-") as folder:
+        note = Path(folder) / "note.json"
+        status = run_once(command, extra_environment={**extra_environment, "ANS_NOTE": str(note)}, **how)
+        return status, read_note(note)
+
+
 def repro(
     name: str,
     *,
     root: Path,
     timeout_s: float,
-    extra_environment: dict[str, str],
+    extra_environment: Mapping[str, str],
     force: bool = False,
     say: Say = write_error,
 ) -> dict[str, float] | None:
     """Run one stage that is not up to date (`is_up_to_date` has hashed its code), with `force` any, and
     return its metrics; None if its result came from DVC's run cache. Wait while another dvc command is at
     work."""
-    with tempfile.TemporaryDirectory(prefix="ans-") as folder:
-        note = Path(folder) / "note.json"
-        environ = {**extra_environment, "ANS_NOTE": str(note)}
-        waited_s = 0
-        command = ["-m", "flows.dvc_state", name, "--force" if force else "--hashed"]
-        while (
-            status := run_once(command, root=root, timeout_s=timeout_s, extra_environment=environ, say=say)
-        ) == BUSY:
-            if waited_s == 0:
+    waits, status, noted = False, BUSY, dict[str, Any]()
+    while status == BUSY:
+        status, noted = run_noted(
+            ["-m", "flows.dvc_state", name, "--force" if force else "--hashed"],
+            root=root, timeout_s=timeout_s, extra_environment=extra_environment, say=say,
+        )  # fmt: skip
+        if status == BUSY:
+            if not waits:
                 say(f"{name} waits: another dvc command is at work in {root}\n")
+            waits = True
             time.sleep(BUSY_RETRY_S)
-            waited_s += BUSY_RETRY_S
-        noted = read_note(note)
     if status == 0:
         return noted.get("metrics", {}) if "log" in noted else None
     error = SettingsError if noted.get("status") == USER_ERROR else StageFailedError

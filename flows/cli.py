@@ -8,8 +8,8 @@ from ans_core.cli.main import Command, main, parse, parser
 from ans_core.cli.options import positive
 from flows import commands
 from flows.commands import of_checkpoint
-from flows.eval_job import job_words
-from flows.eval_record import log_to_mlflow as record
+from flows.eval_command import job_words
+from flows.eval_command import log_to_mlflow as record
 from flows.paths import environment
 
 __all__ = ["add_commands", "environment", "job_words", "main", "of_checkpoint", "parse", "parser", "record"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
+from flows.child import run_once
 from flows.results import results
 from tasks.stages import ROWS
 from tasks.tracking import metric_name
@@ -48,6 +49,13 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     print("\n\n".join(table(runs[0], other) for other in runs[1:]))
     if with_answers:
         print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
+
+
+def page_in_child(names: Sequence[str], folder: Path, here: Path) -> Path | None:
+    """Write the page of these results in a process of its own; None if that fails."""
+    words = ["-m", "flows.cli", "compare", *names, "--out", str(folder)]
+    failed = run_once(words, root=here, timeout_s=3600, say=lambda lines: None)
+    return None if failed else folder / "page.html"
 
 
 def page_name(runs: Sequence[Run]) -> str:

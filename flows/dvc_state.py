@@ -99,7 +99,6 @@ def hash_code(root: Path) -> None:
         ["-m", "flows.dvc_state", code.NAME],
         root=root,
         timeout_s=600,
-        extra_environment={},
         say=sys.stderr.write,
     )
     if status == BUSY:

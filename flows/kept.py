@@ -142,7 +142,7 @@ def put_back(here: Path) -> None:
 def end(here: Path) -> None:
     """Put everything back, the results in runs/ too, and forget what was kept."""
     put_back(here)
-    run_once(["-m", "dvc", "checkout", "--force", "--quiet"], root=here, timeout_s=3600, extra_environment={})
+    run_once(["-m", "dvc", "checkout", "--force", "--quiet"], root=here, timeout_s=3600)
     shutil.rmtree(here / FOLDER)
 
 

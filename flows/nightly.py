@@ -17,13 +17,13 @@ from prefect.events import emit_event
 from ans_core.config import load
 from ans_core.report.changes import Change, changes, read_answers
 from flows.checkpoint_eval import METRICS, in_child, registered
-from flows.child import run_once
+from flows.compare import page_in_child
 from flows.dvc_state import output_hash
 from flows.pipeline import flow_at_work, is_worth_a_retry, run_name
 from tasks import registry
 from tasks.registry import Version
 from tasks.stages import stage_named
-from tasks.tracking import client, experiment_id, last_run, metric_name
+from tasks.tracking import last_run, log_finished
 
 Decision = Literal["first", "promoted", "kept", "same"]
 MEANING: dict[Decision, str] = {
@@ -146,20 +146,9 @@ def decide(versions: dict[str, Version], differences: list[Change]) -> Decision:
 
 def comparison_page(results: dict[str, Path], here: Path) -> Path | None:
     """Write the page of `ans compare`, the champion first; None if that fails."""
-    folder = (
-        here / ".ans/nightly" / "-against-".join(results[role].name for role in ("challenger", "champion"))
-    )
-    words = [
-        "-m",
-        "flows.cli",
-        "compare",
-        str(results["champion"]),
-        str(results["challenger"]),
-        "--out",
-        str(folder),
-    ]
-    failed = run_once(words, root=here, timeout_s=3600, extra_environment={}, say=lambda lines: None)
-    return None if failed else folder / "page.html"
+    names = [results[role].name for role in ("challenger", "champion")]
+    both = [str(results["champion"]), str(results["challenger"])]
+    return page_in_child(both, here / ".ans/nightly" / "-against-".join(names), here)
 
 
 def record(night: Night, here: Path) -> None:
@@ -193,22 +182,18 @@ def record(night: Night, here: Path) -> None:
             "worse": [change.title for change in differences if change.verdict == "worse"],
         },
     )
-    mlflow = client(here)
     tags = {
         "ans.kind": "nightly",
         "ans.profile": profile,
         "ans.decision": decision,
         **{f"ans.{role}": v for role, v in named.items()},
     }
-    run = mlflow.create_run(
-        experiment_id(mlflow, here), tags=tags, run_name=f"nightly {profile}: {decision}"
-    ).info.run_id
+    figures: dict[str, float] = {}
     for role, folder in night.results.items():
-        for name, value in json.loads((folder / METRICS).read_text(encoding="utf-8")).items():
-            mlflow.log_metric(run, metric_name(f"{role}/{name}"), value)
-            if role == "challenger":
-                mlflow.log_metric(run, metric_name(f"eval/{name}"), value)
-    mlflow.set_terminated(run, "FINISHED")
+        of_role = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        for group in (role, "eval") if role == "challenger" else (role,):
+            figures |= {f"{group}/{name}": value for name, value in of_role.items()}
+    log_finished(here, f"nightly {profile}: {decision}", tags=tags, params={}, metrics=figures)
 
 
 def cells_of(change: Change) -> list[str]:

@@ -55,7 +55,6 @@ def is_sound(path: str, form: str, here: Path) -> bool:
         ["-m", "flows.cli", "data", "check", path, "--format", form],
         root=here,
         timeout_s=CHECK_S,
-        extra_environment={},
     )
     if status not in {0, 1}:
         raise StageFailedError(f"`ans data check {path}` ended with status {status}")

@@ -107,18 +107,16 @@ def settings_of(lock: str, profile: str) -> dict[str, str]:
 
 def revision_of(name: str, root: Path) -> str | None:
     """Return the commit of a git revision, or of a DVC experiment of this name."""
-    names = [
-        name,
-        *(
-            ref
-            for ref in git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-            if ref.rpartition("/")[2] == name
-        ),
-    ]
-    for one in names:
+    for one in (name, *experiment_refs(name, root)):
         if commit := git(root, "rev-parse", "--quiet", "--verify", f"{one}^{{commit}}"):
             return commit
     return None
+
+
+def experiment_refs(name: str, root: Path) -> list[str]:
+    """Return git's references of DVC's experiments of this name."""
+    refs = git(root, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    return [ref for ref in refs if ref.rpartition("/")[2] == name]
 
 
 def of_revision(name: str, revision: str, root: Path) -> Run:

@@ -23,7 +23,6 @@ from typing import Any
 from ans_core import dist, stop
 from ans_core.config import Config, dump, load
 from ans_core.processes import shared_words, thread_variables
-from ans_core.types import Log
 from ans_core.written import atomic_folder
 from flows.child import LAUNCH
 from flows.paths import root
@@ -31,7 +30,7 @@ from flows.training_request import IMPORTED, MERGED, Request, Training, refuse_a
 from tasks import provenance
 from tasks.launcher import processes_of
 from tasks.process import die_with_parent, held, holder_of, outlive_readers
-from tasks.runner import TORCHRUN, stage_function
+from tasks.runner import STAGE_LOCK, TORCHRUN, call_function
 from tasks.stages import Stage, stage_named
 
 MEASURED_STEPS = 3
@@ -54,7 +53,7 @@ def train(
 def _train(
     arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]
 ) -> int:
-    lock = root() / ".ans/stage.lock"
+    lock = root() / STAGE_LOCK
     lock.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{training.name}-", dir=lock.parent) as scratch:
         request = checked(arguments, Path(scratch))
@@ -155,17 +154,15 @@ def call(
     out: Path,
     *,
     scratch: Path | None = None,
-    log: Log = lambda metrics, step: None,
     **more: Any,
 ) -> None:
     """Run a stage's function in this process, on what was made before in the training's folder."""
-    scratch = scratch or folder / ".scratch" / stage.name
-    scratch.mkdir(parents=True, exist_ok=True)
+    (folder / ".scratch").mkdir(exist_ok=True)
     inputs = {name: folder / name for name in stage.inputs if (folder / name).exists()}
     if stage.name == "report":
         inputs["versions"] = provenance.write(folder / ".scratch/versions.json", config, {}, root())
-    more |= {"row": stage.row} if stage.row else {}
-    stage_function(stage)(config, inputs=inputs, out=out, scratch=scratch, log=log, **more)
+    scratch = scratch or folder / ".scratch" / stage.name
+    call_function(stage, config, inputs=inputs, out=out, scratch=scratch, **more)
 
 
 def starts_processes(stage: Stage, config: Config) -> bool:

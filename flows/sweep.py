@@ -20,8 +20,10 @@ from ans_core.config import load, resolve
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
+from flows.compare import page_in_child
 from flows.kept import settings_of_run, words_of
 from flows.pipeline import flow_at_work, run_name
+from flows.results import experiment_refs, flat_metrics
 from tasks.stages import HEADLINE, STAGES, SUMMARY
 from tasks.surroundings import git
 from tasks.tracker import started
@@ -128,14 +130,13 @@ def run_experiment(
         extra_environment=tracked(),
     ):
         raise StageFailedError(f"experiment {name} failed (status {status}); its message is above")
-    return by_row(headline(json.loads((here / SUMMARY).read_text(encoding="utf-8"))))
+    return flat_metrics(headline(json.loads((here / SUMMARY).read_text(encoding="utf-8"))))
 
 
 def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float]:
     """Return the headline metrics of an experiment that is there; nothing if it is not. Raises ValueError if
     it has other settings."""
-    refs = git(here, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    matching = [ref for ref in refs if ref.rpartition("/")[2] == name]
+    matching = experiment_refs(name, here)
     if not matching:
         return {}
     with tempfile.TemporaryDirectory() as folder:
@@ -146,25 +147,15 @@ def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float
                 f"there is an experiment {name} with other settings: give another --name, or `dvc exp "
                 f"remove {name}`"
             )
-    return by_row(json.loads(git(here, "show", f"{matching[0]}:{HEADLINE}")))
-
-
-def by_row(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {
-        f"{row}/{metric}": value
-        for row, row_figures in figures.items()
-        for metric, value in row_figures.items()
-    }
+    return flat_metrics(json.loads(git(here, "show", f"{matching[0]}:{HEADLINE}")))
 
 
 def comparison(experiments: Sequence[str], folder: Path, here: Path) -> str:
     """Write the page and return the line that names it; nothing for less than two experiments."""
     if len(experiments) < 2:
         return ""
-    words = ["-m", "flows.cli", "compare", *experiments, "--out", str(folder)]
-    if run_once(words, root=here, timeout_s=3600, extra_environment={}, say=lambda lines: None):
+    if (page := page_in_child(experiments, folder, here)) is None:
         return f"\nNo page compares them; `ans compare {' '.join(experiments)}` says why.\n"
-    page = folder / "page.html"
     return f"\nSettings, differences with intervals, answers and curves: [{page}]({page.as_uri()})\n"
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ans_core import stop
 from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
 from ans_core.processes import thread_variables
+from ans_core.types import Log
 from tasks import lock_file, provenance
 from tasks.code import Code
 from tasks.launcher import (
@@ -43,7 +44,7 @@ from tasks.process import (
     outlive_readers,
 )
 from tasks.stages import STAGES, TABLE, Stage, stage_named
-from tasks.tracker import TrackedRun, facts, stage_run
+from tasks.tracker import facts, stage_run
 
 USER_ERROR = 2
 """Exit code for a mistake that no retry mends."""
@@ -59,20 +60,6 @@ TORCHRUN = {
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """What makes each process write its last collectives when one hangs; what the user has set goes before."""
 MIN_FREE_BYTES = 500_000_000
-
-
-class Progress:
-    """The stage's `log`: a line in the log file, and metrics to MLflow. Stages draw their own progress
-    bars."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        self._run = run
-
-    def __call__(self, metrics: dict[str, float], step: int) -> None:
-        logging.info(
-            "step %d %s", step, json.dumps({key: round(float(value), 6) for key, value in metrics.items()})
-        )
-        self._run.log(metrics, step)
 
 
 def inputs_md5(stage: Stage, config: Config, root: Path, *, leave_out: str = "") -> dict[str, str]:
@@ -144,7 +131,23 @@ def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
     return function
 
 
-def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> dict[str, float]:
+def call_function(
+    stage: Stage,
+    config: Config,
+    *,
+    inputs: Mapping[str, Path],
+    out: Path,
+    scratch: Path,
+    log: Log = lambda metrics, step: None,
+    **more: Any,
+) -> dict[str, float]:
+    """Run a stage's function on any folders, and return its metrics."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    more |= {"row": stage.row} if stage.row else {}
+    return stage_function(stage)(config, inputs=inputs, out=out, scratch=scratch, log=log, **more)
+
+
+def call_stage(stage: Stage, config: Config, root: Path, key: str, **log: Log) -> dict[str, float]:
     """Run the function into `<out>.partial` and rename it. `scratch` stays, marked done: DVC still has to
     record the output.
 
@@ -156,14 +159,11 @@ def call_stage(stage: Stage, config: Config, log: Any, root: Path, key: str) -> 
     scratch.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
-    row = {"row": stage.row} if stage.row else {}
     inputs = stage.input_paths(config, root)
     if stage.task == "report":
         keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
         inputs["versions"] = provenance.write(scratch / "versions.json", config, facts(keys, root), root)
-    metrics: dict[str, float] = stage_function(stage)(
-        config, inputs=inputs, out=partial, scratch=scratch, log=log, **row
-    )
+    metrics = call_function(stage, config, inputs=inputs, out=partial, scratch=scratch, **log)
     if int(os.environ.get("RANK", "0")) == 0:
         check_unchanged(stage, config, root)
         if out.exists():
@@ -223,9 +223,15 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
         root, stage=stage.name, version=Code(root).version_of(stage), profile=config.profile, state_key=key,
         params=params, settings=config.model_dump(mode="json"), data=data | inputs_md5(stage, config, root),
     ) as run:  # fmt: skip
+
+        def progress(metrics: dict[str, float], step: int) -> None:
+            shown = {name: round(float(value), 6) for name, value in metrics.items()}
+            logging.info("step %d %s", step, json.dumps(shown))
+            run.log(metrics, step)
+
         stage_function(stage)  # its imports count not as its duration
         start_s = time.monotonic()
-        metrics = call_stage(stage, config, Progress(run), root, key)
+        metrics = call_stage(stage, config, root, key, log=progress)
         prefix = "eval/" if stage.task == "evaluate" else ""
         figures = {f"{prefix}{name}": value for name, value in metrics.items()}
         figures["duration_s"] = time.monotonic() - start_s
@@ -274,7 +280,7 @@ def main(name: str, root: Path = Path()) -> None:
             with held(root / STAGE_LOCK, f"stage {name}"):
                 run_tracked(stage, config, root)
         else:
-            call_stage(stage, config, lambda metrics, step: None, root, state_key(stage, config, root))
+            call_stage(stage, config, root, state_key(stage, config, root))
     except stop.Stopped as stopped:
         if first and not has_noted("status"):  # a process that failed has ended this one
             leave_note(message=str(stopped))

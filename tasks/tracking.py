@@ -240,6 +240,17 @@ def log_metrics(mlflow: MlflowClient, run: str, metrics: Mapping[str, float]) ->
     )
 
 
+def log_finished(
+    root: Path, name: str, *, tags: Mapping[str, str], params: Mapping[str, str], metrics: Mapping[str, float]
+) -> None:
+    """Log a run that is over."""
+    mlflow = client(root)
+    run = mlflow.create_run(experiment_id(mlflow, root), tags=dict(tags), run_name=name).info.run_id
+    log_params(mlflow, run, params)
+    log_metrics(mlflow, run, metrics)
+    mlflow.set_terminated(run)
+
+
 def pipeline_metrics(stage: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what the pipeline's run shows of a stage's metrics: `rl/referring/val/gIoU` of evaluate@rl and
     the report, and `train/sft/loss` (the mean over the last steps). Its curves, counts of samples and the

@@ -53,7 +53,7 @@ def workspace(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Base and agent, and a drawn V*Bench of three questions."""
     for module in (eval_run, eval_agent, eval_score):
         monkeypatch.setattr(module, "root", lambda: tmp_path)
-    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("flows.eval_command.log_to_mlflow", lambda *_: None)
     (tmp_path / "params.yaml").write_text("profile: drawn\n" + EPISODE)
     for name in ("base", "agent"):
         (tmp_path / name).symlink_to(trained / name)

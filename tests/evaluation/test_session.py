@@ -68,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_run, "root", lambda: tmp_path)
     # others use the real store; importing it takes seconds
-    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("flows.eval_command.log_to_mlflow", lambda *_: None)
 
 
 def words(data: Path, model: Path | str, out: Path) -> list[str]:

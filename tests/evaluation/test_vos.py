@@ -38,7 +38,7 @@ for t, labels in enumerate(LABELS):
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_run, "root", lambda: tmp_path)
-    monkeypatch.setattr("flows.eval_record.log_to_mlflow", lambda *_: None)
+    monkeypatch.setattr("flows.eval_command.log_to_mlflow", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 
 from ans_core.config import load
 from flows import checkpoint_eval
+from tasks import runner
 from tasks.process import held
 from tests.workspace import tiny_params
 
@@ -27,7 +28,7 @@ def test_a_killed_evaluation_leaves_its_answers_and_nothing_else(
         (out / "metrics.json").write_text("{}")
         return {}
 
-    monkeypatch.setattr(checkpoint_eval, "stage_function", lambda _: stage)
+    monkeypatch.setattr(runner, "stage_function", lambda _: stage)
     out, config = tmp_path / ".ans/eval/model-1", load(tiny_params(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         checkpoint_eval.evaluate_into(out, tmp_path / "model", tmp_path, config)
@@ -55,21 +56,21 @@ def test_several_processes_share_an_evaluation_and_the_first_alone_writes(
     started: list[str] = []
     monkeypatch.setattr(checkpoint_eval, "settings", lambda *_: several)
     monkeypatch.setattr(checkpoint_eval, "result_folder", lambda *_: tmp_path / ".ans/eval/model-1")
-    monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: started.extend(command) or 0)
+    monkeypatch.setattr(checkpoint_eval, "run_noted", lambda command, **_: (started.extend(command), {}))
     checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {})
     assert started[:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", "--nproc-per-node=2"]
     assert started[5:7] == ["-m", "flows.checkpoint_eval"]
 
-    monkeypatch.setattr(
-        checkpoint_eval,
-        "stage_function",
-        lambda _: lambda *_, scratch, **__: {"its share in": scratch.is_dir()},
-    )
+    shares: list[bool] = []
+
+    def stage(*_: object, scratch: Path, **__: object) -> None:
+        shares.append(scratch.is_dir())
+
+    monkeypatch.setattr(runner, "stage_function", lambda _: stage)
     monkeypatch.setenv("RANK", "1")
     with held(tmp_path / ".ans/stage.lock", "the first"):
-        assert checkpoint_eval.evaluate_into(
-            tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config
-        ) == {"its share in": True}
+        checkpoint_eval.evaluate_into(tmp_path / ".ans/eval/model-1", tmp_path / "model", tmp_path, config)
+    assert shares == [True]
     assert not (tmp_path / ".ans/eval").exists()
 
 
@@ -87,7 +88,7 @@ def test_changed_evaluation_data_have_a_result_of_their_own(
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {"data": "1"})
     monkeypatch.setattr(checkpoint_eval.Code, "version_of", lambda *_: "")
     commands: list[list[str]] = []
-    monkeypatch.setattr(checkpoint_eval, "run_once", lambda command, **_: commands.append(command) or 0)
+    monkeypatch.setattr(checkpoint_eval, "run_noted", lambda command, **_: (commands.append(command), {}))
 
     def found() -> Path:
         out = checkpoint_eval.in_child(

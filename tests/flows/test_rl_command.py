@@ -31,6 +31,7 @@ from ans_core.stages import rl as stages_rl
 from ans_core.stages.sources import source_entries
 from ans_core.types import Log
 from flows import cli, rl_command, short_training, training_request
+from tasks import runner
 from tasks.process import held
 from tasks.stages import stage_named
 from tests import tiny
@@ -245,7 +246,7 @@ def test_a_trial_begins_anew_and_need_not_learn(tmp_path: Path, monkeypatch: pyt
             check_learned([(step, "grad_norm", 0.0) for step in range(3)])
         return {}
 
-    monkeypatch.setattr(short_training, "stage_function", lambda stage: alike)
+    monkeypatch.setattr(runner, "stage_function", lambda stage: alike)
     assert short_training.measure(tmp_path / "out", stage_named("rl"), config)["bytes"] > 0
 
 
@@ -254,6 +255,7 @@ import time
 from pathlib import Path
 from ans_core import stop
 from flows import short_training
+from tasks import runner
 
 def work(config, *, out, **_):
     (out / f"{__import__('os').environ['RANK']}.at_work").touch()
@@ -264,7 +266,7 @@ def work(config, *, out, **_):
         (out / f"{__import__('os').environ['RANK']}.state").touch()
     raise stop.Stopped(stop.requested(), 1)
 
-short_training.stage_function = lambda stage: work
+runner.stage_function = lambda stage: work
 short_training.main(*__import__("sys").argv[1:])
 """
 

@@ -19,7 +19,7 @@ import pytest
 
 from ans_core.config import PROFILES, Launch, dump, resolve
 from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
-from flows.eval_job import job_words
+from flows.eval_command import job_words
 from tasks import slurm, slurm_task
 from tasks.jobs import Job
 from tasks.stages import TABLE

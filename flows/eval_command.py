@@ -1,4 +1,4 @@
-"""`ans eval` as a job, where params.yaml says that stages are jobs."""
+"""What the pipeline adds to `ans eval`: a job where params.yaml says that stages are jobs, and figures in MLflow."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import argparse
 import hashlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.paths import root
+
+if TYPE_CHECKING:
+    from ans_core.evaluation.session import Session
+
+TAG_LETTERS = 5000
+"""Of a tag in MLflow."""
 
 
 def job_words(arguments: argparse.Namespace) -> list[str] | None:
@@ -35,3 +43,24 @@ def job_words(arguments: argparse.Namespace) -> list[str] | None:
     return submit_words(
         f"ans-eval-{hashlib.sha256(repr(words).encode()).hexdigest()[:12]}", "evaluate", words
     )
+
+
+def log_to_mlflow(session: Session, metrics: dict[str, float], notes: Sequence[str]) -> None:
+    """Log the metrics as eval/<benchmark>/<split>/<metric>, and the notes (which name a judge) as a tag. The
+    result stands also if the store is away."""
+    from mlflow.exceptions import MlflowException
+
+    from tasks.tracking import TrackingError, log_finished, warn, where_from
+
+    tags = {
+        "ans.kind": "evaluation",
+        "ans.pid": str(os.getpid()),
+        "ans.notes": "\n".join(notes)[:TAG_LETTERS],
+        **where_from(root()),
+    }
+    figures = {f"eval/{session.title}/{key}": value for key, value in metrics.items()}
+    settings = {key: str(value)[:500] for key, value in session.settings.items()}
+    try:
+        log_finished(root(), f"eval {session.title}", tags=tags, params=settings, metrics=figures)
+    except (MlflowException, TrackingError) as error:
+        warn(f"MLflow did not take the figures, which are in {session.out}: {error}")
