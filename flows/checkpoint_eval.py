@@ -17,6 +17,7 @@ from ans_core import stop
 from ans_core.config import Config, ConfigError, load
 from ans_core.fingerprint import fingerprint
 from ans_core.processes import thread_variables
+from ans_core.report.files import read_json
 from ans_core.written import atomic_folder
 from flows.child import StageFailedError, run_noted
 from flows.dvc_state import check_out
@@ -132,6 +133,11 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
     if status:
         message = noted.get("message", "its message is above")
         raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {message}")
+
+
+def metrics_of(folder: Path) -> dict[str, float]:
+    """Return the metrics of an evaluation."""
+    return dict(read_json(folder / METRICS))
 
 
 def registered(version: Version, here: Path) -> Path:

@@ -4,7 +4,6 @@ runs."""
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -129,13 +128,13 @@ def finetune(arguments: argparse.Namespace) -> int:
 def of_checkpoint(arguments: argparse.Namespace) -> int:
     """Evaluate a checkpoint on the benchmarks of params.yaml."""
     from ans_core.config import load
-    from flows.checkpoint_eval import METRICS, content_of, evaluated, with_fingerprints
+    from flows.checkpoint_eval import content_of, evaluated, metrics_of, with_fingerprints
 
     here, checkpoint = root(), Path(arguments.what).resolve()
     out = evaluated(
         checkpoint, content_of(checkpoint), here, with_fingerprints(load(here / "params.yaml"), here)
     )
-    for name, value in sorted(json.loads((out / METRICS).read_text(encoding="utf-8")).items()):
+    for name, value in sorted(metrics_of(out).items()):
         print(f"{name:<48} {value:.4f}")
     print("predictions and overlays:", out)
     return 0

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ans_core.report.changes import Change, changes, read_answers
+from ans_core.report.files import read_json
 from ans_core.report.metrics import short
 from ans_core.report.runs import Run
 from flows.child import run_once
@@ -49,6 +51,14 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
     print("\n\n".join(table(runs[0], other) for other in runs[1:]))
     if with_answers:
         print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
+
+
+def folder_changes(before: Path, after: Path) -> list[Change]:
+    """Return the changes from one evaluation's folder to another's."""
+    folders = {"before": before, "after": after}
+    summary = {name: read_json(folder / "metrics.json") for name, folder in folders.items()}
+    answers = {name: read_answers(folder) for name, folder in folders.items()}
+    return changes(summary, answers, "before", "after")
 
 
 def page_in_child(names: Sequence[str], folder: Path, here: Path) -> Path | None:
@@ -104,8 +114,8 @@ def change_lines(runs: Sequence[Run]) -> list[str]:
     from ans_core.report.runs import all_changes
 
     lines = []
-    for row, name, changes in all_changes(runs):
-        lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}", *change_table(changes)]
+    for row, name, changed in all_changes(runs):
+        lines += ["", f"{name}{f', {row},' if row else ''} against {runs[0].name}", *change_table(changed)]
     return lines
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
 from ans_core.config import load
-from flows.checkpoint_eval import METRICS, content_of, in_child, registered
+from flows.checkpoint_eval import content_of, in_child, metrics_of, registered
 from flows.pipeline import flow_at_work, run_name
 from tasks import registry
 
@@ -31,12 +30,11 @@ def evaluate(
     changes = {name: value for name, value in overrides.items() if value is not None}
     with flow_at_work("evaluate") as here:
         out = in_child(*resolve_checkpoint(checkpoint, here), here, changes)
-    metrics = json.loads((out / METRICS).read_text(encoding="utf-8"))
     lines = [
         f"# evaluate {checkpoint}",
         "| metric | |",
         "|-|-:|",
-        *(f"| {name} | {value:.4f} |" for name, value in sorted(metrics.items())),
+        *(f"| {name} | {value:.4f} |" for name, value in sorted(metrics_of(out).items())),
     ]
     create_markdown_artifact(
         "\n".join([*lines, "", f"Predictions and overlays: `{out}`"]), key="evaluate", description=checkpoint

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ans_core.config import Config, DataSource
 from ans_core.fingerprint import fingerprint
+from ans_core.report.files import read_json
 from flows.short_training import train
 from flows.training_request import (
     CHUNK,
@@ -117,7 +118,7 @@ def import_held_out(source: Path, into: Path, form: str | None) -> Path:
     lines = import_export(source, into, form=form)
     print("\n".join(line for line in lines if not line.startswith("wrote")))
     file = into / "annotations.json"
-    records = json.loads(file.read_text(encoding="utf-8"))
+    records = read_json(file)
     splits = {record.get("split") for record in records}
     if "val" in splits and "train" not in splits:
         for record in records:

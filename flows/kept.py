@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ans_core.config import PROFILES, ConfigError, load, resolve
+from ans_core.report.files import read_json
 from ans_core.written import write_atomically
 from flows.child import run_once
 from flows.params import insert_fingerprints, insert_sources, render, watch_sources
@@ -97,7 +98,7 @@ def give_back(here: Path) -> list[str]:
     wrote since stay."""
     if not (here / RUN).exists():
         return []
-    record = json.loads((here / RUN).read_text(encoding="utf-8"))
+    record = read_json(here / RUN)
     is_of_run = settings_of(here / "params.yaml") == record["run"]
     if is_of_run:
         write_atomically(here / "params.yaml", record["before"])
@@ -168,7 +169,7 @@ def recover_sweep(here: Path) -> list[str]:
     folder = here / FOLDER
     if not folder.exists():
         return []
-    left = json.loads((folder / MEMBER).read_text(encoding="utf-8")) if (folder / MEMBER).exists() else None
+    left = read_json(folder / MEMBER) if (folder / MEMBER).exists() else None
     if left is None or settings_of(here / "params.yaml") in (left, settings_of(folder / "params.yaml")):
         end(here)
         return [

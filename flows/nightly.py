@@ -4,7 +4,6 @@ trains nothing."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,9 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from ans_core.config import load
-from ans_core.report.changes import Change, changes, read_answers
-from flows.checkpoint_eval import METRICS, in_child, registered
-from flows.compare import page_in_child
+from ans_core.report.changes import Change
+from flows.checkpoint_eval import in_child, metrics_of, registered
+from flows.compare import folder_changes, page_in_child
 from flows.dvc_state import output_hash
 from flows.pipeline import flow_at_work, is_worth_a_retry, run_name
 from tasks import registry
@@ -126,11 +125,7 @@ def compared(results: dict[str, Path]) -> list[Change]:
     """Return the changes from champion to challenger; none without a champion."""
     if "champion" not in results or results["champion"] == results["challenger"]:
         return []
-    summary = {
-        role: json.loads((folder / METRICS).read_text(encoding="utf-8")) for role, folder in results.items()
-    }
-    answers = {role: read_answers(folder) for role, folder in results.items()}
-    return changes(summary, answers, "champion", "challenger")
+    return folder_changes(results["champion"], results["challenger"])
 
 
 def decide(versions: dict[str, Version], differences: list[Change]) -> Decision:
@@ -190,9 +185,8 @@ def record(night: Night, here: Path) -> None:
     }
     figures: dict[str, float] = {}
     for role, folder in night.results.items():
-        of_role = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         for group in (role, "eval") if role == "challenger" else (role,):
-            figures |= {f"{group}/{name}": value for name, value in of_role.items()}
+            figures |= {f"{group}/{name}": value for name, value in metrics_of(folder).items()}
     log_finished(here, f"nightly {profile}: {decision}", tags=tags, params={}, metrics=figures)
 
 

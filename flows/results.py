@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ans_core.report.files import read_json
 from ans_core.report.runs import TRAINED, Run
 from tasks import lock_file
 from tasks.stages import HEADLINE, ROWS, stage_named
@@ -39,7 +40,7 @@ def result(name: str, root: Path) -> Run:
             description=name,
             folder=path.parent,
             settings={},
-            recorded=flat_metrics(json.loads(path.read_text("utf-8"))),
+            recorded=flat_metrics(read_json(path)),
         )
     if is_checkpoint(path):
         return of_checkpoint(path.resolve(), root)

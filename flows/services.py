@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from ans_core.report.files import read_json
 from flows.child import end_processes
 from flows.doctor import locks, scratch
 from flows.paths import environment, root
@@ -60,11 +61,7 @@ def record_file(here: Path) -> Path:
 def recorded_services(here: Path) -> list[Service]:
     """Return the services that `ans up` started and nobody has taken down."""
     path = record_file(here)
-    return (
-        [Service(**record) for record in json.loads(path.read_text(encoding="utf-8"))]
-        if path.exists()
-        else []
-    )
+    return [Service(**record) for record in read_json(path)] if path.exists() else []
 
 
 def running(here: Path) -> list[Service]:

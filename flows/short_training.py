@@ -209,17 +209,11 @@ def run_ranks(
 
 def gains(evaluated: Path, rows: tuple[str, str]) -> list[str]:
     """Return the table of what training changed on the held-out pictures."""
-    from ans_core.report.changes import changes, read_answers
-    from ans_core.report.files import read_json
     from ans_core.report.page import change_table
+    from flows.compare import folder_changes
 
-    titles = dict(zip(rows, ("before", "after"), strict=True))
-    summary = {title: read_json(evaluated / row / "metrics.json") for row, title in titles.items()}
-    answers = {title: read_answers(evaluated / row) for row, title in titles.items()}
-    return [
-        "held-out pictures, before and after",
-        *change_table(changes(summary, answers, "before", "after")),
-    ]
+    before, after = (evaluated / row for row in rows)
+    return ["held-out pictures, before and after", *change_table(folder_changes(before, after))]
 
 
 def estimate(request: Request) -> str:

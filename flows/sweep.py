@@ -17,6 +17,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from ans_core.config import load, resolve
+from ans_core.report.files import read_json
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
@@ -130,7 +131,7 @@ def run_experiment(
         extra_environment=tracked(),
     ):
         raise StageFailedError(f"experiment {name} failed (status {status}); its message is above")
-    return flat_metrics(headline(json.loads((here / SUMMARY).read_text(encoding="utf-8"))))
+    return flat_metrics(headline(read_json(here / SUMMARY)))
 
 
 def finished(name: str, settings: dict[str, Any], here: Path) -> dict[str, float]:

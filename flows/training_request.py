@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ans_core.config import PROFILES, Config, DataSource, resolve, setting
 from ans_core.config.names import DATA_KINDS
+from ans_core.report.files import read_json
 from ans_core.types import Sample
 from flows.paths import root
 
@@ -154,7 +155,7 @@ def warn_of_few(held_out: Iterable[Sample], remedy: str = "") -> None:
 def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
     """Raise ValueError if the folder holds a training with other data, model or settings, or anything
     else."""
-    if file.exists() and (before := json.loads(file.read_text(encoding="utf-8"))) != identity:
+    if file.exists() and (before := read_json(file)) != identity:
         changed = [
             f"{key} {before.get(key)!r}, now {value!r}"
             for key, value in identity.items()

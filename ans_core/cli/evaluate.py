@@ -40,9 +40,8 @@ class List(argparse.Action):
 
         for name in names.SCORED:
             others = [other for other, meant in names.OTHER_NAMES.items() if meant == name]
-            print(
-                f"{name:20}{'' if {name, *others} & {*names.PUBLIC} else 'scores files alone':20}{', '.join(others)}".rstrip()
-            )
+            alone = "scores files alone" if name in names.FILES_ALONE else ""
+            print(f"{name:20}{alone:20}{', '.join(others)}".rstrip())
         parser.exit()
 
 

@@ -11,7 +11,17 @@ from ans_core.config.names import FamilyName, Reader
 from ans_core.config.online import Online
 from ans_core.config.prepare import DataSource
 from ans_core.config.rft import Rft
-from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share
+from ans_core.config.section import (
+    AsTuple,
+    Count,
+    Impossible,
+    Listed,
+    Positive,
+    Rate,
+    Section,
+    Share,
+    no_twice,
+)
 from ans_core.config.training import Checkpointing, Dtype, Lora, Optim
 
 
@@ -60,7 +70,7 @@ class AgentSft(Section):
     referring: Share = 0.2
     """Share of the rows that ask for masks of expressions, as in the stage `sft`, so that it is not
     forgotten."""
-    curriculum: Annotated[tuple[Share, Share, Share], Listed] = (0.15, 0.25, 0.6)
+    curriculum: Annotated[tuple[Share, Share, Share], AsTuple] = (0.15, 0.25, 0.6)
     """Shares of the steps: simple traces alone, with medium ones, with hard ones."""
     allowed_loss: Share = 0.05
     """A part of the curriculum is taken back if it costs more accuracy than this, and than chance, on what
@@ -149,7 +159,7 @@ class Agent(Section):
     base: str = ""
     """Folder of the model that it starts from. Empty: what the pipeline makes, which then stands here
     (runs/<profile>/model)."""
-    tiles: Annotated[tuple[Positive, ...], Listed] = ()
+    tiles: Listed[Positive] = ()
     """Fewest and most tiles of a picture (InternVL), the whole picture not counted; Qwen-VL: the same numbers
     of 448 x 448 pixels. Empty = the base's. The trained agent keeps them."""
     min_pixels: Count = 0
@@ -160,7 +170,7 @@ class Agent(Section):
     reader: Reader = "rapidocr"
     """What READ_TEXT reads with. rapidocr: any text, in photographs, too (`pip install -e '.[ocr]'`).
     template: the digits of drawn scenes, without another package."""
-    sources: Annotated[tuple[DataSource, ...], Listed] = ()
+    sources: Listed[DataSource] = ()
     """Annotated pictures that questions are asked about: sets with words and masks, in any format. The agent
     learns from their training pictures and is evaluated on those held out (`val` or `test`, or
     `hold_out`)."""
@@ -171,7 +181,7 @@ class Agent(Section):
     base."""
     segmenter_files: str = ""
     """Its fingerprint; as prepare.sources has it."""
-    families: Annotated[tuple[FamilyName, ...], Listed] = (
+    families: Listed[FamilyName] = (
         "easy",
         "pattern",
         "text",
@@ -203,7 +213,5 @@ class Agent(Section):
             )
         if not self.families and not self.sources:
             raise Impossible("families", "there is none, and no source: name some families, or agent.sources")
-        for place, name in enumerate(self.families):
-            if name in self.families[:place]:
-                raise Impossible(f"families.{place}", f"{name!r} stands there twice")
+        no_twice(self.families, key="families")
         return self

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from ans_core.config.names import StillKind
-from ans_core.config.section import Count, Impossible, Listed, Positive, Section, Weight, divides, some_weight
+from ans_core.config.section import (
+    AsTuple,
+    Count,
+    Impossible,
+    Listed,
+    Positive,
+    Section,
+    Weight,
+    divides,
+    some_weight,
+)
 from ans_core.config.training import Dtype, Optim
 
 
@@ -65,9 +75,9 @@ class Sam(Section):
     image_size: Positive = 128
     embed: Positive = 32
     heads: Positive = 1
-    stages: Annotated[tuple[Positive, Positive, Positive, Positive], Listed] = (1, 2, 3, 1)
-    global_blocks: Annotated[tuple[Count, ...], Listed] = (4,)
-    windows: Annotated[tuple[Positive, Positive, Positive, Positive], Listed] = (8, 4, 8, 4)
+    stages: Annotated[tuple[Positive, Positive, Positive, Positive], AsTuple] = (1, 2, 3, 1)
+    global_blocks: Listed[Count] = (4,)
+    windows: Annotated[tuple[Positive, Positive, Positive, Positive], AsTuple] = (8, 4, 8, 4)
     width: Positive = 256
     memory_layers: Positive = 2
     memory_width: Positive = 64

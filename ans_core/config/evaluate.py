@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from ans_core.config.names import BenchmarkName, PublicName
 from ans_core.config.prepare import DataSource
-from ans_core.config.section import ConfigError, Count, Impossible, Listed, Name, Positive, Section
+from ans_core.config.section import ConfigError, Count, Listed, Name, Positive, Section, no_twice
 
 
 class PublicBenchmark(Section):
@@ -27,7 +27,7 @@ class PublicBenchmark(Section):
 
 
 class Evaluate(Section):
-    benchmarks: Annotated[tuple[BenchmarkName, ...], Listed] = (
+    benchmarks: Listed[BenchmarkName] = (
         "referring",
         "region_caption",
         "grounded_caption",
@@ -35,7 +35,7 @@ class Evaluate(Section):
         "loops",
     )
     """Each needs samples in `split`: in a drawn set, one of the user's, or evaluate.sources."""
-    optional: Annotated[tuple[BenchmarkName, ...], Listed] = ()
+    optional: Listed[BenchmarkName] = ()
     """Benchmarks that are skipped, instead of refused, if there are no samples for them."""
     split: Name = "val"
     limit: Count = 0
@@ -48,22 +48,16 @@ class Evaluate(Section):
     batch: Positive = 32
     max_tokens: Positive = 48
     overlays: Count = 24
-    sources: Annotated[tuple[DataSource, ...], Listed] = ()
+    sources: Listed[DataSource] = ()
     """Evaluated only, never trained on (format `videos`, `regions`, ...)."""
-    public: Annotated[tuple[PublicBenchmark, ...], Listed] = ()
+    public: Listed[PublicBenchmark] = ()
     """Public benchmarks, of every row. One whose files are missing, or that a judge must read, is skipped and
     says so in skipped.json."""
 
     @model_validator(mode="after")
     def _possible(self) -> Evaluate:
-        for place, name in enumerate(self.benchmarks):
-            if name in self.benchmarks[:place]:
-                raise Impossible(f"benchmarks.{place}", f"{name!r} stands there twice")
-        for place, one in enumerate(self.public):
-            if (one.name, one.split) in [(other.name, other.split) for other in self.public[:place]]:
-                raise Impossible(
-                    f"public.{place}", f"{one.name!r} with split {one.split!r} stands there twice"
-                )
+        no_twice(self.benchmarks, key="benchmarks")
+        no_twice([f"{one.name}, split {one.split or 'default'}" for one in self.public], key="public")
         return self
 
 

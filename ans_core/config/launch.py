@@ -17,7 +17,7 @@ class Resources(Section):
     gpus: Count = 0
     """Of each node. Not 0: a training stage has nodes x gpus processes, whatever launch.processes says; an
     evaluation one on each GPU."""
-    options: Annotated[tuple[str, ...], Listed] = ()
+    options: Listed[str] = ()
     """Options of sbatch for this stage alone, as --time=2:00:00."""
 
 
@@ -33,7 +33,7 @@ class Launch(Section):
     launcher: Literal["torchrun", "deepspeed", "slurm", "ray", "kubernetes"] = "torchrun"
     """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed:
     this machine. slurm, ray, kubernetes: each stage that wants a GPU is a job (docs/cluster.md)."""
-    slurm: Annotated[tuple[str, ...], Listed] = ()
+    slurm: Listed[str] = ()
     """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
     one process gets one node."""
     resources: dict[JobStage, Resources] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -66,12 +66,12 @@ class Memory(Section):
     """false passes the base through."""
     validate_only: bool = False
     """Measure J&F of the base and pass it through."""
-    trainable_modules: Annotated[tuple[Name, ...], Listed] = ("memory_attention", "memory_encoder")
+    trainable_modules: Listed[Name] = ("memory_attention", "memory_encoder")
     """Modules and parameters of SAM2 by name, as in sam_mask_decoder, sam_prompt_encoder.mask_downscaling,
     image_encoder, obj_ptr_proj."""
     optim: DataOptim = DataOptim(steps=400, batch=4, lr=1e-4, weight_decay=0.01)
     """`batch` counts clips."""
-    data: Annotated[tuple[Name, ...], Listed] = ()
+    data: Listed[Name] = ()
     """Names of the data sets to train on (their split `train`) and to validate on (`val`); empty: all that
     hold masks."""
     image_share: Share = 0.0

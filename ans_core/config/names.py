@@ -46,16 +46,8 @@ PUBLIC = (
 )  # fmt: skip
 """ans_core/benchmarks/registry.py: those that `ans eval` runs a model on."""
 
-SCORED = (
-    "captions", "coco_boxes", "detailed_captions", "dlc_bench", "ferret_bench", "gar_bench", "gcg",
-    "grefcoco",
-    "grounded_caption", "infographicsvqa", "mask_pairs", "mathvista", "mevis", "mm_vet", "mmbench", "mme",
-    "mmmu_pro_vision",
-    "mmmu_val", "reasonseg", "ref_davis17", "ref_youtube_vos", "refcoco", "refcocog_captions", "referring",
-    "region_caption",
-    "revos", "saco_veval", "seed_bench", "tallyqa_complex", "video", "virl39k", "vos", "vstar",
-)  # fmt: skip
-"""All of them."""
+FILES_ALONE = ("captions", "coco_boxes", "mask_pairs", "mmmu_pro_vision", "saco_veval")
+"""Those that it only scores files of."""
 OTHER_NAMES = {
     "refcoco+": "refcoco",
     "refcocog": "refcoco",
@@ -77,6 +69,8 @@ OTHER_NAMES = {
     "vstar_bench": "vstar",
 }
 """What else people call them."""
+SCORED = tuple(sorted({*PUBLIC, *FILES_ALONE} - OTHER_NAMES.keys()))
+"""All of them, each by one name."""
 
 StillKind = Annotated[str, one_of(STILL_KINDS), WithJsonSchema({"type": "string", "enum": STILL_KINDS})]
 FormatName = Annotated[str, one_of(FORMATS), WithJsonSchema({"type": "string", "enum": FORMATS})]

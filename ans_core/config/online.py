@@ -10,6 +10,7 @@ from ans_core.config.names import FamilyName
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section, Share, Weight
 from ans_core.config.training import Optim
 
+Arm = Literal["frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"]
 RELEASES = 10
 """Releases of which too many refused ones end learning."""
 
@@ -96,17 +97,9 @@ class Shift(Section):
 class Simulation(Section):
     """The stage `online`: the same stream of shifted questions for every arm."""
 
-    families: Annotated[tuple[FamilyName, ...], Listed, Field(min_length=1)] = ("pattern",)
+    families: Annotated[Listed[FamilyName], Field(min_length=1)] = ("pattern",)
     shift: Shift = Shift()
-    arms: Annotated[
-        tuple[
-            Literal[
-                "frozen", "naive", "naive_canary", "guard", "guard_verified", "wrong_verifier", "poisoned"
-            ],
-            ...,
-        ],
-        Listed,
-    ] = ("frozen", "naive", "naive_canary", "guard", "guard_verified")
+    arms: Listed[Arm] = ("frozen", "naive", "naive_canary", "guard", "guard_verified")
     wrong: Share = 0.2
     """Share of the questions on which the arm wrong_verifier is told another answer."""
     poison: Share = 0.3

@@ -66,7 +66,7 @@ class Prepare(Section):
     """Side of a drawn scene in pixels."""
     world: Literal["full", "small"] = "full"
     """small: three shapes, four colours and no textures, which a model learns in minutes."""
-    sources: Annotated[tuple[DataSource, ...], Listed] = ()
+    sources: Listed[DataSource] = ()
     """Real data sets, in addition to or instead of the drawn ones: trained on together, evaluated
     separately."""
 

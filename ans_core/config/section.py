@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -80,8 +80,10 @@ RENAMED = {
 }
 """Settings of earlier versions -> what to write."""
 
-Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Item = TypeVar("Item")
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Added to a tuple type: YAML has lists only."""
+Listed = Annotated[tuple[Item, ...], AsTuple]
 
 
 class Section(BaseModel):
@@ -114,6 +116,12 @@ def divides(part: int, total: int, *, key: str, why: str) -> None:
 def some_weight(weights: Iterable[float], *, key: str, why: str) -> None:
     if not any(weights):
         raise Impossible(key, f"{key}: all weights are 0, so {why}")
+
+
+def no_twice(names: Sequence[str], *, key: str) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise Impossible(f"{key}.{place}", f"{name!r} stands there twice")
 
 
 def nearest(word: str, valid_names: Iterable[str]) -> str:

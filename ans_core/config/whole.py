@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,20 +78,14 @@ class Config(Section):
                     f"list, `split: [{source.role}]`, to "
                     f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
                 )
-        for section in ("prepare", "evaluate"):
-            for place, source in enumerate(getattr(self, section).sources):
-                if source.name in names:
-                    what = "a kind of data" if source.name in DATA_KINDS else "another data set"
-                    raise Impossible(
-                        f"{section}.sources.{place}.name",
-                        f"{source.name!r} is the name of {what}; give it one of its own",
-                    )
-                names.append(source.name)
-                if section == "evaluate" and source.hold_out:
-                    raise Impossible(
-                        f"evaluate.sources.{place}.hold_out",
-                        "all of it is evaluated, so nothing is held out; leave it 0",
-                    )
+        check_own_names(self.prepare.sources, names, key="prepare.sources")
+        check_own_names(self.evaluate.sources, names, key="evaluate.sources")
+        for place, source in enumerate(self.evaluate.sources):
+            if source.hold_out:
+                raise Impossible(
+                    f"evaluate.sources.{place}.hold_out",
+                    "all of it is evaluated, so nothing is held out; leave it 0",
+                )
         mixed = [*DATA_KINDS, *(source.name for source in self.prepare.sources)]
         for name in self.sft.mixture:
             if name not in mixed:
@@ -101,15 +96,12 @@ class Config(Section):
                 )
 
     def _check_agent_sources(self) -> None:
+        check_own_names(self.agent.sources, [], key="agent.sources")
         read = ["train", "val", "test"]
         prepared = {source.path: source for source in self.prepare.sources if source.role == "train"}
         before: dict[str, DataSource] = {}
         for place, source in enumerate(self.agent.sources):
             key = f"agent.sources.{place}"
-            if source.name in [earlier.name for earlier in self.agent.sources[:place]]:
-                raise Impossible(
-                    f"{key}.name", f"{source.name!r} is the name of another data set; give it one of its own"
-                )
             if source.role not in read:
                 raise Impossible(
                     f"{key}.split",
@@ -149,22 +141,15 @@ class Config(Section):
             )
         if prepare.sources or self.evaluate.sources:
             return
-        scenes = (
-            {"train": prepare.scenes, "val": prepare.val_scenes, "test": prepare.test_scenes}[split]
-            if prepare.scenes
-            else 0
-        )
-        clips = (
-            {"train": prepare.clips, "val": prepare.val_clips, "test": prepare.test_clips}[split]
-            if prepare.clips
-            else 0
-        )
+        of_split = "" if split == "train" else f"{split}_"
         for place, name in enumerate(self.evaluate.benchmarks):
-            if not (clips if name == "video" else scenes) and name not in self.evaluate.optional:
+            kind = "clips" if name == "video" else "scenes"
+            there = getattr(prepare, kind) and getattr(prepare, of_split + kind)
+            if not there and name not in self.evaluate.optional:
                 raise Impossible(
                     f"evaluate.benchmarks.{place}",
-                    f"{name!r} has no samples: prepare draws no {'clips' if name == 'video' else 'scenes'} "
-                    f"of split {split!r}; draw some, name it in evaluate.optional, or take it out",
+                    f"{name!r} has no samples: prepare draws no {kind} of split {split!r}; draw some, name it "
+                    "in evaluate.optional, or take it out",
                 )
 
     def _check_memory(self) -> None:
@@ -261,3 +246,14 @@ class Config(Section):
                     f"{loops.inner_steps} on several processes: "
                     "rollouts that are still to be learned from are saved for the first process alone",
                 )
+
+
+def check_own_names(sources: Sequence[DataSource], before: list[str], *, key: str) -> None:
+    """Refuse a data set with the name of another, or one of those `before`, to which they are added."""
+    for place, source in enumerate(sources):
+        if source.name in before:
+            what = "a kind of data" if source.name in DATA_KINDS else "another data set"
+            raise Impossible(
+                f"{key}.{place}.name", f"{source.name!r} is the name of {what}; give it one of its own"
+            )
+        before.append(source.name)

@@ -12,7 +12,7 @@ KINDS = {".png": "png", ".gif": "gif", ".jpg": "jpeg", ".webp": "webp"}
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON ({error}); run the stage that writes it again") from error
 
