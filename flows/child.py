@@ -20,8 +20,8 @@ import psutil
 
 from flows.dvc_state import BUSY
 from flows.paths import environment
+from tasks.jobs import USER_ERROR
 from tasks.process import read_note
-from tasks.runner import USER_ERROR
 
 BUSY_RETRY_S = 15
 GRACE_S = 30
@@ -94,16 +94,11 @@ class BarThinner:
         self._shown_s = time.monotonic()
 
     def feed(self, data: bytes) -> str:
-        *pieces, self._rest = (
-            (self._rest + data)
-            .replace(b"\r\n", b"\n")
-            .replace(b"\r", b"\r\0")
-            .replace(b"\n", b"\n\0")
-            .split(b"\0")
-        )
+        pieces = (self._rest + data).splitlines(keepends=True)
+        self._rest = b"" if not pieces or pieces[-1].endswith((b"\r", b"\n")) else pieces.pop()
         shown = ""
         for piece in pieces:
-            line = piece[:-1].decode(errors="replace")
+            line = piece.decode(errors="replace").rstrip("\r\n")
             if not line.strip():
                 continue
             if piece.endswith(b"\r"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from ans_core.cli.main import Command, main, parse, parser
@@ -17,6 +18,13 @@ __all__ = ["add_commands", "environment", "job_words", "main", "of_checkpoint", 
 
 def add_commands(command: Command) -> None:
     """Add what needs the checkout."""
+    add_pipeline(command)
+    add_training(command)
+    add_results(command)
+    add_services(command)
+
+
+def add_pipeline(command: Command) -> None:
     it = command("run", commands.run)
     it.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="for this run alone, as in rl.kl=0.05")
     it.add_argument(
@@ -72,6 +80,10 @@ def add_commands(command: Command) -> None:
         action="store_true",
         help="leave a params.yaml of this profile alone if it has own settings",
     )
+
+
+def add_training(command: Command) -> None:
+    small = "whose settings to use (default: tiny for a model under 100 million parameters, else"
     it = command("finetune", commands.finetune)
     it.add_argument("folder", help="of annotations.json, or of another format (docs/your-data.md)")
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in sft.optim.lr=1e-4")
@@ -80,14 +92,8 @@ def add_commands(command: Command) -> None:
     it.add_argument(
         "--steps", type=positive, metavar="N", help="of training (default: every picture about 10 times)"
     )
-    it.add_argument(
-        "--profile",
-        help="whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b)",
-    )
-    it.add_argument(
-        "--out", metavar="FOLDER", help="(default: runs/finetune-<folder>); the same one resumes a killed run"
-    )
-    it.add_argument("--estimate", action="store_true", help="only measure time and memory")
+    it.add_argument("--profile", help=f"{small} sa2va-4b)")
+    add_out_and_estimate(it, "runs/finetune-<folder>")
     it = command("rl", commands.rl)
     it.add_argument("settings", nargs="*", metavar="key=value", help="as in rl.kl=0.05")
     it.add_argument("--model", required=True, help="a Sa2VA to start from: folder or hub id")
@@ -112,16 +118,18 @@ def add_commands(command: Command) -> None:
         metavar="N",
         help="of training (default: the profile's, or 3 epochs if fewer)",
     )
+    it.add_argument("--profile", help=f"{small} sa2va-4b-rl)")
+    add_out_and_estimate(it, "runs/rl-<data>")
+
+
+def add_out_and_estimate(it: argparse.ArgumentParser, default: str) -> None:
     it.add_argument(
-        "--profile",
-        help=(
-            "whose settings to use (default: tiny for a model under 100 million parameters, else sa2va-4b-rl)"
-        ),
-    )
-    it.add_argument(
-        "--out", metavar="FOLDER", help="(default: runs/rl-<data>); the same one resumes a killed run"
+        "--out", metavar="FOLDER", help=f"(default: {default}); the same one resumes a killed run"
     )
     it.add_argument("--estimate", action="store_true", help="only measure time and memory")
+
+
+def add_results(command: Command) -> None:
     it = command("doctor", commands.doctor)
     it.add_argument("--look-only", action="store_true", help="leave stuck MLflow runs as they are")
     it.add_argument(
@@ -145,6 +153,9 @@ def add_commands(command: Command) -> None:
     it.add_argument(
         "--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)"
     )
+
+
+def add_services(command: Command) -> None:
     it = command("server", commands.server)
     it.add_argument("--port", type=int, default=4200)
     it = command("up", commands.up)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -218,11 +219,11 @@ def resumes(folder: Path, root: Path) -> bool:
         return False
 
 
-def look(check: Callable[[], Finding | list[Finding]]) -> list[Finding]:
+def look(check: Callable[..., Finding | list[Finding]], *arguments: Any, **options: Any) -> list[Finding]:
     """Return a check's findings. An error in it becomes one too, so that the others are still made;
     ANS_TRACEBACK=1 shows where it was."""
     try:
-        findings = check()
+        findings = check(*arguments, **options)
     except Exception as error:  # whatever is wrong with the machine: to find it is what this command is for
         if os.environ.get("ANS_TRACEBACK"):
             raise
@@ -242,35 +243,21 @@ def cluster(root: Path) -> list[Finding]:
     from flows import cluster_checks as checks
 
     config = load(root / "params.yaml")
-    wanted: list[Callable[[], Finding | list[Finding]]] = [
-        lambda: checks.launcher(config),
-        lambda: checks.file_system(config, root),
-        lambda: checks.servers(config, root),
-        lambda: checks.dvc_cache(root),
-        checks.network,
-    ]
-    return [finding for check in wanted for finding in look(check)]
+    return [
+        *look(checks.launcher, config), *look(checks.file_system, config, root),
+        *look(checks.servers, config, root), *look(checks.dvc_cache, root), *look(checks.network),
+    ]  # fmt: skip
 
 
 def report(root: Path, *, repair: bool, deep: bool, of_cluster: bool) -> int:
     """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache; `of_cluster` looks
     at what a cluster needs, too."""
-    checks: list[Callable[[], Finding | list[Finding]]] = [
-        versions,
-        lambda: locked(root),
-        lambda: machine(root),
-        computes,
-        lambda: writable(root),
-        lambda: settings(root),
-        lambda: repository(root),
-        lambda: lock_files(root),
-        lambda: locks(root),
-        lambda: scratch(root),
-        lambda: stuck_runs(root, repair=repair),
-        *([lambda: cache(root)] if deep else []),
-        *([lambda: cluster(root)] if of_cluster else []),
-    ]
-    findings = [finding for check in checks for finding in look(check)]
+    findings = [*look(versions), *look(computes)]
+    for check in (locked, machine, writable, settings, repository, lock_files, locks, scratch):
+        findings += look(check, root)
+    findings += look(stuck_runs, root, repair=repair)
+    findings += look(cache, root) if deep else []
+    findings += look(cluster, root) if of_cluster else []
     for finding in findings:
         print("ok  " if finding.ok else "BAD ", finding.what, "" if finding.ok else f"-> {finding.remedy}")
     return 0 if all(finding.ok for finding in findings) else 1

@@ -74,7 +74,10 @@ def nightly_evals() -> Night:
         challenger = newest(here, profile)
         champion = registry.version_of(here, profile, "champion")
         versions = {"challenger": challenger} | ({"champion": champion} if champion else {})
-        results = {role: evaluation_task(role)(version, here) for role, version in versions.items()}
+        results = {
+            role: evaluate_version.with_options(name=f"evaluate {role}")(version, here)
+            for role, version in versions.items()
+        }
         differences = compared(results)
         decision = decide(versions, differences)
         if decision in {"first", "promoted"}:
@@ -108,14 +111,7 @@ def newest(here: Path, profile: str) -> Version:
     return registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
 
 
-def evaluation_task(role: str):  # type: ignore[no-untyped-def]
-    make = task(
-        name=f"evaluate {role}", retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry,
-        cache_policy=NO_CACHE
-    )  # fmt: skip
-    return make(evaluate_version)
-
-
+@task(retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE)
 def evaluate_version(version: Version, here: Path) -> Path:
     """Evaluate a registered checkpoint and return the folder of results."""
     return in_child(registered(version, here), version.md5, here, {})

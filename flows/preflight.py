@@ -14,7 +14,6 @@ from ans_core.config import PROFILES, Config, read_yaml
 if TYPE_CHECKING:
     from ans_core.model.footprint import Parameters
     from ans_core.model.network import Network
-    from ans_core.stages.gpu_memory import StageMemory
 
 GB = 1e9
 TINY_BYTES = 6 * GB
@@ -111,6 +110,9 @@ def gpu_count(config: Config, gpus: list[str]) -> Finding:
 
 def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
     """Compare what the training stages of a model hold on each GPU with the smallest GPU's bytes."""
+    from ans_core.stages.gpu_memory import stage_memory
+
+    memories = {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in trained_stages(config)}
     return [
         Finding(
             ok=memory.fits(has),
@@ -119,15 +121,8 @@ def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
             " launch.deepspeed_stage=3 divides the weights among the GPUs, too, for sft alone; or more "
             "GPUs, or a smaller profile",
         )
-        for stage, memory in stages_memory(config, model, has).items()
+        for stage, memory in memories.items()
     ]
-
-
-def stages_memory(config: Config, model: Network, has: int) -> dict[str, StageMemory]:
-    """Return the memory of the training stages."""
-    from ans_core.stages.gpu_memory import stage_memory
-
-    return {stage: stage_memory(config, model, stage, gpu_bytes=has) for stage in trained_stages(config)}
 
 
 def trained_stages(config: Config) -> list[Literal["sft", "rl"]]:
@@ -197,14 +192,10 @@ def weights(config: Config, root: Path) -> list[Finding]:
 
 def data(config: Config, root: Path) -> Finding:
     sources = [*config.prepare.sources, *config.evaluate.sources, *config.agent.sources]
-    lacking = [f"{source.name} ({source.path})" for source in sources if not (root / source.path).exists()]
-    of_agent = {name: getattr(config.agent.sft, name) for name in ("traces", "lora_ranks_from")}
-    of_agent = {f"sft.{name}": path for name, path in of_agent.items()} | {
-        "segmenter": config.agent.segmenter
-    }
-    lacking[:0] = [
-        f"agent.{name} ({path})" for name, path in of_agent.items() if path and not (root / path).exists()
-    ]
+    agent = config.agent
+    named = [("agent.sft.traces", agent.sft.traces), ("agent.sft.lora_ranks_from", agent.sft.lora_ranks_from)]
+    named += [("agent.segmenter", agent.segmenter), *((source.name, source.path) for source in sources)]
+    lacking = [f"{name} ({path})" for name, path in named if path and not (root / path).exists()]
     if not lacking:
         return fine(f"{len(sources)} data sets of params.yaml are there")
     more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""

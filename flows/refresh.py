@@ -27,7 +27,8 @@ def data_refresh() -> list[Row]:
             source.path: source.format
             for source in (*config.prepare.sources, *config.evaluate.sources, *config.agent.sources)
         }
-        faulty = [path for path, form in sources.items() if not checking(path)(path, form, here)]
+        checks = {path: is_sound.with_options(name=f"check {path}") for path in sources}
+        faulty = [path for path, form in sources.items() if not checks[path](path, form, here)]
         lines = [
             f"- {path} ({form}): {'faulty' if path in faulty else 'no fault found'}"
             for path, form in sources.items()
@@ -45,10 +46,7 @@ def data_refresh() -> list[Row]:
         return run_stages(STAGES, here)
 
 
-def checking(path: str):  # type: ignore[no-untyped-def]
-    return task(name=f"check {path}", cache_policy=NO_CACHE)(is_sound)
-
-
+@task(cache_policy=NO_CACHE)
 def is_sound(path: str, form: str, here: Path) -> bool:
     """Tell whether a data set can be trained on; its faults are printed."""
     status = run_once(

@@ -69,36 +69,31 @@ def sweep(
             f"{name} goes on with it",
             flush=True,
         )
-        results: list[tuple[str, Overrides, dict[str, float] | None]] = []
+        figures: dict[str, Any] = dict(done)
         kept.keep(here)
         try:
             with started() as tracked:
                 for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
                     if experiment in done:
-                        results.append((experiment, overrides, done[experiment]))
                         continue
                     kept.note_member(here, settings)
-                    state = experiment_task(experiment)(
+                    state = run_experiment.with_options(name=experiment)(
                         experiment, overrides, here, lambda: tracked, return_state=True
                     )
-                    results.append(
-                        (
-                            experiment,
-                            overrides,
-                            state.result(raise_on_failure=False) if state.is_completed() else None,
-                        )
-                    )
+                    figures[experiment] = state.result() if state.is_completed() else None
                     kept.put_back(here)
         finally:
             kept.end(here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = table(results) + comparison(
-        [experiment for experiment, _, metrics in results if metrics is not None], path.with_suffix(""), here
-    )
+    results = [
+        (member, overrides, figures[member]) for member, overrides in zip(members, requests, strict=True)
+    ]
+    succeeded = [experiment for experiment in members if figures[experiment] is not None]
+    page = table(results) + comparison(succeeded, path.with_suffix(""), here)
     path.write_text(page, encoding="utf-8")
     create_markdown_artifact(page, key="sweep", description=name)
-    if failed := [experiment for experiment, _, metrics in results if metrics is None]:
+    if failed := [experiment for experiment in members if experiment not in succeeded]:
         raise StageFailedError(
             f"{', '.join(failed)} failed, its message is above; --name {name} goes on, the others are in "
             f"{path}"
@@ -113,10 +108,7 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Overrides]:
     )
 
 
-def experiment_task(name: str):  # type: ignore[no-untyped-def]
-    return task(name=name, cache_policy=NO_CACHE)(run_experiment)
-
-
+@task(cache_policy=NO_CACHE)
 def run_experiment(
     name: str, overrides: Overrides, here: Path, tracked: Callable[[], dict[str, str]]
 ) -> dict[str, float]:

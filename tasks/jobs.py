@@ -24,6 +24,7 @@ POLL_S = 5.0
 SEEN_S = 60.0
 """Most that a shared folder takes to show what another node has written."""
 USER_ERROR, FAILED = 2, 1
+"""Exit statuses: a mistake that no retry mends; anything else."""
 T = TypeVar("T")
 
 

@@ -26,6 +26,7 @@ from ans_core.processes import thread_variables
 from ans_core.types import Log
 from tasks import lock_file, provenance
 from tasks.code import Code
+from tasks.jobs import FAILED, USER_ERROR
 from tasks.launcher import (
     check_sharding,
     inference_processes_here,
@@ -46,9 +47,6 @@ from tasks.process import (
 from tasks.stages import STAGES, TABLE, Stage, stage_named
 from tasks.tracker import facts, stage_run
 
-USER_ERROR = 2
-"""Exit code for a mistake that no retry mends."""
-STAGE_FAILED = 1
 DONE = "done"
 STAGE_LOCK = Path(".ans/stage.lock")
 """Held by the one stage that runs in a workspace."""
@@ -288,7 +286,7 @@ def main(name: str, root: Path = Path()) -> None:
         raise
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
-        status = USER_ERROR if isinstance(error, ConfigError) else STAGE_FAILED
+        status = USER_ERROR if isinstance(error, ConfigError) else FAILED
         leave_note(status=status, message=f"{type(error).__name__}: {error}")
         where = name if first else f"{name}, process {rank},"
         print(
