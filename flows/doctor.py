@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from flows.durations import minutes_here
+from flows.durations import demo_minutes
 from flows.preflight import Finding, fault, fine, preflight
 from tasks.process import holder_of
 
@@ -89,10 +89,7 @@ def computes() -> Finding:
     device = dist.pick_device("auto")
     what = f"dtype auto: {precision.described(device)}"
     if device.type == "cpu":
-        what += (
-            f"; `make demo` takes about {minutes_here('quick', precision.fp32_ms()):.0f} minutes, set-up "
-            "aside"
-        )
+        what += f"; `make demo` takes about {demo_minutes(precision.fp32_ms()):.0f} minutes, set-up aside"
     return fine(what)
 
 

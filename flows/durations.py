@@ -29,6 +29,6 @@ def left_s(profile: str, done: Mapping[str, float], names: list[str]) -> float |
     )
 
 
-def minutes_here(profile: str, product_ms: float) -> float:
-    """Return the minutes of a profile's pipeline, in fp32, on a machine whose `precision.fp32_ms` is this."""
-    return sum(USUAL_S[profile].values()) / 60 * product_ms / USUAL_PRODUCT_MS
+def demo_minutes(product_ms: float) -> float:
+    """Return the minutes of the demo, in fp32, on a machine whose `precision.fp32_ms` is this."""
+    return sum(USUAL_S["quick"].values()) / 60 * product_ms / USUAL_PRODUCT_MS

@@ -29,13 +29,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def checkout_name(here: Path) -> str:
-    """Name a checkout on a server that several share."""
-    return f"{here.name}-{hashlib.sha256(str(here.resolve()).encode()).hexdigest()[:6]}"
-
-
 def deployment_names(here: Path, *, shared: bool) -> dict[str, str]:
     """Return what prefect.yaml asks for: folder, pool, and the suffix of deployments' names, empty on the
     checkout's own server."""
-    name = checkout_name(here)
+    # of a checkout on a server that several share
+    name = f"{here.name}-{hashlib.sha256(str(here.resolve()).encode()).hexdigest()[:6]}"
     return {"ANS_HOME": str(here), "ANS_POOL": f"ans-{name}", "ANS_SUFFIX": f"@{name}" if shared else ""}

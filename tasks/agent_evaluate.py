@@ -1,7 +1,7 @@
 """`python -m tasks.agent_evaluate ROW`: runs ans_core.stages.agent_evaluate as DVC's stage
 `agent_evaluate@ROW`."""
 
-from tasks.runner import main_row
+from tasks.runner import main
 
 if __name__ == "__main__":
-    main_row("agent_evaluate")
+    main("agent_evaluate")

@@ -1,6 +1,6 @@
 """`python -m tasks.agent_sft ROW`: runs ans_core.stages.agent_sft as DVC's stage `agent_sft@ROW`."""
 
-from tasks.runner import main_row
+from tasks.runner import main
 
 if __name__ == "__main__":
-    main_row("agent_sft")
+    main("agent_sft")

@@ -1,7 +1,7 @@
 """`python -m tasks.evaluate ROW`: runs ans_core.stages.evaluate on one checkpoint as DVC's stage
 `evaluate@ROW`."""
 
-from tasks.runner import main_row
+from tasks.runner import main
 
 if __name__ == "__main__":
-    main_row("evaluate")
+    main("evaluate")

@@ -62,13 +62,12 @@ def leave_note(**values: Any) -> None:
     """Add to the file that ANS_NOTE names: a stage tells the flow there what its exit status can't. Does
     nothing without ANS_NOTE."""
     if "ANS_NOTE" in os.environ:
-        path = Path(os.environ["ANS_NOTE"])
-        path.write_text(json.dumps(read_note(path) | values), encoding="utf-8")
+        Path(os.environ["ANS_NOTE"]).write_text(json.dumps(own_note() | values), encoding="utf-8")
 
 
-def has_noted(name: str) -> bool:
-    """Tell whether some process of this stage has left a value of this name."""
-    return "ANS_NOTE" in os.environ and name in read_note(Path(os.environ["ANS_NOTE"]))
+def own_note() -> dict[str, Any]:
+    """Return what the processes of this stage have left; nothing without ANS_NOTE."""
+    return read_note(Path(os.environ["ANS_NOTE"])) if "ANS_NOTE" in os.environ else {}
 
 
 def read_note(path: Path) -> dict[str, Any]:

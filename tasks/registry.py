@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tasks.tracking import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-Alias = Literal["champion", "challenger"]
 HASH = "dvc.md5"
 
 

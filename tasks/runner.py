@@ -38,13 +38,13 @@ from tasks.launcher import (
 from tasks.ports import free_port
 from tasks.process import (
     die_with_parent,
-    has_noted,
     held,
     imports_without_collector,
     leave_note,
     outlive_readers,
+    own_note,
 )
-from tasks.stages import STAGES, TABLE, Stage, stage_named
+from tasks.stages import STAGES, TABLE, Stage
 from tasks.tracker import facts, stage_run
 
 DONE = "done"
@@ -115,10 +115,6 @@ def start_log_file(stage: Stage, profile: str, root: Path, *, process: str | Non
     )
     logging.info("process %s of stage %s on %s", process or "0", stage.name, socket.gethostname())
     return path
-
-
-def is_first_node() -> bool:
-    return os.environ.get("PET_NODE_RANK", "0") == "0"
 
 
 def stage_function(stage: Stage) -> Callable[..., dict[str, float]]:
@@ -237,13 +233,23 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
         leave_note(metrics=figures)
 
 
-def main(name: str, root: Path = Path()) -> None:
-    """Run the stage: the body of every tasks/<stage>.py. Exit codes: 0 done, 1 failed (a retry resumes it), 2
-    a mistake in the settings."""
+def main(task: str, root: Path = Path()) -> None:
+    """Run a stage: the body of every tasks/<stage>.py. The command line names the row of a task that has some.
+    Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
+    stages = {stage.row: stage for stage in TABLE if stage.task == task}
+    row = " ".join(sys.argv[1:]) or None
+    if row not in stages:
+        rows = [row for row in stages if row]
+        sys.exit(f"usage: python -m tasks.{task}" + (f" ROW, with ROW one of {rows}" if rows else ""))
+    run(stages[row], root)
+
+
+def run(stage: Stage, root: Path) -> None:
+    """Run a stage in this process, in several, or as a job."""
+    name = stage.name
     die_with_parent()
     outlive_readers()
     stop.exit_on_signals()
-    stage = stage_named(name)
     try:
         config = load(root / "params.yaml")
         check_disk(stage, config, root)
@@ -264,7 +270,7 @@ def main(name: str, root: Path = Path()) -> None:
     rank = os.environ.get("RANK")
     partial = stage.out_path(config.profile, root).with_name(Path(stage.out).name + ".partial")
     by_ray = rank == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
-    if (rank is None and is_first_node()) or by_ray:  # the nodes share the folder
+    if (rank is None and os.environ.get("PET_NODE_RANK", "0") == "0") or by_ray:  # the nodes share the folder
         shutil.rmtree(partial, ignore_errors=True)
     if rank is None and ranks:
         os.environ |= TORCHRUN
@@ -280,7 +286,7 @@ def main(name: str, root: Path = Path()) -> None:
         else:
             call_stage(stage, config, root, state_key(stage, config, root))
     except stop.Stopped as stopped:
-        if first and not has_noted("status"):  # a process that failed has ended this one
+        if first and "status" not in own_note():  # a process that failed has ended this one
             leave_note(message=str(stopped))
         logging.warning("%s", stopped)
         raise
@@ -293,11 +299,3 @@ def main(name: str, root: Path = Path()) -> None:
             f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr
         )
         sys.exit(status)
-
-
-def main_row(task: str, root: Path = Path()) -> None:
-    """Run the row of a task that the command names: the body of tasks whose stages have rows."""
-    rows = [stage.row for stage in TABLE if stage.task == task]
-    if len(sys.argv) != 2 or sys.argv[1] not in rows:
-        sys.exit(f"usage: python -m tasks.{task} ROW, with ROW one of {rows}")
-    main(f"{task}@{sys.argv[1]}", root)

@@ -173,21 +173,15 @@ def form(arguments: argparse.Namespace) -> str:
     return chosen
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown benchmark, before anything slow is loaded."""
-    from ans_core.config.names import benchmark_named
-
-    for name in names:
-        benchmark_named(name)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Public benchmarks: a model run on one, a predictions file scored, two results compared, a server's file
     written. Or the benchmarks of params.yaml on a checkpoint."""
     chosen = form(arguments)
-    check_names(
-        {"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}.get(chosen, arguments.names)
-    )
+    from ans_core.config.names import benchmark_named
+
+    named = {"BENCHMARK": arguments.what.split(","), "compare": (), "CHECKPOINT": ()}
+    for name in named.get(chosen, arguments.names):
+        benchmark_named(name)  # raises for one that there is not, before anything slow is loaded
     match chosen:
         case "CHECKPOINT" if arguments.of_checkpoint is None:
             raise ValueError(
