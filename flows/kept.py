@@ -60,12 +60,9 @@ def settings_of_run(
     print_lines(insert_sources(values, [Path(folder).resolve() for folder in data or ()], None))
     insert_fingerprints(values, here)
     if path.exists():
-        partial = here / RUN.with_suffix(".partial")
-        partial.parent.mkdir(exist_ok=True)
-        partial.write_text(
-            json.dumps({"before": path.read_text(encoding="utf-8"), "run": values}), encoding="utf-8"
-        )
-        partial.rename(here / RUN)
+        (here / RUN).parent.mkdir(exist_ok=True)
+        record = {"before": path.read_text(encoding="utf-8"), "run": values}
+        write_atomically(here / RUN, json.dumps(record))
     try:
         write_atomically(path, render(values, words))
         load(path)  # raises ConfigError for data sets that the settings can't have

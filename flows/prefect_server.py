@@ -54,15 +54,10 @@ class LocalAddressOnly:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await send(
-                {"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]}
-            )
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": b"not this server's address, or a page of another site",
-                }
-            )
+            from fastapi.responses import PlainTextResponse
+
+            refusal = PlainTextResponse("not this server's address, or a page of another site", 403)
+            await refusal(scope, receive, send)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from ans_core.written import write_atomically
 from tasks import tracking
 from tasks.process import imports_without_collector
 from tasks.tracking import metric_name
@@ -295,8 +296,7 @@ class StageRun:
 
 def keep(record: Record, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".partial").write_text(json.dumps(asdict(record)), encoding="utf-8")
-    path.with_suffix(".partial").rename(path)
+    write_atomically(path, json.dumps(asdict(record)))
 
 
 def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:

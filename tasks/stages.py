@@ -18,6 +18,7 @@ HEADLINE = "metrics/headline.json"
 AGENT_FIGURES = "metrics/agent.json"
 ONLINE_FIGURES = "metrics/online.json"
 MAIN, AGENT, ONLINE, MEMORY = "main", "agent", "online", "memory"
+DAY_S = 24 * 3600
 GROUPS = (MAIN, AGENT, ONLINE, MEMORY)
 """The last one: a SAM2 alone."""
 
@@ -28,7 +29,9 @@ class Stage:
     the result."""
 
     name: str
-    version: str
+    """TASK, or TASK@ROW."""
+    version: str = "1"
+    """Raised where a result must be made anew that the hash of the code does not tell."""
     inputs: tuple[str, ...] = ()
     out: str
     sections: tuple[str, ...]
@@ -38,9 +41,8 @@ class Stage:
     """Started by torchrun if launch.processes > 1."""
     one_node: bool = False
     """The same, but with the processes of this node alone."""
-    timeout_s: int = 24 * 3600
+    timeout_s: int = DAY_S
     """Time after which the watchdog ends the process group."""
-    row: str | None = None
     copies: tuple[tuple[str, str], ...] = ()
     """(file in `out`, place in the repository) of files that DVC also keeps outside runs/."""
     in_git: tuple[tuple[str, str], ...] = ()
@@ -56,6 +58,10 @@ class Stage:
     def task(self) -> str:
         """Return the module name under tasks and under ans_core.stages."""
         return self.name.partition("@")[0]
+
+    @property
+    def row(self) -> str | None:
+        return self.name.partition("@")[2] or None
 
     @property
     def target(self) -> str:
@@ -87,7 +93,6 @@ def dvc_file(group: str) -> Path:
     return Path("dvc.yaml") if group == MAIN else Path(group) / "dvc.yaml"
 
 
-DAY_S = 24 * 3600
 # A whole model that is there when a row of `evaluate` starts (published bases have no untrained one): only
 # `rl` waits for `convert`.
 ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", "rl": "model"}
@@ -96,9 +101,9 @@ ROW_MODEL = {"untrained": "base/base", "base": "base/base", "sft": "base/base", 
 def _evaluate(row: str) -> Stage:
     # The inverse model of the `loops` benchmark is the SFT checkpoint in every row.
     return Stage(
-        name=f"evaluate@{row}", version="1", row=row,
+        name=f"evaluate@{row}",
         inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])), out=f"evaluate/{row}",
-        sections=("evaluate", "seed"), retries=1, timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
+        sections=("evaluate", "seed"), timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
     )  # fmt: skip
 
 
@@ -118,7 +123,7 @@ as the traces.)"""
 
 def _agent_sft(row: str) -> Stage:
     return Stage(
-        name=f"agent_sft@{row}", version="1", row=row, inputs=("data", "model", "agent/cota"),
+        name=f"agent_sft@{row}", inputs=("data", "model", "agent/cota"),
         out=f"agent/sft/{row}", group=AGENT,
         sections=(
             *SHOWN, *OPERATING, "agent.source_share", "agent.episode", "agent.sft", "sft.mask_points", "sft.mask_size",
@@ -131,7 +136,7 @@ def _agent_sft(row: str) -> Stage:
 def _agent_evaluate(row: str, folder: str) -> Stage:
     made = () if row == "oracle" else (folder,)
     return Stage(
-        name=f"agent_evaluate@{row}", version="1", row=row, inputs=("data", "model", "agent/cota", *made),
+        name=f"agent_evaluate@{row}", inputs=("data", "model", "agent/cota", *made),
         out=f"agent/evaluate/{row}", group=AGENT,
         sections=(
             *SHOWN, *OPERATING, "agent.families", "agent.episode", "agent.evaluate",
@@ -146,22 +151,22 @@ JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_
 
 # fmt: off
 TABLE: tuple[Stage, ...] = (
-    Stage(name="prepare", version="1", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
+    Stage(name="prepare", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
     Stage(
-        name="base", version="1", inputs=("data",), out="base", timeout_s=2 * DAY_S, curves=True,
+        name="base", inputs=("data",), out="base", timeout_s=2 * DAY_S, curves=True,
         sections=("base", "sft.frames", "sft.max_length", "seed"),
     ),
     Stage(
-        name="memory", version="1", inputs=("data", "base"), out="memory", sections=("memory", "seed"),
+        name="memory", inputs=("data", "base"), out="memory", sections=("memory", "seed"),
         distributed=True, timeout_s=7 * DAY_S, curves=True,
     ),
     Stage(
-        name="sft", version="1", inputs=("data", "base", "memory"), out="sft", sections=("sft", "seed"),
+        name="sft", inputs=("data", "base", "memory"), out="sft", sections=("sft", "seed"),
         distributed=True, timeout_s=14 * DAY_S, curves=True,
     ),
     # Not the whole section: how the endpoint is asked does not decide what is written.
     Stage(
-        name="judge_questions", version="1", inputs=("data",), out="questions", gpu=False,
+        name="judge_questions", inputs=("data",), out="questions", gpu=False,
         sections=("judge.model", "judge.positives", "judge.negatives", "rl.loops", "rl.use_llm_judge", "rl.use_llm_judge_loop2"),
     ),
     Stage(
@@ -170,7 +175,7 @@ TABLE: tuple[Stage, ...] = (
         distributed=True, timeout_s=14 * DAY_S, curves=True,
     ),
     Stage(
-        name="convert", version="1", inputs=("data", "base", "sft", "rl"), out="model", gpu=False,
+        name="convert", inputs=("data", "base", "sft", "rl"), out="model", gpu=False,
         sections=("convert", "base.source", "base.internvl", "base.sam2", "rl.max_tokens", "evaluate.split", "seed"),
     ),
     *(_evaluate(row) for row in ROWS),
@@ -180,10 +185,10 @@ TABLE: tuple[Stage, ...] = (
         in_git=(("headline.json", HEADLINE),),
     ),
     Stage(
-        name="memory_report", version="1", inputs=("memory",), out="memory_report", sections=(), gpu=False, retries=0, group=MEMORY,
+        name="memory_report", inputs=("memory",), out="memory_report", sections=(), gpu=False, retries=0, group=MEMORY,
     ),
     Stage(
-        name="cota", version="1", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
+        name="cota", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
             *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
             "judge.on_failure", "seed",
@@ -192,17 +197,17 @@ TABLE: tuple[Stage, ...] = (
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(
-        name="rft", version="1", inputs=("model", "agent/cota", "agent/sft/tools"), out="agent/rft", group=AGENT,
+        name="rft", inputs=("model", "agent/cota", "agent/sft/tools"), out="agent/rft", group=AGENT,
         distributed=True, timeout_s=7 * DAY_S, curves=True,
         sections=(*OPERATING, "agent.families", "agent.source_share", "agent.episode", "agent.cota", "agent.rft", "seed"),
     ),
     *(_agent_evaluate(row, folder) for row, folder in AGENT_ROWS.items()),
     Stage(
-        name="agent_report", version="1", inputs=tuple(f"agent/evaluate/{row}" for row in AGENT_ROWS), out="agent/report",
+        name="agent_report", inputs=tuple(f"agent/evaluate/{row}" for row in AGENT_ROWS), out="agent/report",
         sections=(), gpu=False, retries=0, copies=(("agent.json", AGENT_FIGURES),), group=AGENT,
     ),
     Stage(
-        name="online", version="1", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
+        name="online", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
         sections=(*OPERATING, "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
     ),
 )
