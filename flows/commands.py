@@ -120,9 +120,10 @@ def finetune(arguments: argparse.Namespace) -> int:
     """Labelled pictures and a checkpoint in; a fine-tuned checkpoint and a report of before and after out,
     with an estimate first."""
     existing(arguments.folder, "the folder, file or zip with pictures and labels (docs/your-data.md)")
-    from flows.finetune import finetune as run_it
+    from flows.finetune import FINETUNE
+    from flows.short_training import train
 
-    return run_it(arguments)
+    return train(arguments, FINETUNE)
 
 
 def of_checkpoint(arguments: argparse.Namespace) -> int:
@@ -143,9 +144,10 @@ def of_checkpoint(arguments: argparse.Namespace) -> int:
 def rl(arguments: argparse.Namespace) -> int:
     """A Sa2VA and regions with captions in; the model after RL in two loops and a report out, with an
     estimate first."""
-    from flows.rl_command import rl as run_it
+    from flows.rl_command import RL
+    from flows.short_training import train
 
-    return run_it(arguments)
+    return train(arguments, RL)
 
 
 def doctor(arguments: argparse.Namespace) -> int:

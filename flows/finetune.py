@@ -14,7 +14,6 @@ from pathlib import Path
 from ans_core.config import Config, DataSource
 from ans_core.fingerprint import fingerprint
 from ans_core.report.files import read_json
-from flows.short_training import train
 from flows.training_request import (
     CHUNK,
     IMPORTED,
@@ -34,11 +33,6 @@ from flows.training_request import (
 )
 
 EPOCHS = 10
-
-
-def finetune(arguments: argparse.Namespace) -> int:
-    """Fine-tune as the command line says; a killed run goes on where it stopped."""
-    return train(arguments, FINETUNE, checked)
 
 
 def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
@@ -168,4 +162,5 @@ FINETUNE = Training(
     rows=("base", "sft"),
     stages=("prepare", "memory", "evaluate@base", "sft", "evaluate@sft", MERGED, "report"),
     before_estimate=("prepare", "memory"),
+    checked=checked,
 )

@@ -22,7 +22,7 @@ from flows.pipeline import flow_at_work, is_worth_a_retry, run_name
 from tasks import registry
 from tasks.registry import Version
 from tasks.stages import stage_named
-from tasks.tracking import last_run, log_finished
+from tasks.tracking import log_finished
 
 Decision = Literal["first", "promoted", "kept", "same"]
 MEANING: dict[Decision, str] = {
@@ -107,8 +107,7 @@ def newest(here: Path, profile: str) -> Version:
             f"nothing is registered for profile {profile}, and dvc.lock has no {path}: run the pipeline "
             "first (`ans run`)"
         )
-    run = last_run(here, {"ans.stage": "convert", "ans.profile": profile})
-    return registry.register(here, profile, md5, run_id=run.info.run_id if run else None)
+    return registry.register(here, profile, md5)
 
 
 @task(retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE)

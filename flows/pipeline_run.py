@@ -85,16 +85,7 @@ class PipelineRun:
 
     def register(self, md5: str) -> None:
         """Register the converted checkpoint as challenger."""
-
-        def newest(*_: object) -> None:
-            made = tracking.last_run(
-                self._here, {"ans.stage": "convert", "ans.profile": self._config.profile}
-            )
-            registry.register(
-                self._here, self._config.profile, md5, run_id=made.info.run_id if made else None
-            )
-
-        self._ask(newest)
+        self._ask(lambda *_: registry.register(self._here, self._config.profile, md5))
 
     def end(self, *, ok: bool) -> None:
         self._ending.close()

@@ -15,7 +15,6 @@ from pathlib import Path
 from ans_core.config import Config, DataSource, LoopName, Rl
 from ans_core.fingerprint import fingerprint
 from ans_core.types import Sample
-from flows.short_training import train
 from flows.training_request import (
     CHUNK,
     Request,
@@ -46,11 +45,6 @@ class ReadSet:
     source: DataSource
     train: list[Sample]
     held_out: list[Sample]
-
-
-def rl(arguments: argparse.Namespace) -> int:
-    """Train as the command line says; a killed run goes on where it stopped."""
-    return train(arguments, RL, checked)
 
 
 def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
@@ -211,4 +205,5 @@ RL = Training(
         "report",
     ),
     before_estimate=("prepare", "memory", "sft"),
+    checked=checked,
 )  # fmt: skip

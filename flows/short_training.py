@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -37,26 +37,22 @@ MEASURED_STEPS = 3
 """The first one is not counted: it allocates."""
 
 
-def train(
-    arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]
-) -> int:
+def train(arguments: argparse.Namespace, training: Training) -> int:
     """Train as the command line says; a killed run goes on where it stopped. An estimate waits for nobody and
     leaves nothing behind. TERM and USR1 end it after the step at work, with a state."""
     stop.exit_on_signals()
     try:
-        return _train(arguments, training, checked)
+        return _train(arguments, training)
     except stop.Stopped as stopped:
         print(f"ans {training.name}: {stopped}", file=sys.stderr)
         raise
 
 
-def _train(
-    arguments: argparse.Namespace, training: Training, checked: Callable[[argparse.Namespace, Path], Request]
-) -> int:
+def _train(arguments: argparse.Namespace, training: Training) -> int:
     lock = root() / STAGE_LOCK
     lock.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{training.name}-", dir=lock.parent) as scratch:
-        request = checked(arguments, Path(scratch))
+        request = training.checked(arguments, Path(scratch))
         if arguments.estimate:
             if holder := holder_of(lock):
                 print(f"{holder} is at work here: the estimate is of a machine that both share")

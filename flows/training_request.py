@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -47,6 +47,9 @@ class Training:
     """In order; MERGED is one of them where `convert` is not."""
     before_estimate: tuple[str, ...]
     """Those that a step of training needs."""
+    checked: Callable[[argparse.Namespace, Path], Request]
+    """Reads and checks what the command line names; it writes to the folder alone. Raises ValueError for what does
+    not fit, and for an --out that holds another training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking import client
+from tasks.tracking import client, last_run
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,16 +24,15 @@ class Version:
     number: str
     md5: str
     """DVC's hash of the checkpoint's folder."""
-    run_id: str | None
-    """The MLflow run of the stage that made it; None if none is known."""
 
 
 def model_name(profile: str) -> str:
     return f"ans-{profile}"
 
 
-def register(root: Path, profile: str, md5: str, *, run_id: str | None) -> Version:
-    """Register a checkpoint as challenger. One that is registered already keeps its version."""
+def register(root: Path, profile: str, md5: str) -> Version:
+    """Register the profile's last converted checkpoint as challenger, with the run that made it, if that is known.
+    One that is registered already keeps its version."""
     from mlflow.exceptions import MlflowException
 
     mlflow, name = client(root), model_name(profile)
@@ -44,11 +43,13 @@ def register(root: Path, profile: str, md5: str, *, run_id: str | None) -> Versi
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    made = versions(mlflow, name).get(md5) or mlflow.create_model_version(
-        name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5}
-    )
+    made = versions(mlflow, name).get(md5)
+    if made is None:
+        run = last_run(root, {"ans.stage": "convert", "ans.profile": profile})
+        run_id = run.info.run_id if run else None
+        made = mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
     mlflow.set_registered_model_alias(name, "challenger", made.version)
-    return Version(number=str(made.version), md5=md5, run_id=made.run_id)
+    return Version(number=str(made.version), md5=md5)
 
 
 def versions(mlflow: MlflowClient, name: str) -> dict[str | None, Any]:
@@ -66,15 +67,13 @@ def version_of(root: Path, profile: str, wanted: str) -> Version | None:
 
     mlflow, name = client(root), model_name(profile)
     try:
-        by_number = wanted.isdigit()
-        version = (
-            mlflow.get_model_version(name, wanted)
-            if by_number
-            else mlflow.get_model_version_by_alias(name, wanted)
-        )
+        if wanted.isdigit():
+            version = mlflow.get_model_version(name, wanted)
+        else:
+            version = mlflow.get_model_version_by_alias(name, wanted)
     except MlflowException:
         return None
-    return Version(number=str(version.version), md5=version.tags[HASH], run_id=version.run_id)
+    return Version(number=str(version.version), md5=version.tags[HASH])
 
 
 def promote(root: Path, profile: str, version: Version) -> None:

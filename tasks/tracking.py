@@ -160,12 +160,14 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return flattened
 
 
-def find_runs(mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit: int = 1) -> list[Any]:
+def find_runs(
+    mlflow: MlflowClient, experiment: str, tags: dict[str, str], limit: int = 1, *, finished: bool = False
+) -> list[Any]:
     """Return runs, newest first."""
-    where = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-    return list(
-        mlflow.search_runs([experiment], where, max_results=limit, order_by=["attributes.start_time DESC"])
-    )
+    wanted = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+    wanted += ["attributes.status = 'FINISHED'"] if finished else []
+    order = ["attributes.start_time DESC"]
+    return list(mlflow.search_runs([experiment], " and ".join(wanted), max_results=limit, order_by=order))
 
 
 def parent_run(
@@ -285,10 +287,8 @@ def pipeline_data(stage: str, inputs: Sequence[Any]) -> list[Any]:
 def link_cached(mlflow: MlflowClient, experiment: str, parent: str, stage: str, state_key: str) -> Any | None:
     """Name in the pipeline's run which run made a cached stage's output, and show that run's metrics and
     data. Return that run, None if it is unknown."""
-    runs = find_runs(
-        mlflow, experiment, {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}, limit=20
-    )
-    made = next((run for run in runs if run.info.status == "FINISHED"), None)
+    tags = {"ans.kind": "stage", "ans.stage": stage, "ans.key": state_key}
+    made = next(iter(find_runs(mlflow, experiment, tags, finished=True)), None)
     if made is not None:
         mlflow.set_tag(parent, f"cached.{stage.replace('@', '/')}", made.info.run_id)
         log_metrics(mlflow, parent, pipeline_metrics(stage, made.data.metrics))
@@ -327,22 +327,20 @@ def warn(message: str) -> None:
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:
     """Return the newest finished stage run with these tags, or None."""
     mlflow = client(root)
-    runs = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", **tags}, limit=20)
-    return next((run for run in runs if run.info.status == "FINISHED"), None)
+    runs = find_runs(mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", **tags}, finished=True)
+    return next(iter(runs), None)
 
 
 def durations_s(root: Path, profile: str) -> dict[str, float]:
     """Return, for each stage that has finished on this profile, how long it took the last time."""
     mlflow = client(root)
-    runs = find_runs(
-        mlflow, experiment_id(mlflow, root), {"ans.kind": "stage", "ans.profile": profile}, limit=200
-    )
-    took = {
-        run.data.tags["ans.stage"]: run.data.metrics.get("duration_s")
+    tags = {"ans.kind": "stage", "ans.profile": profile}
+    runs = find_runs(mlflow, experiment_id(mlflow, root), tags, limit=200, finished=True)
+    return {
+        run.data.tags["ans.stage"]: run.data.metrics["duration_s"]
         for run in reversed(runs)
-        if run.info.status == "FINISHED"
+        if "duration_s" in run.data.metrics
     }
-    return {stage: seconds for stage, seconds in took.items() if seconds is not None}
 
 
 def works_since(pid: int, started_s: float) -> bool:
