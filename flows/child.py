@@ -205,7 +205,7 @@ def repro(
     force: bool = False,
     say: Say = write_error,
 ) -> dict[str, float] | None:
-    """Run one stage that is not up to date (`is_up_to_date` has hashed its code), with `force` any, and
+    """Run one stage that is not up to date (`are_up_to_date` has hashed its code), with `force` any, and
     return its metrics; None if its result came from DVC's run cache. Wait while another dvc command is at
     work."""
     waits, status, noted = False, BUSY, dict[str, Any]()

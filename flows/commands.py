@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     the pixel-space agent's stages, with --online its learning online, and all that they need. Settings are
     for this run: params.yaml is as before afterwards."""
     from ans_core.config import setting
-    from flows.kept import settle
+    from flows.kept import print_lines, settle
     from flows.launch import run_pipeline
     from flows.params import add_sources
 
@@ -25,28 +25,26 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = dict(setting(word) for word in arguments.settings)
     if arguments.add_data:
         settle(here)
-    for line in add_sources(
-        [Path(path).resolve() for path in arguments.add_data or ()], arguments.format, here
-    ):
-        print(line)
+    folders = [Path(path).resolve() for path in arguments.add_data or ()]
+    print_lines(add_sources(folders, arguments.format, here))
     return run_pipeline(here, group=arguments.group, overrides=overrides)
 
 
 def stage(arguments: argparse.Namespace) -> int:
     """One stage, if it changed."""
-    from flows.kept import settle
+    from flows.kept import print_lines, settle
     from flows.params import watch_sources
     from tasks import code
     from tasks.stages import TABLE
 
-    settle(root())
+    here = root()
+    settle(here)
     target = {made.name: made.target for made in TABLE}.get(arguments.name, arguments.name)
-    for line in watch_sources(root()):
-        print(line, flush=True)
+    print_lines(watch_sources(here))
     if arguments.accept_code:
         from flows.dvc_state import accept_code
 
-        print(accept_code(target, root()))
+        print(accept_code(target, here))
         return 0
     command = [
         sys.executable,
@@ -58,7 +56,7 @@ def stage(arguments: argparse.Namespace) -> int:
         target,
         *(["--force"] if arguments.force else []),
     ]
-    return subprocess.run(command, cwd=root(), env=environment(), check=False).returncode
+    return subprocess.run(command, cwd=here, env=environment(), check=False).returncode
 
 
 def nightly(arguments: argparse.Namespace) -> int:

@@ -48,15 +48,9 @@ def no_git(root: Path) -> ValueError:
     )
 
 
-def is_up_to_date(target: str, root: Path) -> bool:
-    """Tell what `dvc status TARGET` tells, 20 times as fast. Call it after everything upstream ran. Raises
-    BlockingIOError while DVC is busy."""
-    return are_up_to_date([target], root)
-
-
 def are_up_to_date(targets: Iterable[str], root: Path) -> bool:
-    """Tell whether running all of these would do nothing. Raises ValueError if dvc.lock or dvc.yaml can't be
-    read."""
+    """Tell whether `dvc status` calls all of these up to date, 20 times as fast. Call it after everything upstream
+    ran. Raises BlockingIOError while DVC is busy, and ValueError if dvc.lock or dvc.yaml can't be read."""
     parsed = [(path or "dvc.yaml", name) for path, _, name in (target.rpartition(":") for target in targets)]
     for file in dict.fromkeys(path for path, _ in parsed):
         check_lock_file(root / file.replace(".yaml", ".lock"))

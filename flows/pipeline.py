@@ -24,7 +24,7 @@ from ans_core.config import Config, ConfigError, load
 from ans_core.config.section import nearest
 from flows import durations, progress
 from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
-from flows.dvc_state import is_up_to_date, output_hash
+from flows.dvc_state import are_up_to_date, output_hash
 from flows.kept import at_work, settings_of_run
 from flows.params import differing
 from flows.paths import root
@@ -131,7 +131,7 @@ def is_cached(stage: Stage, here: Path) -> bool:
     """Tell whether a stage is cached; wait while a dvc command is at work."""
     while True:
         try:
-            return is_up_to_date(stage.target, here)
+            return are_up_to_date([stage.target], here)
         except BlockingIOError as error:
             print(f"{stage.name} waits: {error}", file=sys.stderr, flush=True)
             time.sleep(BUSY_RETRY_S)

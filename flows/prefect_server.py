@@ -159,17 +159,14 @@ def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise OSError(
-                f"the Prefect server ended with status {process.returncode} as it started; its message is "
-                "above"
+                f"the server at {url} ended with status {process.returncode} as it started; its message is above"
             )
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise OSError(
-        f"the Prefect server did not answer at {url} within {START_S:.0f} s; is the machine that busy?"
-    )
+    raise OSError(f"no server answered at {url} within {START_S:.0f} s; is the machine that busy?")
 
 
 def main(descriptor: int) -> None:

@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 
 from ans_core.config import load
 from flows.child import StageFailedError, run_once
+from flows.kept import print_lines
 from flows.params import watch_sources
 from flows.pipeline import Row, flow_at_work, run_name, run_stages
 from tasks.stages import STAGES
@@ -41,8 +42,7 @@ def data_refresh() -> list[Row]:
                 f"faults in {', '.join(faulty)}: they are listed above, by file and record; `ans data "
                 "check` lists them again"
             )
-        for line in watch_sources(here):
-            print(line)
+        print_lines(watch_sources(here))
         return run_stages(STAGES, here)
 
 

@@ -1,34 +1,26 @@
 """params.yaml -> a frozen, validated Config. Only stages read it; functions below them take plain values. One
 file per stage."""
 
-from ans_core.config.agent import Agent
 from ans_core.config.base import Base, Language, Sam, Vision
-from ans_core.config.convert import Convert
 from ans_core.config.evaluate import Evaluate, require_samples
-from ans_core.config.judge import Judge
 from ans_core.config.launch import Launch
 from ans_core.config.memory import Memory
 from ans_core.config.names import LoopName, RewardName, TextRewardName
 from ans_core.config.prepare import DataSource, Prepare
 from ans_core.config.read import PROFILES, completed, load, resolve, setting
-from ans_core.config.report import Report
 from ans_core.config.rl import Rl
-from ans_core.config.section import ConfigError, Section
-from ans_core.config.sft import Sft
+from ans_core.config.section import ConfigError
 from ans_core.config.training import Lora, Optim
 from ans_core.config.whole import Config
 from ans_core.config.yaml_file import dump, read_yaml
 
 __all__ = [
     "PROFILES",
-    "Agent",
     "Base",
     "Config",
     "ConfigError",
-    "Convert",
     "DataSource",
     "Evaluate",
-    "Judge",
     "Language",
     "Launch",
     "LoopName",
@@ -36,12 +28,9 @@ __all__ = [
     "Memory",
     "Optim",
     "Prepare",
-    "Report",
     "RewardName",
     "Rl",
     "Sam",
-    "Section",
-    "Sft",
     "TextRewardName",
     "Vision",
     "completed",

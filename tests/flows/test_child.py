@@ -217,7 +217,7 @@ def test_a_lock_file_that_is_not_written_to_its_end_stays_as_it_was(
 def test_what_is_up_to_date_is_told_where_the_shell_finds_no_python(tmp_path: Path) -> None:
     """`.venv/bin/ans run`, the environment not activated."""
     workspace = make(tmp_path)
-    asked = "from pathlib import Path; from flows.dvc_state import is_up_to_date; print(is_up_to_date('prepare', Path.cwd()))"
+    asked = "from pathlib import Path; from flows.dvc_state import are_up_to_date; print(are_up_to_date(['prepare'], Path.cwd()))"
     assert run(workspace, "-c", asked, PATH="/nowhere") == "False\n"
     assert (workspace / "runs/code.yaml").is_file()
 
