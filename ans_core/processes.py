@@ -1,11 +1,14 @@
-"""How processes of one machine start, and how many threads each gets: settled before torch is imported."""
+"""How processes of one machine start, how many threads each gets, and how they import much: settled before
+torch is imported."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
@@ -38,3 +41,16 @@ def thread_variables(threads: int, *, processes: int, environment: Mapping[str, 
     if processes > 1 and "OMP_NUM_THREADS" not in environment:
         variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
     return variables
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Import without the garbage collector: imports make a million objects that stay, and to walk through them
+    again and again takes a sixth of 7 s (torch and transformers) or 0.6 of 3.4 s (Prefect and MLflow)."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()

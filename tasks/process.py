@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from ans_core.processes import without_collector
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -93,15 +95,10 @@ def holder_of(path: Path) -> str:
 
 @contextmanager
 def imports_without_collector() -> Iterator[None]:
-    """Import without the garbage collector, which also leaves alone what is there at the end: imports make a
-    million objects that stay, and to walk through them again and again takes a sixth of 7 s (torch and
-    transformers) or 0.6 of 3.4 s (Prefect and MLflow)."""
-    gc.disable()
-    try:
+    """Import without the garbage collector, which leaves alone for good what is there at the end."""
+    with without_collector():
         yield
-    finally:
-        gc.freeze()
-        gc.enable()
+    gc.freeze()
 
 
 @contextmanager
