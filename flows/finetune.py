@@ -14,6 +14,7 @@ from pathlib import Path
 from ans_core.config import Config, DataSource
 from ans_core.fingerprint import fingerprint
 from ans_core.report.files import read_json
+from ans_core.types import Sample
 from flows.training_request import (
     CHUNK,
     IMPORTED,
@@ -38,12 +39,9 @@ EPOCHS = 10
 def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
     """Read and check the data set, the start model's tensors and the settings. Raises ValueError, and writes
     to `scratch` alone, for what does not fit, and for a folder that holds another fine-tuning."""
-    from ans_core import data
     from ans_core.checkpoints import conversion
     from ans_core.data.exports import EXPORTS
     from ans_core.data.formats import SPLITS, infer
-    from ans_core.data.formats.checks import NoSplit
-    from ans_core.data.mixture import paired
 
     source = Path(arguments.folder).resolve()
     (name,) = set_names([source])
@@ -58,20 +56,8 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
             if (out / IMPORTED).exists()
             else import_held_out(source, imported, arguments.format)
         )
-    read = data.read_samples(format=form, path=folder, name=name, split="train")
-    train = list(compress(read, paired(read)))
-    if not train:
-        raise ValueError(
-            f"{source}: no record of its split 'train' has both a text and what it is about: there is "
-            "nothing to fine-tune on"
-        )
     more = how_to_hold_out(source, form, imported)
-    try:
-        held_out = data.read_samples(format=form, path=folder, name=name, split="val")
-    except NoSplit:
-        raise ValueError(
-            f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {more}"
-        ) from None
+    train, held_out = read_parts(folder, form, name=name, source=source, remedy=more)
     benchmarks = benchmarks_of(held_out)
     if not benchmarks:
         raise ValueError(
@@ -102,6 +88,30 @@ def checked(arguments: argparse.Namespace, scratch: Path) -> Request:
         identity=identity,
         imported=imported,
     )
+
+
+def read_parts(
+    folder: Path, form: str, *, name: str, source: Path, remedy: str
+) -> tuple[list[Sample], list[Sample]]:
+    """Return the samples to train on and those held out. `source`: what the user named; `remedy`: how to hold
+    out pictures. Raises ValueError where either are missing."""
+    from ans_core import data
+    from ans_core.data.formats.checks import NoSplit
+    from ans_core.data.mixture import paired
+
+    read = data.read_samples(format=form, path=folder, name=name, split="train")
+    train = list(compress(read, paired(read)))
+    if not train:
+        raise ValueError(
+            f"{source}: no record of its split 'train' has both a text and what it is about: there is "
+            "nothing to fine-tune on"
+        )
+    try:
+        return train, data.read_samples(format=form, path=folder, name=name, split="val")
+    except NoSplit:
+        raise ValueError(
+            f"{source} has no split 'val'\nwithout held-out pictures nothing tells what was learned: {remedy}"
+        ) from None
 
 
 def import_held_out(source: Path, into: Path, form: str | None) -> Path:

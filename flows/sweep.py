@@ -69,21 +69,7 @@ def sweep(
             f"{name} goes on with it",
             flush=True,
         )
-        figures: dict[str, Any] = dict(done)
-        kept.keep(here)
-        try:
-            with started() as tracked:
-                for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
-                    if experiment in done:
-                        continue
-                    kept.note_member(here, settings)
-                    state = run_experiment.with_options(name=experiment)(
-                        experiment, overrides, here, lambda: tracked, return_state=True
-                    )
-                    figures[experiment] = state.result() if state.is_completed() else None
-                    kept.put_back(here)
-        finally:
-            kept.end(here)
+        figures = run_others(members, requests, done, here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = [
@@ -99,6 +85,28 @@ def sweep(
             f"{path}"
         )
     return str(path)
+
+
+def run_others(
+    members: Mapping[str, dict[str, Any]], requests: Sequence[Overrides], done: Mapping[str, Any], here: Path
+) -> dict[str, Any]:
+    """Run the members (name -> settings) that are not done; return all figures, None for one that failed."""
+    figures = dict(done)
+    kept.keep(here)
+    try:
+        with started() as tracked:
+            for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
+                if experiment in done:
+                    continue
+                kept.note_member(here, settings)
+                state = run_experiment.with_options(name=experiment)(
+                    experiment, overrides, here, lambda: tracked, return_state=True
+                )
+                figures[experiment] = state.result() if state.is_completed() else None
+                kept.put_back(here)
+    finally:
+        kept.end(here)
+    return figures
 
 
 def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Overrides]:

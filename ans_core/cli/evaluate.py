@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ ALLOWED = {
     "export": frozenset(("data", "split", "limit", "out")),
 }  # fmt: skip
 """Options by form."""
+
+
+USAGE = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--agent FOLDER] [--data DIR] [--split S] [--limit N] [--out DIR] ...
+       ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
+       ans eval compare EVALUATION EVALUATION [--out DIR]
+       ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
+       ans eval export BENCHMARK --data DIR --out FOLDER [--split S] [--limit N]
+       ans eval CHECKPOINT
+       ans eval --list"""
 
 
 class List(argparse.Action):
@@ -46,13 +55,7 @@ class List(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = """ans eval BENCHMARK[,BENCHMARK] --model MODEL [--agent FOLDER] [--data DIR] [--split S] [--limit N] [--out DIR] ...
-       ans eval score BENCHMARK --predictions FILE|DIR [--data DIR] [--out metrics.json] ...
-       ans eval compare EVALUATION EVALUATION [--out DIR]
-       ans eval submit BENCHMARK --predictions FILE --out FILE|DIR
-       ans eval export BENCHMARK --data DIR --out FOLDER [--split S] [--limit N]
-       ans eval CHECKPOINT
-       ans eval --list"""
+    parser.usage = USAGE
     parser.add_argument(
         "what",
         metavar="BENCHMARK|score|compare|submit|export|CHECKPOINT",
@@ -63,6 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action=List, help="name the benchmarks, and what else they are called")
     add = parser.add_argument_group("options, by form").add_argument
+    add_model_options(add)
+    add_scoring_options(add)
+    parser.set_defaults(record=None)  # the pipeline's, called with what was evaluated, its metrics and notes
+    # the pipeline's: words after Python that run this command as a job, or None
+    parser.set_defaults(job_words=None)
+    # the pipeline's, which evaluates a checkpoint on the benchmarks of params.yaml
+    parser.set_defaults(of_checkpoint=None)
+
+
+def add_model_options(add: Callable[..., argparse.Action]) -> None:
     add(
         "--model",
         metavar="MODEL",
@@ -124,6 +137,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["int8", "fp8"],
         help="the language model in 8 bits (torchao, an extra; fp8: a GPU from Ada on)",
     )
+
+
+def add_scoring_options(add: Callable[..., argparse.Action]) -> None:
     add("--predictions", type=Path, metavar="FILE|DIR", help="what is scored or submitted")
     add(
         "--predicted-only",
@@ -138,11 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of vos (default: davis; of mose and sav: mose)",
     )
     add("--text-encoder", metavar="PATH", help="folder or hub id of the encoder that compares gcg's phrases")
-    parser.set_defaults(record=None)  # the pipeline's, called with what was evaluated, its metrics and notes
-    # the pipeline's: words after Python that run this command as a job, or None
-    parser.set_defaults(job_words=None)
-    # the pipeline's, which evaluates a checkpoint on the benchmarks of params.yaml
-    parser.set_defaults(of_checkpoint=None)
 
 
 def form(arguments: argparse.Namespace) -> str:
