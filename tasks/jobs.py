@@ -46,6 +46,9 @@ class Job:
 
     @property
     def notes(self) -> Path:
+        """Return what the names of files about the job begin with. `<notes>-<number>.json`: what its stage
+        noted; `.exit`: its exit status; `.stop`: it is asked to end; of Ray, which has no such states, `.job`:
+        what it is, and `.begun`: it has its resources."""
         return self.root / ".ans/jobs" / self.name
 
     def log(self, number: str) -> Path:
