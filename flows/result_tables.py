@@ -29,6 +29,7 @@ follows the table."""
 def print_result(
     rows: Sequence[tuple[str, str, float]], here: Path, profile: str, took_s: float, *, group: str = MAIN
 ) -> None:
+    """Print a run's stages (each with `ran` or `cached` and its seconds) and the figures of its group."""
     console = Console()
     flow = "full-pipeline" if group == MAIN else f"{group}-pipeline"
     time = Column("time", justify="right")
@@ -67,7 +68,7 @@ def committed_profile(here: Path) -> str:
 
 
 def agent_figures(here: Path, profile: str) -> Shown:
-    """Accuracy and RaPR by family, and accuracy under the controls."""
+    """Return accuracy and RaPR by family, and accuracy under the controls."""
     figures = read_json(here / AGENT_FIGURES)
     names = dict.fromkeys(name for row_figures in figures.values() for name in row_figures)
     shown = [name for name in names if name.count("/") == 1 and name.endswith(("/accuracy", "/RaPR"))]
@@ -77,7 +78,7 @@ def agent_figures(here: Path, profile: str) -> Shown:
 
 
 def online_figures(here: Path, profile: str) -> Shown:
-    """Every arm's accuracy on the shifted questions and on those without a shift, and what became of its
+    """Return every arm's accuracy on the shifted questions and on those without a shift, and what became of its
     labels."""
     figures = read_json(here / ONLINE_FIGURES)
     arms = {"frozen": figures.pop("frozen"), **figures}
@@ -88,7 +89,7 @@ def online_figures(here: Path, profile: str) -> Shown:
 
 
 def memory_figures(here: Path, profile: str) -> Shown:
-    """J&F of the held-out clips, with and without memory."""
+    """Return J&F of the held-out clips, with and without memory."""
     run, names = here / "runs" / profile, ("J&F with memory", "J&F without memory")
     figures = {
         line["name"]: {names[0]: line["with"], names[1]: line["without"]}
