@@ -23,32 +23,29 @@ CLUSTERS: dict[str, Cluster] = {"slurm": slurm, "ray": ray_jobs, "kubernetes": k
 def check_sharding(stage: Stage, config: Config) -> None:
     """Raise ConfigError for a stage that can't train with its weights divided among the processes
     (ZeRO-3)."""
-    if (
-        config.launch.deepspeed_stage != 3
-        or stage.task not in {"rl", "memory"}
-        or (stage.task == "memory" and not config.memory.train)
-    ):
-        return
-    reason = {
+    reasons = {
         "rl": (
             "its processes generate answers of unlike lengths, and every layer of every word would wait for "
             "all of them"
-        ),
-        "memory": "it trains and saves SAM2 whole, which is small",
-    }[stage.task]
-    raise ConfigError(
-        f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them "
-        f"whole: {reason}. Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
-    )
+        )
+    }
+    if config.memory.train:
+        reasons["memory"] = "it trains and saves SAM2 whole, which is small"
+    if config.launch.deepspeed_stage == 3 and stage.task in reasons:
+        raise ConfigError(
+            f"launch.deepspeed_stage is 3, which divides the weights, and the stage {stage.task} needs them "
+            f"whole: {reasons[stage.task]}. Train sft alone with it (`dvc repro sft`), and set 2 (or 0) for the others"
+        )
 
 
 def check_shares(stage: Stage, config: Config) -> None:
     """Raise ValueError for a stage of the agent whose step has not a row for each micro-batch of each
     process. (Not among the checks of all settings: whoever trains no agent need not care.)"""
+    processes = config.launch.of(stage.task).processes
     if stage.task == "agent_sft":
-        config.agent.sft.check_shares(processes=config.launch.of("agent_sft").processes)
+        config.agent.sft.check_shares(processes=processes)
     if stage.task == "rft":
-        config.agent.rft.check_shares(processes=config.launch.of("rft").processes)
+        config.agent.rft.check_shares(processes=processes)
 
 
 def processes_of(stage: Stage, launch: Launch) -> int:
