@@ -6,7 +6,6 @@ import functools
 import re
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -39,7 +38,7 @@ def load(path: Path) -> Config:
     on stderr names them."""
     file = read_yaml(path)
     values, lacking = completed(file.values, path.parent)
-    config = _validate(values, Origin(files=(file,)))
+    config = _validate(values, (file,))
     if lacking:
         names = f"{', '.join(lacking[:8])}{f' and {len(lacking) - 8} more' if len(lacking) > 8 else ''}"
         _tell_once(
@@ -73,7 +72,7 @@ def resolve(profile: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
         values = _merge(values, {key: value for key, value in file.values.items() if key != "extends"})
     for word in words:
         _set(values, word, words)
-    return _validate(values, Origin(files=files, words=words)).model_dump(mode="json")
+    return _validate(values, files, words).model_dump(mode="json")
 
 
 def _profile_files(path: Path, before: tuple[Path, ...] = ()) -> tuple[YamlFile, ...]:
@@ -150,41 +149,33 @@ def _displace(values: dict[str, Any], changes: Collection[str]) -> None:
         values |= {"epochs": 0.0} if "steps" in changes else {"steps": 0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where values come from: files, the one with the highest priority first, and words, which override all
-    files."""
-
-    files: tuple[YamlFile, ...]
-    words: tuple[str, ...] = ()
-
-    def of(self, keys: tuple[str, ...]) -> str:
-        """Return e.g. `params.yaml:12`: the file and line of the key or, if no file has it, of the section
-        around it."""
-        for word in self.words:
-            named = tuple(word.partition("=")[0].split("."))
-            if keys[: len(named)] == named:
-                return repr(word)
-        for length in range(len(keys), 0, -1):
-            for file in self.files:
-                if keys[:length] in file.lines:
-                    return f"{file.path}:{file.lines[keys[:length]]}"
-        return f"{self.files[0].path}:1"
+def _origin(keys: tuple[str, ...], files: Sequence[YamlFile], words: Sequence[str]) -> str:
+    """Return e.g. `params.yaml:12`: the file and line of the key or, if no file has it, of the section around
+    it. Of `files` the first goes before the others, and `words` before all of them."""
+    for word in words:
+        named = tuple(word.partition("=")[0].split("."))
+        if keys[: len(named)] == named:
+            return repr(word)
+    for length in range(len(keys), 0, -1):
+        for file in files:
+            if keys[:length] in file.lines:
+                return f"{file.path}:{file.lines[keys[:length]]}"
+    return f"{files[0].path}:1"
 
 
-def _validate(values: dict[str, Any], origin: Origin) -> Config:
+def _validate(values: dict[str, Any], files: Sequence[YamlFile], words: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(fault, origin) for fault in error.errors())) from None
+        raise ConfigError("\n".join(_explain(fault, files, words) for fault in error.errors())) from None
 
 
-def _explain(fault: Any, origin: Origin) -> str:
+def _explain(fault: Any, files: Sequence[YamlFile], words: Sequence[str]) -> str:
     keys = tuple(str(part) for part in fault["loc"] if part != "[key]")
     reason = fault.get("ctx", {}).get("error")
     if isinstance(reason, Impossible):
         keys += tuple(reason.keys)
-    where = f"{origin.of(keys)}: {'.'.join(keys)}"
+    where = f"{_origin(keys, files, words)}: {'.'.join(keys)}"
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         valid_names = _keys(keys[:-1])
