@@ -20,7 +20,7 @@ import psutil
 
 from flows.dvc_state import BUSY
 from flows.paths import environment
-from tasks.jobs import USER_ERROR
+from tasks.jobs import USER_ERROR, answer, write_error
 from tasks.process import read_note
 
 BUSY_RETRY_S = 15
@@ -107,11 +107,6 @@ class BarThinner:
                 self._shown_s = time.monotonic()
             shown += line + "\n"
         return shown
-
-
-def write_error(lines: str) -> None:
-    sys.stderr.write(lines)
-    sys.stderr.flush()
 
 
 def relay(pipe: int, say: Say) -> None:
@@ -208,17 +203,17 @@ def repro(
     """Run one stage that is not up to date (`are_up_to_date` has hashed its code), with `force` any, and
     return its metrics; None if its result came from DVC's run cache. Wait while another dvc command is at
     work."""
-    waits, status, noted = False, BUSY, dict[str, Any]()
-    while status == BUSY:
+    command = ["-m", "flows.dvc_state", name, "--force" if force else "--hashed"]
+
+    def once() -> tuple[int, dict[str, Any]]:
         status, noted = run_noted(
-            ["-m", "flows.dvc_state", name, "--force" if force else "--hashed"],
-            root=root, timeout_s=timeout_s, extra_environment=extra_environment, say=say,
-        )  # fmt: skip
+            command, root=root, timeout_s=timeout_s, extra_environment=extra_environment, say=say
+        )
         if status == BUSY:
-            if not waits:
-                say(f"{name} waits: another dvc command is at work in {root}\n")
-            waits = True
-            time.sleep(BUSY_RETRY_S)
+            raise BlockingIOError(f"another dvc command is at work in {root}")
+        return status, noted
+
+    status, noted = answer(once, BlockingIOError, name, retry_s=BUSY_RETRY_S, say=say)
     if status == 0:
         return noted.get("metrics", {}) if "log" in noted else None
     error = SettingsError if noted.get("status") == USER_ERROR else StageFailedError

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -23,13 +22,14 @@ from prefect.states import Completed, State
 from ans_core.config import Config, ConfigError, load
 from ans_core.config.section import nearest
 from flows import durations, progress
-from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro, write_error
+from flows.child import BUSY_RETRY_S, Say, SettingsError, StageFailedError, repro
 from flows.dvc_state import are_up_to_date, output_hash
 from flows.kept import at_work, settings_of_run
 from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
 from tasks.code import Code
+from tasks.jobs import answer, write_error
 from tasks.launcher import check_sharding, check_shares
 from tasks.process import die_with_parent
 from tasks.runner import state_key
@@ -96,7 +96,9 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
 def run_stage(
     stage: Stage, here: Path, tracked: Callable[[], dict[str, str]], clock: Clock, force: bool
 ) -> State[None]:
-    if not force and is_cached(stage, here):
+    if not force and answer(
+        lambda: are_up_to_date([stage.target], here), BlockingIOError, stage.name, retry_s=BUSY_RETRY_S
+    ):
         return Completed(name="Cached", message=f"{stage.name} is up to date (dvc.lock)")
     with progress.shown(stage.name, log_lines()) as say:
         say(f"{clock.place(stage)}\n")
@@ -125,16 +127,6 @@ def log_lines() -> Say:
     if not logger.isEnabledFor(logging.INFO):
         return write_error
     return lambda lines: [logger.info("%s", line) for line in lines.splitlines()]
-
-
-def is_cached(stage: Stage, here: Path) -> bool:
-    """Tell whether a stage is cached; wait while a dvc command is at work."""
-    while True:
-        try:
-            return are_up_to_date([stage.target], here)
-        except BlockingIOError as error:
-            print(f"{stage.name} waits: {error}", file=sys.stderr, flush=True)
-            time.sleep(BUSY_RETRY_S)
 
 
 def prefect_task(stage: Stage, version: str) -> Any:

@@ -118,17 +118,30 @@ def unless_ending(job: Job, live: Callable[[], list[T]], ending: Callable[[T], b
         time.sleep(POLL_S)
 
 
-def answer(ask: Callable[[], T], away: type[Exception], what: str) -> T:
-    """Return what a cluster answers; wait while it is away."""
+def write_error(lines: str) -> None:
+    sys.stderr.write(lines)
+    sys.stderr.flush()
+
+
+def answer(
+    ask: Callable[[], T],
+    away: type[Exception],
+    what: str,
+    *,
+    retry_s: float | None = None,
+    say: Callable[[str], object] = write_error,
+) -> T:
+    """Return what is answered; while `ask` raises `away`, say once that `what` waits, and ask again every POLL_S or
+    `retry_s`."""
     waits = False
     while True:
         try:
             return ask()
         except away as error:
             if not waits:
-                print(f"{what} waits: {error}", file=sys.stderr, flush=True)
+                say(f"{what} waits: {error}\n")
             waits = True
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if retry_s is None else retry_s)
 
 
 def followed(job: Job, number: str, cluster: Cluster) -> int:
