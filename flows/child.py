@@ -20,8 +20,8 @@ import psutil
 
 from flows.dvc_state import BUSY
 from flows.paths import environment
-from tasks.jobs import USER_ERROR, answer, write_error
-from tasks.process import read_note
+from tasks.jobs import USER_ERROR, answer
+from tasks.process import read_note, write_error
 
 BUSY_RETRY_S = 15
 GRACE_S = 30

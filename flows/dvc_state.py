@@ -93,7 +93,6 @@ def hash_code(root: Path) -> None:
         ["-m", "flows.dvc_state", code.NAME],
         root=root,
         timeout_s=600,
-        say=sys.stderr.write,
     )
     if status == BUSY:
         raise BlockingIOError(f"another dvc command is at work in {root}")

@@ -20,7 +20,7 @@ from flows.kept import FILES, at_work, print_lines, settings_of_run
 from flows.paths import deployment_names, environment, root
 from flows.prefect_server import deployment_command, prefect_server
 from flows.services import running
-from tasks.process import imports_without_collector
+from tasks.process import imports_without_collector, write_error
 from tasks.stage_run import import_store
 from tasks.stages import AGENT, MAIN, MEMORY, ONLINE, STAGES, Stage, needed_for
 from tasks.surroundings import git
@@ -158,11 +158,7 @@ def serve(here: Path, *, port: int) -> int:
         close_open_runs(client, env["ANS_POOL"])
         while (status := run_worker(here, env)) < 0:
             close_open_runs(client, env["ANS_POOL"])
-            print(
-                f"the worker was killed (signal {-status}), another one takes its place",
-                file=sys.stderr,
-                flush=True,
-            )
+            write_error(f"the worker was killed (signal {-status}), another one takes its place\n")
         return status
 
 

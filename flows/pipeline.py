@@ -29,9 +29,9 @@ from flows.params import differing
 from flows.paths import root
 from flows.pipeline_run import PipelineRun
 from tasks.code import Code
-from tasks.jobs import answer, write_error
+from tasks.jobs import answer
 from tasks.launcher import check_sharding, check_shares
-from tasks.process import die_with_parent
+from tasks.process import die_with_parent, write_error
 from tasks.runner import state_key
 from tasks.stages import AGENT, MAIN, MEMORY, ONLINE, STAGES, TABLE, Stage, maker_of, needed_for, stage_named
 

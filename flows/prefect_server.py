@@ -28,7 +28,7 @@ from urllib.request import getproxies_environment
 
 from flows.paths import environment
 from tasks.ports import HOST
-from tasks.process import die_with_parent, imports_without_collector
+from tasks.process import die_with_parent, imports_without_collector, write_error
 
 NAMES = (HOST, "localhost")
 START_S = 300.0
@@ -117,11 +117,7 @@ class Supervisor:
             status = self.process.wait()
             if self._ending.is_set() or time.monotonic() - start_s < MIN_LIFE_S:
                 return
-            print(
-                f"the Prefect server ended (status {status}), another one takes its place",
-                file=sys.stderr,
-                flush=True,
-            )
+            write_error(f"the Prefect server ended (status {status}), another one takes its place\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
         descriptor = self._listening.fileno()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ans_core.config import Launch
-from tasks.process import held, leave_note, read_note
+from tasks.process import held, leave_note, read_note, write_error
 
 IN_JOB = "ANS_JOB"
 """Set in a job of a cluster: the stage in there starts its processes itself."""
@@ -96,7 +96,7 @@ def run(job: Job, cluster: Cluster) -> int:
             number = cluster.find(job)
             how = "goes on" if number else "is submitted"
             number = number or cluster.submit(job, environment)
-        print(f"{job.name}: job {number} {how}; log: {job.log(number)}", file=sys.stderr, flush=True)
+        write_error(f"{job.name}: job {number} {how}; log: {job.log(number)}\n")
         return followed(job, number, cluster)
     except (SystemExit, KeyboardInterrupt):
         if number := number or cluster.find(job):
@@ -113,14 +113,9 @@ def unless_ending(job: Job, live: Callable[[], list[T]], ending: Callable[[T], b
         if not any(ending(one) for one in there):
             return there[0] if there else None
         if not waits:
-            print(f"{job.name}: waits for the job before, which is ending", file=sys.stderr, flush=True)
+            write_error(f"{job.name}: waits for the job before, which is ending\n")
         waits = True
         time.sleep(POLL_S)
-
-
-def write_error(lines: str) -> None:
-    sys.stderr.write(lines)
-    sys.stderr.flush()
 
 
 def answer(
@@ -157,7 +152,7 @@ def followed(job: Job, number: str, cluster: Cluster) -> int:
             queued_s += now_s - before_s
             leave_note(queued_s=queued_s)
             if state.waits_for != waits_for:
-                print(f"{job.name}: job {number} waits ({state.waits_for})", file=sys.stderr, flush=True)
+                write_error(f"{job.name}: job {number} waits ({state.waits_for})\n")
             waits_for = state.waits_for
         shown = show(job.log(number), shown)
         if ended < 2:
@@ -191,5 +186,5 @@ def result(job: Job, number: str, state: State) -> int:
     how = f"job {number} ended as {state.name or 'one that is forgotten'} (its log: {job.log(number)})"
     code = USER_ERROR if state.cancelled else noted.get("status", FAILED)  # cancelled by somebody: no retry
     leave_note(log=log, status=code, message=f"{noted['message']}; {how}" if "message" in noted else how)
-    print(f"{job.name}: {how}", file=sys.stderr, flush=True)
+    write_error(f"{job.name}: {how}\n")
     return USER_ERROR if code == USER_ERROR else FAILED

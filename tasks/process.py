@@ -60,6 +60,11 @@ def outlive_readers() -> None:
     sys.stdout, sys.stderr = (cast("TextIO", _Unread(stream)) for stream in (sys.stdout, sys.stderr))
 
 
+def write_error(lines: str) -> None:
+    sys.stderr.write(lines)
+    sys.stderr.flush()
+
+
 def leave_note(**values: Any) -> None:
     """Add to the file that ANS_NOTE names: a stage tells the flow there what its exit status can't. Does
     nothing without ANS_NOTE."""
@@ -116,7 +121,7 @@ def held(path: Path, what: str) -> Iterator[int]:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 if waited_s % 30 == 0:
-                    print(f"{what} waits: {holder} is at work in this workspace", file=sys.stderr, flush=True)
+                    write_error(f"{what} waits: {holder} is at work in this workspace\n")
                 time.sleep(1)
                 waited_s += 1
         file.truncate(0)
