@@ -43,17 +43,17 @@ from torch.optim import Optimizer
 
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.config import load
+from ans_core.config.memory import MemoryLoss, MemoryPrompts
 from ans_core.data.formats import videos
 from ans_core.data.scenes import background, outline, random_thing, render
 from ans_core.dist import rng_of
 from ans_core.model.grounding import Grounding, GroundingConfig
 from ans_core.pictures import media, rle, transforms
 from ans_core.stages import memory as stage
-from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.batch import ClipTensors, TrackingBatch, make_batch
 from ans_core.tracking.clips import Clip, Clips, choose_window, load_window
 from ans_core.tracking.follow import ObjectPrompt, follow
 from ans_core.tracking.forward import remembered
-from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import UNREAD, GradientCheck, Tracking, open_modules
 from ans_core.tracking.validation import validate
 from ans_core.train import loop
@@ -126,7 +126,7 @@ def trained(
     sam2 = copy.deepcopy(start)
     parameters = open_modules(sam2, MODULES)
     check = GradientCheck(sam2, parameters, modules=MODULES)
-    module = Tracking(sam2, LossWeights(), recompute=False)
+    module = Tracking(sam2, MemoryLoss(), recompute=False)
     if detach:
         module.remember = detached
     sam2.train()
@@ -140,7 +140,7 @@ def trained(
             window = choose_window(clip, length=frames, max_gap=2, rng=rng)
             tensors.append(load_window(clip, window, size=sam2.image_size, max_objects=0, rng=rng))
             rngs.append(rng)
-        return make_batch(tensors, PromptOptions(kinds={"box": 0.5, "mask": 0.5}), rngs=rngs)
+        return make_batch(tensors, MemoryPrompts(kinds={"box": 0.5, "mask": 0.5}), rngs=rngs)
 
     schedule = loop.Schedule(
         steps=steps,
@@ -271,7 +271,7 @@ def square(*, side: int, frames: int, objects: int, clips: int = 1) -> TrackingB
         masks=masks,
         has_truth=torch.ones(objects, frames, dtype=torch.bool),
     )
-    return make_batch([clip] * clips, PromptOptions(kinds={"mask": 1.0}), rngs=[Random(0)] * clips)
+    return make_batch([clip] * clips, MemoryPrompts(kinds={"mask": 1.0}), rngs=[Random(0)] * clips)
 
 
 def peak(arguments: argparse.Namespace) -> str:
@@ -321,7 +321,7 @@ def trainee(sam2: Grounding, way: str, arguments: argparse.Namespace) -> tuple[T
     open_modules(sam2, every if arguments.modules == ["all"] else arguments.modules)
     sam2.train()
     sam2.blank_absent = True
-    module = Tracking(sam2, LossWeights(), recompute=way == "again")
+    module = Tracking(sam2, MemoryLoss(), recompute=way == "again")
     return module, optimizer_of(module, lr=1e-4, weight_decay=0.01, scales={})
 
 
@@ -335,7 +335,7 @@ def activations(arguments: argparse.Namespace) -> str:
     for way in arguments.ways:
         held: dict[int, int] = {}
         own = {p.untyped_storage().data_ptr() for p in (*sam2.parameters(), *sam2.buffers())}
-        module = Tracking(sam2, LossWeights(), recompute=way == "again")
+        module = Tracking(sam2, MemoryLoss(), recompute=way == "again")
 
         def keep(tensor: Tensor, held: dict[int, int] = held, own: set[int] = own) -> Tensor:
             storage = tensor.untyped_storage()

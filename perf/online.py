@@ -31,7 +31,7 @@ import numpy as np
 from ans_core.agent.world.question import Question
 from ans_core.config import load
 from ans_core.online.neighbours import Neighbours
-from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift
+from ans_core.online.simulation import STREAM_FROM, QuestionStream
 from ans_core.online.store import Store
 
 EXPERIENCES, DIMENSIONS, SEARCHES, CLIENTS = 10_000, 256, 200, 8
@@ -110,8 +110,9 @@ def served(count: int) -> dict[str, object]:
     found: dict[str, object] = {}
     first = 0
     settings = load(Path("params.yaml")).agent.online.simulation
-    shift = Shift(**settings.shift.model_dump())
-    stream = QuestionStream(settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=shift)
+    stream = QuestionStream(
+        settings.families, split="train", seed=0, tile=96, first=STREAM_FROM, shift=settings.shift
+    )
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flows.cli", "agent"]
         where = ["--store", f"{folder}/store"]

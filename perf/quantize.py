@@ -33,7 +33,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import held_out, operations_told
 from ans_core.agent.evaluation import request_of as question_request
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, play
+from ans_core.agent.play import play
 from ans_core.agent.policy import load_policy
 from ans_core.agent.world import is_right
 from ans_core.config import load as load_config
@@ -224,7 +224,7 @@ def of_agent(given: argparse.Namespace) -> None:
         ) as toolbox:
             told = operations_told(toolbox, policy.lists_operations(episode.operations_told))
             requests = [question_request(question, told) for question in asked]
-            played = play(model, toolbox, requests, limits=Limits.of(episode), batch=episode.batch)
+            played = play(model, toolbox, requests, limits=episode)
         answers = [own.answer for own in played]
         full = full or answers
         right = sum(is_right(answer or "", question) for answer, question in zip(answers, asked, strict=True))

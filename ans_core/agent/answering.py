@@ -12,9 +12,10 @@ from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import Operation
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy
 from ans_core.benchmarks.public.asked import Answerer, Item, Runner
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.types import Prediction, Request
 
 
@@ -28,17 +29,18 @@ class AgentPrediction(Prediction):
 
 
 def answerer(
-    policy: AgentPolicy, toolbox: Toolbox, *, limits: Limits, with_operations: bool, tools: bool
+    policy: AgentPolicy, toolbox: Toolbox, *, limits: EpisodeSettings, with_operations: bool, tools: bool
 ) -> Answerer:
     """Return the agent, asked greedily. `with_operations`: operations stand before every question. Without
     `tools` no call can be said; one that is spelled in another way is refused."""
     operations = operations_told(toolbox, with_operations and tools)
     forbidden = () if tools else tokens.call_openers(policy.model)
-    allowed = limits if tools else replace(limits, calls=0)
+    allowed = {} if tools else {"calls": 0}
 
     def answer(items: Sequence[Item]) -> list[Prediction]:
         requests = [_request(item, operations) for item in items]
-        played = play(policy.model, toolbox, requests, limits=allowed, forbidden=forbidden, batch=len(items))
+        episode = limits.model_copy(update=allowed | {"batch": len(items)})
+        played = play(policy.model, toolbox, requests, limits=episode, forbidden=forbidden)
         return [_prediction(episode) for episode in played]
 
     return answer

@@ -19,7 +19,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Ended, Limits, PlayedTurn, play
+from ans_core.agent.play import Ended, PlayedTurn, play
 from ans_core.agent.policy import load_policy, reader_of
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import folder
@@ -86,9 +86,7 @@ def ask(arguments: argparse.Namespace, root: Path) -> int:
             )
             text = asking.first_turn(question, operations, pictures=len(sources))
             request = Request(frames=frames, text=text, stills=stills)
-            (played,) = play(
-                policy.model, toolbox, [request], limits=Limits.of(config.agent.episode), watch=diary.add
-            )
+            (played,) = play(policy.model, toolbox, [request], limits=config.agent.episode, watch=diary.add)
         diary.end(played.answer, played.ended)
     return 0 if played.answer is not None else 1
 

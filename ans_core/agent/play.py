@@ -37,28 +37,6 @@ BROKEN = ("crashed", "time_limit")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Where an episode ends without an answer."""
-
-    calls: int = 4
-    """A call after these is refused with a word; a second one ends the episode."""
-    pictures: int = 16
-    """Also counts those of the question."""
-    turn_tokens: int = 48
-    tokens: int = 12_000
-    """Of the whole episode."""
-
-    @classmethod
-    def of(cls, settings: EpisodeSettings) -> Limits:
-        return cls(
-            calls=settings.calls,
-            pictures=settings.pictures,
-            turn_tokens=settings.turn_tokens,
-            tokens=settings.tokens,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shown:
     """An observation as the model reads it."""
 
@@ -169,16 +147,10 @@ class _Running:
     opening: tuple[int, ...]
     overviews: tuple[Crop, ...]
     episode: Episode
-    watch: Watch | None
     seed: int
     plan: Sequence[str]
     turns: list[PlayedTurn] = field(default_factory=list)
     ended: Ended = "answer"
-
-    def add(self, turn: PlayedTurn) -> None:
-        self.turns.append(turn)
-        if self.watch is not None:
-            self.watch(turn, self.episode.workspace)
 
     @property
     def length(self) -> int:
@@ -196,7 +168,7 @@ def play(
     toolbox: Toolbox,
     requests: Sequence[Request],
     *,
-    limits: Limits,
+    limits: EpisodeSettings,
     reader: Reader | None = None,
     seeds: Sequence[int] = (),
     features: CropFeatures | None = None,
@@ -204,14 +176,14 @@ def play(
     plans: Sequence[Sequence[str]] | None = None,
     change: Change | None = None,
     watch: Watch | None = None,
-    batch: int = 48,
     precision: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> list[PlayedEpisode]:
-    """Play an episode for each request, `batch` at a time; of a clip only the first frame is seen, operations
-    see all; several pictures (`stills`) are seen and numbered.
+    """Play an episode for each request, `limits.batch` at a time; of a clip only the first frame is seen,
+    operations see all; several pictures (`stills`) are seen and numbered.
 
-    reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest
-    token. features: known crops, kept by the caller; new ones are added. forbidden: tokens that are never
+    limits: where an episode ends without an answer. A call after `calls` is refused with a word; a second one ends
+    it. reader: samples from what it makes of the logits, with a seed for each episode; None says the likeliest
+    token. features: cached crops, kept by the caller; new ones are added. forbidden: tokens that are never
     said (greedy alone; a reader has its own). plans: what is said in the first turns of each episode, in the
     model's place. watch: is told the turns of all episodes, as they are made. precision: of the language
     model; None is the model's own. Where episodes are to be learned from, it must be that of learning. Raises
@@ -220,162 +192,159 @@ def play(
     assert reader is None or (len(seeds) == len(requests) and not forbidden), (
         "a reader needs a seed for each episode, and forbids itself"
     )
-    features = features or CropFeatures(model)
-    precision = precision or model.inference_autocast
+    player = _Player(
+        model=model,
+        toolbox=toolbox,
+        limits=limits,
+        features=features or CropFeatures(model),
+        reader=reader,
+        forbidden=forbidden,
+        change=change,
+        watch=watch,
+        precision=precision or model.inference_autocast,
+    )
+    seeds = seeds if reader is not None else [0] * len(requests)
+    plans = plans if plans is not None else [()] * len(requests)
     played: list[PlayedEpisode] = []
-    for start in range(0, len(requests), batch):
-        numbers = range(start, min(start + batch, len(requests)))
-        begun, prompted = _begun(
-            model, toolbox, [requests[i] for i in numbers], features, limits, watch, precision
-        )
-        for running, i in zip(begun, numbers, strict=True):
-            running.seed = seeds[i] if reader is not None else 0
-            running.plan = plans[i] if plans is not None else ()
-        _to_the_end(model, begun, prompted, features, limits, reader, forbidden, change, precision)
-        played += [running.played() for running in begun]
+    for start in range(0, len(requests), limits.batch):
+        some = slice(start, start + limits.batch)
+        played += player.batch(requests[some], seeds[some], plans[some])
     return played
 
 
-@torch.no_grad()
-def _begun(
-    model: Network,
-    toolbox: Toolbox,
-    requests: Sequence[Request],
-    features: CropFeatures,
-    limits: Limits,
-    watch: Watch | None,
-    precision: Callable[[], AbstractContextManager[object]],
-) -> tuple[list[_Running], PrefilledBatch]:
-    workspaces = [Workspace.of(r.frames, clip=r.clip, stills=r.stills) for r in requests]
-    overviews = [tuple(Crop.of(one, name) for name in one.overviews) for one in workspaces]
-    seen = iter(features.of([*chain.from_iterable(overviews)]))
-    begun: list[_Running] = []
-    images: list[ImageFeatures] = []
-    for request, workspace, shown in zip(requests, workspaces, overviews, strict=True):
-        pictures = [*islice(seen, len(shown))]
-        begun.append(
-            _Running(
-                opening=tuple(tokens.opening_ids(model, request.text, [one.grids for one in pictures])),
-                overviews=shown,
-                episode=Episode(toolbox, workspace, max_calls=limits.calls),
-                watch=watch,
-                seed=0,
-                plan=(),
+@dataclass(frozen=True, kw_only=True)
+class _Player:
+    """What all batches of one `play` share, as its arguments say."""
+
+    model: Network
+    toolbox: Toolbox
+    limits: EpisodeSettings
+    features: CropFeatures
+    reader: Reader | None
+    forbidden: Sequence[int]
+    change: Change | None
+    watch: Watch | None
+    precision: Callable[[], AbstractContextManager[object]]
+
+    @torch.no_grad()
+    def batch(
+        self, requests: Sequence[Request], seeds: Sequence[int], plans: Sequence[Sequence[str]]
+    ) -> list[PlayedEpisode]:
+        """Play episodes together to their ends."""
+        workspaces = [Workspace.of(r.frames, clip=r.clip, stills=r.stills) for r in requests]
+        overviews = [tuple(Crop.of(one, name) for name in one.overviews) for one in workspaces]
+        seen = iter(self.features.of([*chain.from_iterable(overviews)]))
+        begun: list[_Running] = []
+        images: list[ImageFeatures] = []
+        for request, workspace, shown, seed, plan in zip(
+            requests, workspaces, overviews, seeds, plans, strict=True
+        ):
+            pictures = [*islice(seen, len(shown))]
+            begun.append(
+                _Running(
+                    opening=tuple(tokens.opening_ids(self.model, request.text, [p.grids for p in pictures])),
+                    overviews=shown,
+                    episode=Episode(self.toolbox, workspace, max_calls=self.limits.calls),
+                    seed=seed,
+                    plan=plan,
+                )
             )
-        )
-        images.append(ImageFeatures.joined(pictures))
-    with precision():
+            images.append(ImageFeatures.joined(pictures))
         first = [
             replace(request, frames=tuple(request.frames[: len(shown)]), clip=False)
             for request, shown in zip(requests, overviews, strict=True)
         ]
-        return begun, prompt(model, first, images)
+        with self.precision():
+            prompted = prompt(self.model, first, images)
+        self._to_the_end(begun, prompted)
+        return [running.played() for running in begun]
 
-
-@torch.no_grad()
-def _to_the_end(
-    model: Network,
-    begun: Sequence[_Running],
-    prompted: PrefilledBatch,
-    features: CropFeatures,
-    limits: Limits,
-    reader: Reader | None,
-    forbidden: Sequence[int],
-    change: Change | None,
-    precision: Callable[[], AbstractContextManager[object]],
-) -> None:
-    """Play turns until every episode has its end. The rows of `prompted` are the episodes that go on."""
-    active = list(begun)
-    while active:
-        with precision():
-            prompted = read_ahead(model, prompted)
-            turns = _next_turns(model, prompted, active, limits, reader, forbidden)
-        shown = {place: _came_back(active[place], turn, limits) for place, turn in enumerate(turns)}
-        going = [place for place, item in shown.items() if item is not None]
-        observed = [item for item in shown.values() if item is not None]
-        observed = list(change(observed)) if change is not None else observed
-        images = features.of([crop for item in observed for crop in item.crops])
-        rows: list[tuple[tuple[int, ...], ImageFeatures | None]] = []
-        ongoing = []
-        for place, item in zip(going, observed, strict=True):
-            pictures, images = images[: len(item.crops)], images[len(item.crops) :]
-            ids = tuple(
-                tokens.observed_ids(
-                    model, item.text, [p.grids for p in pictures], complete=turns[place].complete
+    def _to_the_end(self, begun: Sequence[_Running], prompted: PrefilledBatch) -> None:
+        """Play turns until every episode has its end. The rows of `prompted` are the episodes that go on."""
+        active = list(begun)
+        while active:
+            with self.precision():
+                prompted = read_ahead(self.model, prompted)
+                turns = self._next_turns(prompted, active)
+            shown: dict[int, Shown] = {}
+            for place, turn in enumerate(turns):
+                if (item := self._came_back(active[place], turn)) is not None:
+                    shown[place] = item
+            if self.change is not None:
+                shown = dict(zip(shown, self.change([*shown.values()]), strict=True))
+            images = iter(self.features.of([crop for item in shown.values() for crop in item.crops]))
+            rows: list[tuple[tuple[int, ...], ImageFeatures | None]] = []
+            ongoing = []
+            for place, item in shown.items():
+                pictures, running, said = [*islice(images, len(item.crops))], active[place], turns[place]
+                ids = tuple(
+                    tokens.observed_ids(
+                        self.model, item.text, [p.grids for p in pictures], complete=said.complete
+                    )
                 )
-            )
-            turn = replace(turns[place], shown=item, observed_ids=ids)
-            running = active[place]
-            if running.length + len(turn.ids) + len(ids) + limits.turn_tokens > limits.tokens:
-                running.ended = "tokens"
-                running.add(turns[place])
-                continue
-            running.add(turn)
-            ongoing.append(place)
-            rows.append((turn.ids + ids, ImageFeatures.joined(pictures) if pictures else None))
-        for place in shown.keys() - set(going):
-            active[place].add(turns[place])
-        if ongoing:
-            with precision():
-                prompted = _continued(model, prompted, ongoing, rows)
-        active = [active[place] for place in ongoing]
+                if running.length + len(said.ids) + len(ids) + self.limits.turn_tokens > self.limits.tokens:
+                    running.ended = "tokens"
+                    continue
+                turns[place] = replace(said, shown=item, observed_ids=ids)
+                ongoing.append(place)
+                rows.append((said.ids + ids, ImageFeatures.joined(pictures) if pictures else None))
+            for running, turn in zip(active, turns, strict=True):
+                running.turns.append(turn)
+                if self.watch is not None:
+                    self.watch(turn, running.episode.workspace)
+            if ongoing:
+                with self.precision():
+                    prompted = _continued(self.model, prompted, ongoing, rows)
+            active = [active[place] for place in ongoing]
 
+    def _next_turns(self, prompted: PrefilledBatch, active: Sequence[_Running]) -> list[PlayedTurn]:
+        """Return what every episode says next: its plan's words while there are any, then the model's own."""
+        number = len(active[0].turns)  # all are at the same turn
+        turns: dict[int, PlayedTurn] = {}
+        for place, running in enumerate(active):
+            if number < len(running.plan):
+                text = running.plan[number]
+                ids = tuple(tokens.turn_ids(self.model, text))
+                turns[place] = PlayedTurn(text=text, ids=ids, logps=(), complete=True, planned=True)
+        unplanned = [place for place in range(len(active)) if place not in turns]
+        if unplanned:
+            batch = prompted if len(unplanned) == len(active) else _taken(prompted, unplanned)
+            most = self.limits.turn_tokens
+            if self.reader is not None:
+                seeds = [seed_of(active[place].seed, "turn", number) for place in unplanned]
+                answers = sample(self.model, batch, group=1, max_tokens=most, reader=self.reader, seeds=seeds)
+            else:
+                greedy = generate(self.model, batch, max_tokens=most, forbidden=self.forbidden)
+                answers = [
+                    SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(self.model, ids)[1])
+                    for ids in greedy
+                ]
+            for place, answer in zip(unplanned, answers, strict=True):
+                text = text_of(self.model, spoken_ids(self.model, list(answer.ids)))
+                turns[place] = PlayedTurn(
+                    text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete
+                )
+        return [turns[place] for place in range(len(active))]
 
-def _next_turns(
-    model: Network,
-    prompted: PrefilledBatch,
-    active: Sequence[_Running],
-    limits: Limits,
-    reader: Reader | None,
-    forbidden: Sequence[int],
-) -> list[PlayedTurn]:
-    """Return what every episode says next: its plan's words while there are any, then the model's own."""
-    number = len(active[0].turns)  # all are at the same turn
-    turns: dict[int, PlayedTurn] = {}
-    for place, running in enumerate(active):
-        if number < len(running.plan):
-            text = running.plan[number]
-            turns[place] = PlayedTurn(
-                text=text, ids=tuple(tokens.turn_ids(model, text)), logps=(), complete=True, planned=True
-            )
-    unplanned = [place for place in range(len(active)) if place not in turns]
-    if unplanned:
-        batch = prompted if len(unplanned) == len(active) else _taken(prompted, unplanned)
-        if reader is not None:
-            turn_seeds = [seed_of(active[place].seed, "turn", number) for place in unplanned]
-            answers = sample(
-                model, batch, group=1, max_tokens=limits.turn_tokens, reader=reader, seeds=turn_seeds
-            )
-        else:
-            greedy = generate(model, batch, max_tokens=limits.turn_tokens, forbidden=forbidden)
-            answers = [
-                SampledAnswer(ids=tuple(ids), logps=(), complete=cut_at_stop(model, ids)[1]) for ids in greedy
-            ]
-        for place, answer in zip(unplanned, answers, strict=True):
-            text = text_of(model, spoken_ids(model, list(answer.ids)))
-            turns[place] = PlayedTurn(text=text, ids=answer.ids, logps=answer.logps, complete=answer.complete)
-    return [turns[place] for place in range(len(active))]
-
-
-def _came_back(running: _Running, turn: PlayedTurn, limits: Limits) -> Shown | None:
-    """Run the turn's call; None where the episode ends."""
-    episode = running.episode
-    observation = episode.turn(turn.text)
-    if observation is None:
-        if not turn.complete:
-            running.ended, episode.answer = "turn_tokens", None
-        return None
-    if len(episode.observations) > limits.calls + 1:
-        running.ended = "calls"
-        return None
-    crops = tuple(Crop.of(episode.workspace, name) for name in observation.pictures)
-    before = len(running.overviews) + sum(
-        len(earlier.shown.crops) for earlier in running.turns if earlier.shown is not None
-    )
-    if before + len(crops) > limits.pictures:
-        running.ended = "pictures"
-        return None
-    return Shown(text=observation.turn(), crops=crops, observation=observation)
+    def _came_back(self, running: _Running, turn: PlayedTurn) -> Shown | None:
+        """Run the turn's call; None where the episode ends."""
+        episode = running.episode
+        observation = episode.turn(turn.text)
+        if observation is None:
+            if not turn.complete:
+                running.ended, episode.answer = "turn_tokens", None
+            return None
+        if len(episode.observations) > self.limits.calls + 1:
+            running.ended = "calls"
+            return None
+        crops = tuple(Crop.of(episode.workspace, name) for name in observation.pictures)
+        before = len(running.overviews) + sum(
+            len(earlier.shown.crops) for earlier in running.turns if earlier.shown is not None
+        )
+        if before + len(crops) > self.limits.pictures:
+            running.ended = "pictures"
+            return None
+        return Shown(text=observation.turn(), crops=crops, observation=observation)
 
 
 def _taken(prompted: PrefilledBatch, places: Sequence[int]) -> PrefilledBatch:

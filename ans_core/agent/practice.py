@@ -17,13 +17,15 @@ from torch import Tensor
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import looked
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.rewards.curiosity import ToolUse, bonus
-from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum, Rules
+from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum
 from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import episode_parts, shaping, task
 from ans_core.agent.world import FAMILIES, Question, is_right
+from ans_core.config.agent import Episode as EpisodeSettings
+from ans_core.config.rft import RewardPhases
 from ans_core.dist import rank, wait_for_all
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
@@ -57,19 +59,18 @@ class AgentPractice:
         question: Callable[[str], Question],
         ask: Callable[[Question], Request],
         families: Sequence[str],
-        limits: Limits,
-        batch: int,
+        limits: EpisodeSettings,
         weights: Mapping[str, float],
         curious_steps: int,
-        rules: Rules,
+        rules: RewardPhases,
         seed: int,
         least_calls: float = 0.0,
     ) -> None:
-        """question: id -> question. ask: as the model was taught to be asked. batch: episodes that are played
-        at a time. weights: of the shaping parts curiosity, evidence, coherence, penalty, and of dynamics,
-        which is not computed without one. curious_steps: the curiosity's bonus falls to 0 over these. least_calls:
-        share of the episodes that need an operation, below which the run stops."""
-        self.toolbox, self.question, self.ask, self.limits, self.batch = toolbox, question, ask, limits, batch
+        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts
+        curiosity, evidence, coherence, penalty, and of dynamics, which is not computed without one. curious_steps:
+        the curiosity's bonus falls to 0 over these. least_calls: share of the episodes that need an operation,
+        below which the run stops."""
+        self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
         self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
         self.features = CropFeatures(model, most=KEPT_CROPS)
         self.use = {family: ToolUse() for family in families}
@@ -90,21 +91,13 @@ class AgentPractice:
     # Episodes
 
     def play(self, step: RolloutStep) -> list[PlayedRollout]:
-        size = step.settings.group
-        questions = [self.question(sample.sample_id) for sample in step.batch.samples for _ in range(size)]
-        played = play(
-            step.model,
-            self.toolbox,
-            [self.ask(question) for question in questions],
-            limits=self.limits,
-            reader=step.reader,
-            seeds=[step.seed("episode", i // size, i % size) for i in range(len(questions))],
-            features=self.features,
-            batch=self.batch,
-            precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
-        )
+        questions = [self.question(sample.sample_id) for sample in step.batch.samples]
+        requests = [self.ask(question) for question in questions]
+        groups = play_groups(step, self.toolbox, requests, limits=self.limits, features=self.features)
         return [
-            self._rewarded(question, episode) for question, episode in zip(questions, played, strict=True)
+            self._rewarded(question, episode)
+            for question, group in zip(questions, groups, strict=True)
+            for episode in group
         ]
 
     def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
@@ -214,6 +207,29 @@ class AgentPractice:
         self.looks = list(state["looks"])
         if self.dynamics is not None:
             self.dynamics.load(state["dynamics"])
+
+
+def play_groups(
+    step: RolloutStep,
+    toolbox: Toolbox,
+    requests: Sequence[Request],
+    *,
+    limits: EpisodeSettings,
+    features: CropFeatures,
+) -> list[list[PlayedEpisode]]:
+    """Play the step's G episodes about each request, every one from a random stream of its own."""
+    size = step.settings.group
+    played = play(
+        step.model,
+        toolbox,
+        [request for request in requests for _ in range(size)],
+        limits=limits,
+        reader=step.reader,
+        seeds=[step.seed("episode", i, g) for i in range(len(requests)) for g in range(size)],
+        features=features,
+        precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
+    )
+    return [played[start : start + size] for start in range(0, len(played), size)]
 
 
 def sample_of(question: Question) -> Sample:

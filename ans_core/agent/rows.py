@@ -12,10 +12,10 @@ import torch
 
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop
-from ans_core.agent.play import Limits
 from ans_core.agent.world import bank
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.trace_file import Trace, Turn
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
 from ans_core.dist import in_epochs
@@ -70,7 +70,7 @@ def check_lengths(
         )
 
 
-def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: Limits) -> None:
+def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: EpisodeSettings) -> None:
     """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when
     it is played."""
     reasons = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
@@ -85,7 +85,7 @@ def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits
         )  # fmt: skip
 
 
-def beyond(model: Network, trace: Trace, limits: Limits) -> str | None:
+def beyond(model: Network, trace: Trace, limits: EpisodeSettings) -> str | None:
     """Return which limit of an episode a trace is beyond, or None. Only what is learned is held against
     `turn_tokens`."""
     calls, pictures = len(trace.turns) // 2 - 1, sum(len(turn.pictures) for turn in trace.turns)

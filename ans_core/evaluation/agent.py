@@ -104,7 +104,6 @@ class Loaded:
     def __init__(self, arguments: argparse.Namespace) -> None:
         from ans_core.agent.episode import Toolbox
         from ans_core.agent.operations import OPERATIONS
-        from ans_core.agent.play import Limits
         from ans_core.agent.policy import load_policy, reader_of
         from ans_core.checkpoints import folder
         from ans_core.checkpoints.checkpoint import present_device
@@ -130,7 +129,7 @@ class Loaded:
             self.policy.model, adapters_off=self.policy.base, seconds=episode.time_limit_s, reader=reader
         )
         self.lists_operations = self.policy.lists_operations(episode.operations_told)
-        self.limits = replace(Limits.of(episode), turn_tokens=arguments.max_tokens or episode.turn_tokens)
+        self.limits = episode.model_copy(update={"turn_tokens": arguments.max_tokens or episode.turn_tokens})
 
     def answerer(self, tools: bool) -> Answerer:
         from ans_core.agent.answering import answerer

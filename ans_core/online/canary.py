@@ -4,46 +4,19 @@ served."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
-from ans_core.agent.crops import CropFeatures
-from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs
-from ans_core.agent.play import Limits, play
-from ans_core.model.adapters import Adapters
+from ans_core.agent.play import PlayedEpisode
 from ans_core.online.voting import normal
-from ans_core.types import Request
-
-LabelledRequest = tuple[Request, str]
-"""A question and its answer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Canary:
-    """Measures an adapter greedily."""
-
-    adapters: Adapters
-    toolbox: Toolbox
-    limits: Limits
-    features: CropFeatures
-    batch: int
-
-    def right(self, adapter: str, requests: Sequence[LabelledRequest]) -> list[bool]:
-        """Tell of each question whether its answer is right."""
-        with self.adapters.using(adapter):
-            played = play(
-                self.adapters.model,
-                self.toolbox,
-                [request for request, _ in requests],
-                limits=self.limits,
-                features=self.features,
-                batch=self.batch,
-            )
-        return [
-            episode.answer is not None and normal(episode.answer) == normal(answer)
-            for episode, (_, answer) in zip(played, requests, strict=True)
-        ]
+def right(played: Sequence[PlayedEpisode], answers: Sequence[str]) -> list[bool]:
+    """Tell of each question whether its answer is right."""
+    return [
+        episode.answer is not None and normal(episode.answer) == normal(answer)
+        for episode, answer in zip(played, answers, strict=True)
+    ]
 
 
 def refused(new: Sequence[bool], floor: Sequence[bool], *, allowed: float) -> str | None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ans_core.agent.crops import CropFeatures
-from ans_core.agent.episode import Toolbox
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.policy import AgentPolicy
 from ans_core.online.embedding import Encoder
 from ans_core.online.neighbours import Neighbours
@@ -58,15 +57,16 @@ class Engine:
     """Answers with one adapter of a policy, into which it loads the served snapshot. For one thread."""
 
     policy: AgentPolicy
-    toolbox: Toolbox
+    play: Callable[[str, Sequence[Request]], list[PlayedEpisode]]
+    """(adapter, requests) -> episodes, greedily."""
     store: Store
     snapshots: Snapshots
     features: CropFeatures
     adapter: str
-    limits: Limits
     ask: Callable[[str, Sequence[ImageRef], bool], Request]
     """(question, frames, clip) -> request."""
     batch: int
+    """Questions that are answered together."""
     read_only: bool = False
     """Answers are given, nothing is kept."""
 
@@ -97,14 +97,10 @@ class Engine:
         self.version, self.trouble = served, ""
 
     def answer(self, queries: Sequence[Query]) -> list[Reply]:
-        """Answer questions, `batch` at a time. Raises ValueError for pictures that can't be read."""
+        """Answer questions. Raises ValueError for pictures that can't be read."""
         self.refresh()
         requests = [self.ask(one.question, one.frames, one.clip) for one in queries]
-        with self.policy.adapters.using(self.adapter):
-            played = play(
-                self.policy.model, self.toolbox, requests, limits=self.limits, features=self.features,
-                batch=self.batch
-            )  # fmt: skip
+        played = self.play(self.adapter, requests)
         return [self._reply(one, episode) for one, episode in zip(queries, played, strict=True)]
 
     def _reply(self, query: Query, played: PlayedEpisode) -> Reply:

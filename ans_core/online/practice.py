@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.play import Limits, PlayedEpisode, play
-from ans_core.agent.practice import rollout_of
+from ans_core.agent.play import PlayedEpisode
+from ans_core.agent.practice import play_groups, rollout_of
 from ans_core.agent.workspace import Workspace
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.config.online import RELEASES
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.online.admission import Gate, Marginal
@@ -114,9 +115,7 @@ class OnlinePractice:
     toolbox: Toolbox
     neighbours: Neighbours
     features: CropFeatures
-    limits: Limits
-    batch: int
-    """Episodes that are played at a time."""
+    limits: EpisodeSettings
     gate: Gate
     strategy: Strategy
     weigh_labels: bool
@@ -138,23 +137,11 @@ class OnlinePractice:
     # Episodes
 
     def play(self, step: RolloutStep) -> list[PlayedRollout]:
-        size = step.settings.group
         lessons = [self.lessons[sample.sample_id] for sample in step.batch.samples]
-        played = play(
-            step.model,
-            self.toolbox,
-            [lesson.request for lesson in lessons for _ in range(size)],
-            limits=self.limits,
-            reader=step.reader,
-            seeds=[step.seed("episode", i, g) for i in range(len(lessons)) for g in range(size)],
-            features=self.features,
-            batch=self.batch,
-            precision=nullcontext,  # this is inside the training loop's own, in which episodes are learned
-        )
-        rollouts = []
-        for i, lesson in enumerate(lessons):
-            rollouts += self._scored(lesson, played[i * size : (i + 1) * size])
-        return rollouts
+        requests = [lesson.request for lesson in lessons]
+        groups = play_groups(step, self.toolbox, requests, limits=self.limits, features=self.features)
+        scored = [self._scored(lesson, group) for lesson, group in zip(lessons, groups, strict=True)]
+        return [*chain.from_iterable(scored)]
 
     def encode(self, parts: Sequence[tuple[ImageRef, Box]]) -> list[ImageFeatures]:
         return self.features.of([Crop(frame=frame, box=box) for frame, box in parts])
@@ -335,8 +322,3 @@ def _rollout(
 def _is_lost(episode: PlayedEpisode) -> bool:
     """Tell whether a limit ended it, or an operation crashed in it: it has no vote and is no lesson."""
     return episode.over_turn or episode.broke
-
-
-def poisoned(decision: Decision, label: str) -> Decision:
-    """Return a decision with another label, as an attacker or a broken verifier would give it."""
-    return decision.with_label(label)

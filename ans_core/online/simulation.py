@@ -3,9 +3,8 @@ on, shifted and not."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,43 +12,26 @@ from PIL import Image, ImageFilter
 
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import FAMILIES, Question, draw_question
+from ans_core.config.online import Shift
 from ans_core.dist import rng_of, seed_of
-from ans_core.online.practice import Confirm, Lesson, Relabel, poisoned
+from ans_core.online.practice import Confirm, Lesson, Relabel
 from ans_core.online.store import Task
 from ans_core.online.voting import Decision
-from ans_core.pictures import transforms
+from ans_core.pictures import media, transforms
 
 GREY = 127.5
 STREAM_FROM, CANARY_FROM, REPLAY_FROM = 2_000_000, 3_000_000, 4_000_000
 """Indices of the first questions: no other stage comes so far."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shift:
-    """contrast: factor on the distance from the middle grey. noise: standard deviation in grey levels. blur:
-    radius in pixels."""
-
-    contrast: float
-    noise: float
-    blur: float
-
-    def of(self, frame: bytes, *, seed: int) -> bytes:
-        """Return the shifted picture as PNG, decided by the arguments."""
-        picture = transforms.open_image(frame)
-        if self.blur:
-            picture = picture.filter(ImageFilter.GaussianBlur(self.blur))
-        pixels = GREY + self.contrast * (np.asarray(picture, np.float64) - GREY)
-        pixels += np.random.default_rng(seed).normal(0, self.noise, pixels.shape)
-        file = io.BytesIO()
-        Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).save(file, "PNG", compress_level=1)
-        return file.getvalue()
-
-    def question(self, question: Question) -> Question:
-        name = question.question_id
-        return replace(
-            question,
-            frames=tuple(self.of(f, seed=seed_of("shift", name, i)) for i, f in enumerate(question.frames)),
-        )
+def shifted(frame: bytes, shift: Shift, *, seed: int) -> bytes:
+    """Return the shifted picture as PNG, decided by the arguments."""
+    picture = transforms.open_image(frame)
+    if shift.blur:
+        picture = picture.filter(ImageFilter.GaussianBlur(shift.blur))
+    pixels = GREY + shift.contrast * (np.asarray(picture, np.float64) - GREY)
+    pixels += np.random.default_rng(seed).normal(0, shift.noise, pixels.shape)
+    return media.png(Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)))
 
 
 class QuestionStream:
@@ -82,7 +64,13 @@ class QuestionStream:
     def _named(self, question_id: str) -> Question:
         family, split, index = question_id.split("/")
         question = draw_question(family, seed=self.seed, split=split, index=int(index), tile=self.tile)
-        return question if self.shift is None else self.shift.question(question)
+        if self.shift is None:
+            return question
+        frames = tuple(
+            shifted(frame, self.shift, seed=seed_of("shift", question_id, i))
+            for i, frame in enumerate(question.frames)
+        )
+        return replace(question, frames=frames)
 
 
 def wrong_on(confirm: Confirm, share: float, *, seed: int) -> Confirm:
@@ -102,7 +90,7 @@ def poisoning(share: float, *, seed: int, answer: Callable[[str], str]) -> Relab
 
     def relabel(task: Task, decision: Decision) -> Decision:
         hit = rng_of(seed, "poison", task.experience).random() < share
-        return poisoned(decision, answer(task.form)) if hit else decision
+        return decision.with_label(answer(task.form)) if hit else decision
 
     return relabel
 

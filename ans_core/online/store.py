@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from ans_core.config.online import Keeping
 from ans_core.online import picture_files, schema
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
@@ -33,16 +34,6 @@ Verdict = Literal[
 ]  # fmt: skip
 """What became of a task. admitted: it was learned from. unreadable: the file of a picture is missing or
 damaged. not_finite: its loss or gradient is no number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much is kept."""
-
-    queue: int = 256
-    """Tasks that wait; further experiences are counted, and not kept."""
-    experiences: int = 10_000
-    days: float = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +94,12 @@ class NameTaken(Exception):
 class Store:
     """An open store. Methods may be called from several threads."""
 
-    def __init__(self, folder: Path, *, encoder: str | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, *, encoder: str | None = None, limits: Keeping | None = None) -> None:
         """Open the store of a folder; make one if there is none and `encoder` (which makes the vectors) is
-        named.
+        named. limits: how much is kept; experiences beyond `queue` tasks that wait are counted, and not kept.
 
         Raises ValueError for a file that is foreign, damaged or of another encoder."""
-        self.folder, self.limits = folder, limits or Limits()
+        self.folder, self.limits = folder, limits or Keeping()
         self.file, self.pictures = folder / FILE, folder / PICTURES
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is no folder; name another one (--store)")

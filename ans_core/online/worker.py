@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from ans_core.agent.policy import AgentPolicy
-from ans_core.config.online import RELEASES
+from ans_core.config.online import RELEASES, Online
 from ans_core.dist import rng_of
 from ans_core.online import overview, picture_files
 from ans_core.online.alerts import alerts
-from ans_core.online.canary import Canary, LabelledRequest, refused
+from ans_core.online.canary import refused
 from ans_core.online.learning import LOOP, OnlineLoop
 from ans_core.online.practice import Lesson, OnlinePractice
 from ans_core.online.retention import evict, sweep
@@ -54,32 +54,6 @@ class Stopped(Exception):
     """There is nothing more to do: the tasks are at their end, or learning is frozen."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How a worker's updates are made up and how often they come."""
-
-    tasks: int
-    """New ones of an update."""
-    replay: int
-    """Questions of an update with known answers."""
-    revisit: int
-    """Tasks of an update that were learned before: does their label stay?"""
-    cold_start: int
-    """Experiences before the first update."""
-    per_minute: float
-    """Most updates; 0 = no limit."""
-    max_lag: int
-    """Tasks answered by a version after which more others than these were served are dropped."""
-    patience_s: float
-    """After so long an update begins with fewer tasks."""
-    publish_every: int
-    allowed_loss: float
-    roll_backs: int
-    """So many refused releases of the last ones freeze the worker."""
-    waits: bool
-    """Wait for tasks for ever; else stop where there are none, or learning is frozen."""
-
-
 @dataclass(eq=False, kw_only=True)
 class Worker:
     """Makes the steps of a training loop from a store, and releases what it learned."""
@@ -88,14 +62,15 @@ class Worker:
     store: Store
     snapshots: Snapshots
     practice: OnlinePractice
-    canary: Canary
-    pace: Pace
+    canary: Callable[[str], list[bool]]
+    """Adapter -> whether it answers each of the canary's questions right."""
+    settings: Online
+    waits: bool
+    """Wait for tasks for ever, at the settings' pace; else stop where there are none, or learning is frozen."""
     ask: Callable[[str, Sequence[ImageRef], bool], Request]
     """(question, frames, clip) -> request."""
     replayed: Callable[[int], tuple[Request, str, str]]
     """Number -> a question, its answer and form."""
-    source: Sequence[LabelledRequest]
-    """The canary's questions."""
     seed: int
     truth: Callable[[Task], str | None] = lambda task: None
     """Of a simulation: what metrics hold labels against."""
@@ -104,6 +79,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.module: OnlineLoop | None = None
+        self.publish_every = self.settings.update.optim.save_every
         self.base = 0
         """Updates before the first step of the training loop."""
         self.update = 0
@@ -113,7 +89,7 @@ class Worker:
         self._alerted: dict[str, float] = {}
         self._counts = overview.counts(self.store)
         self._start: list[bool] | None = None
-        """What the start has right of the source canary, once it is known."""
+        """What the start has right of the canary, once it is measured."""
 
     def run(
         self, module: OnlineLoop, *, schedule: Schedule, machine: Machine, scratch: Path, log: Log
@@ -153,7 +129,7 @@ class Worker:
             done = self.run(module, schedule=schedule, machine=machine, scratch=folder, log=log)
             module.monitor.close()
             self.practice.take_back()
-            if (self.update - self.base) % self.pace.publish_every and self.snapshots.frozen() is None:
+            if (self.update - self.base) % self.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
             self._settle(self.update)
             # the training state, which has it too, goes with its folder
@@ -170,15 +146,15 @@ class Worker:
         Stopped."""
         if not self._begun:
             self._begin(step)
-        elif step % self.pace.publish_every == 0:
+        elif step % self.publish_every == 0:
             self._settle(self.base + step)  # the training loop has written the state by now
         self.practice.take_back()  # the loop skips a step that is not finite: its tasks still wait
         self.before_batch(step)
         self._adopt()
         lessons = self._lessons(step)
         # one task alone: is it at fault?
-        replay = 0 if self.practice.progress.at_once == 1 else self.pace.replay
-        first = (self.base + step) * self.pace.replay
+        replay = 0 if self.practice.progress.at_once == 1 else self.settings.replayed
+        first = (self.base + step) * self.settings.replayed
         for number in range(first, first + replay):
             request, answer, form = self.replayed(number)
             lessons.append(Lesson(name=f"replay {number}", request=request, form=form, truth=answer))
@@ -261,41 +237,43 @@ class Worker:
         self.policy.adapters.load(adapter, {name: tensor.to(device) for name, tensor in tensors.items()})
 
     def _await_tasks(self, step: int) -> list[Task]:
-        start_s, progress = time.monotonic(), self.practice.progress
-        most = min(progress.at_once or self.pace.tasks, self.pace.tasks)
+        start_s, progress, update = time.monotonic(), self.practice.progress, self.settings.update
+        most = min(progress.at_once or self.settings.tasks, self.settings.tasks)
         self._drop_stale()  # the update before may have been a release
         while True:
             frozen, suspects = self.snapshots.frozen(), progress.suspects
             waiting = [
                 number for number in self.store.waiting(most + len(suspects)) if number not in suspects
             ][:most]
-            if frozen is None and sum(progress.refusals) >= self.pace.roll_backs:
+            if frozen is None and sum(progress.refusals) >= self.settings.release.roll_backs:
                 progress.refusals.clear()  # somebody let it go on
-            enough = len(waiting) == most or (waiting and time.monotonic() - start_s >= self.pace.patience_s)
-            early = (
-                self.pace.per_minute and time.monotonic() - self._last_update_s < 60 / self.pace.per_minute
-            )
-            warm = len(self.practice.neighbours) >= self.pace.cold_start or self._is_warm()
+            now_s = time.monotonic()
+            patient = self.waits and now_s - start_s < update.patience_s
+            enough = len(waiting) == most or (waiting and not patient)
+            early = self.waits and update.per_minute and now_s - self._last_update_s < 60 / update.per_minute
+            warm = self._is_warm()
             if enough and warm and not early and frozen is None:
                 if self._drop_stale():  # of those that came meanwhile, or since somebody rolled back
                     continue
                 break
-            if not self.pace.waits and (frozen is not None or not waiting or not warm):
+            if not self.waits and (frozen is not None or not waiting or not warm):
                 raise Stopped(frozen or "no task waits")
-            time.sleep(POLL_S if self.pace.waits else POLL_S / 10)
+            time.sleep(POLL_S if self.waits else POLL_S / 10)
         evict(self.store)
         self.practice.neighbours.follow(self.store)
         return self.store.tasks([*waiting, *self._revisited(step, set(waiting))])
 
     def _is_warm(self) -> bool:
-        self.practice.neighbours.follow(self.store)
-        return len(self.practice.neighbours) >= self.pace.cold_start
+        neighbours, cold_start = self.practice.neighbours, self.settings.admission.cold_start
+        if len(neighbours) < cold_start:
+            neighbours.follow(self.store)
+        return len(neighbours) >= cold_start
 
     def _drop_stale(self) -> bool:
         """Drop tasks that were answered too many releases ago, but those of which a person said something;
         return whether there were any."""
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
-        recent = self.snapshots.recently_served(self.pace.max_lag + 1) if waiting else set()
+        recent = self.snapshots.recently_served(self.settings.update.max_lag + 1) if waiting else set()
         old = [task for task in waiting if task.policy not in recent]
         if stale := [
             task.experience for task in old if task.true_answer is None and task.wrong_answer is None
@@ -308,11 +286,11 @@ class Worker:
             return []
         candidates = [
             number
-            for number in self.store.labelled("admitted", 50 * max(1, self.pace.revisit))
+            for number in self.store.labelled("admitted", 50 * max(1, self.settings.revisited))
             if number not in without
         ]
         return rng_of(self.seed, "revisit", self.base + step).sample(
-            candidates, min(self.pace.revisit, len(candidates))
+            candidates, min(self.settings.revisited, len(candidates))
         )
 
     def _lessons(self, step: int) -> list[Lesson]:
@@ -364,7 +342,7 @@ class Worker:
                 kind="not_finite",
                 told=f"loss or gradient of experience {lost} is not finite: it is not learned from",
             )
-        if (step + 1) % self.pace.publish_every == 0:
+        if (step + 1) % self.publish_every == 0:
             metrics |= {f"canary/{name}": value for name, value in self.release(self.update).items()}
         self._alert(metrics)
         return metrics
@@ -374,9 +352,9 @@ class Worker:
         worker."""
         progress = self.practice.progress
         if self._start is None:
-            self._start = self.canary.right("reference", self.source)
-        new = self.canary.right("teacher", self.source)
-        why = refused(new, self._start, allowed=self.pace.allowed_loss)
+            self._start = self.canary("reference")
+        new = self.canary("teacher")
+        why = refused(new, self._start, allowed=self.settings.release.allowed_loss)
         accuracies = {"source": fmean(new)} if new else {}
         if why is None:
             teacher = {name: tensor.cpu() for name, tensor in self.policy.adapters.tensors("teacher").items()}
@@ -391,7 +369,7 @@ class Worker:
             return {**accuracies, "refused": 0.0}
         last = [*progress.refusals, True][-RELEASES:]
         of = f"{sum(last)} of the last {len(last)} releases were refused"
-        frozen = f"{of}, this one for {why}" if sum(last) >= self.pace.roll_backs else None
+        frozen = f"{of}, this one for {why}" if sum(last) >= self.settings.release.roll_backs else None
         if self.snapshots.roll_back(progress.version, why=why, frozen=frozen, instead_of=progress.version):
             progress.roll_backs += 1
             progress.refusals.append(True)

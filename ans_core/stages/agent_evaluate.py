@@ -32,7 +32,7 @@ from ans_core.agent.evaluation import (
 )
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Change, Limits, PlayedEpisode, play
+from ans_core.agent.play import Change, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, oracle
@@ -249,11 +249,10 @@ class _Asking:
                 self.policy.model,
                 used,
                 [request_of(question, operations) for question in questions],
-                limits=Limits.of(episode),
+                limits=episode,
                 forbidden=forbidden,
                 plans=plans,
                 change=change,
-                batch=len(questions),
             )
             episodes.update(
                 {question.question_id: rollout for question, rollout in zip(questions, played, strict=True)}

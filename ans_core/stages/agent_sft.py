@@ -26,7 +26,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, play
+from ans_core.agent.play import play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, token_rows, warn_of_other_reader
 from ans_core.agent.world import FAMILIES, Question
 from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
@@ -224,7 +224,7 @@ class TraceBatches:
         self.referring = settings.referring_rows
         self.picture_share = None if settings.traces else cfg.agent.source_share
         self.folder, self.max_length = folder, cfg.agent.episode.tokens
-        self.limits = Limits.of(cfg.agent.episode)
+        self.limits = cfg.agent.episode
         self.operations = operations_told(toolbox, cfg.agent.episode.operations_told and row == "tools")
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
         self.mixture = None
@@ -309,8 +309,7 @@ def _right(
             policy.model,
             toolbox,
             requests,
-            limits=Limits.of(episode),
-            batch=episode.batch,
+            limits=episode,
             forbidden=forbidden,
         )
         return (outcome_of(question, rollout).right for question, rollout in zip(some, played, strict=True))

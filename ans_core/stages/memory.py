@@ -35,10 +35,9 @@ from ans_core.data.mixture import Source
 from ans_core.model.grounding import Grounding
 from ans_core.pictures import overlay, transforms
 from ans_core.stages.launch import last_means, lasting, machine_of, schedule_of
-from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.batch import ClipTensors, TrackingBatch, make_batch
 from ans_core.tracking.clips import JOINED, Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.epochs import EpochWeights
-from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.tracking.training import (
     PATIENCE,
@@ -172,7 +171,7 @@ def _train(
     trained = open_modules(sam2, settings.trainable_modules)
     if 0 not in epochs.scores():
         epochs.add(0, validate(sam2, held_out, prompt=settings.val_prompt)["J&F"], trained)
-    module = Tracking(sam2, LossWeights(**settings.loss.model_dump()), recompute=settings.recompute)
+    module = Tracking(sam2, settings.loss, recompute=settings.recompute)
     check = GradientCheck(sam2, trained, modules=settings.trainable_modules, reached=module.reached)
     steps_per_epoch = math.ceil(pool.epoch(settings) / batch)
     steps, first, judged, gradients_judged = settings.optim.steps, -1, 0, False
@@ -220,11 +219,6 @@ def _batches(
 ) -> Callable[[int, int], TrackingBatch]:
     """Return (step, micro-batch) -> this process's clips."""
     settings, per_epoch = cfg.memory, pool.epoch(cfg.memory)
-    prompts = settings.prompts
-    options = PromptOptions(
-        kinds=dict(prompts.kinds), points=prompts.num_pos_points, include_center=prompts.include_center,
-        clicks=prompts.clicks, second_frame=prompts.second_frame, at_once=settings.objects_at_once,
-    )  # fmt: skip
     common = {"size": size, "max_objects": settings.max_objects}
 
     def candidates(epoch: int, place: int) -> Iterator[tuple[Clip, Random]]:
@@ -253,7 +247,10 @@ def _batches(
             for at in share
         ]
         left_out.add(step, [clip for *_, broken in loaded for clip in broken])
-        return make_batch([clip for _, clip, _ in loaded], options, rngs=[rng for (_, rng), *_ in loaded])
+        return make_batch(
+            [clip for _, clip, _ in loaded], settings.prompts, at_once=settings.objects_at_once,
+            rngs=[rng for (_, rng), *_ in loaded],
+        )  # fmt: skip
 
     return make
 

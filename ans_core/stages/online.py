@@ -22,13 +22,12 @@ import torch
 from ans_core import dist
 from ans_core.agent.evaluation import accuracy, outcome_of
 from ans_core.agent.ocr import check_reader
-from ans_core.agent.play import play
 from ans_core.agent.world import Question
 from ans_core.config import Config
 from ans_core.online import overview
 from ans_core.online.engine import Engine, Query
 from ans_core.online.practice import Confirm, Relabel
-from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift, one_answer, poisoning, wrong_on
+from ans_core.online.simulation import STREAM_FROM, QuestionStream, one_answer, poisoning, wrong_on
 from ans_core.online.store import Task
 from ans_core.online.worker import Worker
 from ans_core.stages.launch import machine_of, show_precision
@@ -178,7 +177,7 @@ class Stream:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.shifted = shifted(parts, split="train", first=STREAM_FROM)
+        self.shifted = shifted(parts, split="train")
         self.cold = parts.cfg.agent.online.admission.cold_start
         self.engine: Engine = parts.engine()
         self.worker: Worker | None = None
@@ -187,7 +186,7 @@ class Stream:
         """Ask until an update's tasks are there. What update `step` gets depends on it alone: asked again, a
         question is kept once."""
         assert self.worker is not None, "the worker says how many it takes"
-        each = self.worker.pace.tasks
+        each = self.worker.settings.tasks
         begin = max(0, self.cold - each)
         first, last = (0, begin + each) if step == 0 else (begin + step * each, begin + (step + 1) * each)
         most = self.parts.store.limits.queue
@@ -204,10 +203,8 @@ class Stream:
         return self.shifted.named(task.request).answer
 
 
-def shifted(parts: Parts, *, split: str, first: int) -> QuestionStream:
-    made = parts.questions(split=split, first=first)
-    made.shift = Shift(**parts.cfg.agent.online.simulation.shift.model_dump())
-    return made
+def shifted(parts: Parts, *, split: str) -> QuestionStream:
+    return parts.questions(split=split, first=STREAM_FROM, shift=parts.cfg.agent.online.simulation.shift)
 
 
 def _verifier(cfg: Config, arm: Arm, confirm: Confirm) -> Confirm:
@@ -230,7 +227,7 @@ def measured(parts: Parts) -> dict[str, float]:
     settings = parts.cfg.agent.online.simulation
     count = settings.each * len(settings.families)
     sets = {
-        "target": shifted(parts, split="val", first=STREAM_FROM),
+        "target": shifted(parts, split="val"),
         "source": parts.questions(split="val", first=STREAM_FROM),
     }
     return {
@@ -241,11 +238,7 @@ def measured(parts: Parts) -> dict[str, float]:
 
 def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
     requests = [parts.ask(question.text, question.frames, len(question.frames) > 1) for question in questions]
-    with parts.policy.adapters.using(SERVED):
-        played = play(
-            parts.policy.model, parts.toolbox, requests, limits=parts.limits, features=parts.features,
-            batch=parts.cfg.agent.episode.batch,
-        )  # fmt: skip
+    played = parts.play(SERVED, requests)
     return accuracy(
         [outcome_of(question, rollout) for question, rollout in zip(questions, played, strict=True)]
     )

@@ -14,15 +14,16 @@ from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
+from ans_core.config.agent import Episode as EpisodeSettings
+from ans_core.config.online import Shift
 from ans_core.config.training import KeepingOptim
-from ans_core.online import store as stores
 from ans_core.online.admission import Gate
-from ans_core.online.canary import Canary, LabelledRequest
+from ans_core.online.canary import right
 from ans_core.online.embedding import encoder_name
 from ans_core.online.engine import Engine
 from ans_core.online.learning import KlControl, OnlineLoop
@@ -30,9 +31,9 @@ from ans_core.online.neighbours import Neighbours
 from ans_core.online.practice import Confirm, Lesson, OnlinePractice, Relabel
 from ans_core.online.simulation import CANARY_FROM, REPLAY_FROM, QuestionStream
 from ans_core.online.snapshots import Snapshots
-from ans_core.online.store import Store, Task
+from ans_core.online.store import FILE, Store, Task
 from ans_core.online.verifiers import confirmed_answer
-from ans_core.online.worker import ADAPTERS, Pace, Worker
+from ans_core.online.worker import ADAPTERS, Worker
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
 from ans_core.stages.operations import toolbox_of
@@ -74,8 +75,8 @@ class Parts:
     """Of the questions that are replayed and that the canary asks."""
 
     @property
-    def limits(self) -> Limits:
-        return Limits.of(self.cfg.agent.episode)
+    def limits(self) -> EpisodeSettings:
+        return self.cfg.agent.episode
 
     def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
         """Return a question as the agent was taught to be asked."""
@@ -86,10 +87,10 @@ class Parts:
             frames=tuple(frames), text=asking.first_turn(question, operations), clip=clip or len(frames) > 1
         )
 
-    def questions(self, *, split: str, first: int) -> QuestionStream:
+    def questions(self, *, split: str, first: int, shift: Shift | None = None) -> QuestionStream:
         """Return questions of the agent's own world."""
         return QuestionStream(
-            self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first
+            self.families, split=split, seed=self.cfg.seed, tile=self.toolbox.tile, first=first, shift=shift
         )
 
     def labelled(self, questions: QuestionStream, number: int) -> tuple[Request, str, str]:
@@ -101,11 +102,16 @@ class Parts:
             question.family,
         )
 
+    def play(self, adapter: str, requests: Sequence[Request]) -> list[PlayedEpisode]:
+        """Play an episode for each request with an adapter, greedily."""
+        with self.policy.adapters.using(adapter):
+            return play(self.policy.model, self.toolbox, requests, limits=self.limits, features=self.features)
+
     def engine(self, *, read_only: bool = False) -> Engine:
         return Engine(
-            policy=self.policy, toolbox=self.toolbox, store=self.store, snapshots=self.snapshots,
-            features=self.features, adapter=SERVED, limits=self.limits, ask=self.ask,
-            batch=self.cfg.agent.episode.batch, read_only=read_only,
+            policy=self.policy, play=self.play, store=self.store, snapshots=self.snapshots,
+            features=self.features, adapter=SERVED, ask=self.ask, batch=self.limits.batch,
+            read_only=read_only,
         )  # fmt: skip
 
 
@@ -127,15 +133,13 @@ def opened(
     loaded.
     """
     base_hash = checkpoint.weights_hash(base)
-    keeping, release = cfg.agent.online.keeping, cfg.agent.online.release
-    limits = stores.Limits(queue=keeping.queue, experiences=keeping.experiences, days=keeping.days)
     encoder = encoder_name(base_hash)
     with Store(
         folder,
-        encoder=encoder if start is not None or (folder / stores.FILE).exists() else None,
-        limits=limits,
+        encoder=encoder if start is not None or (folder / FILE).exists() else None,
+        limits=cfg.agent.online.keeping,
     ) as store:
-        snapshots = Snapshots(store, base_hash=base_hash, keep=release.keep)
+        snapshots = Snapshots(store, base_hash=base_hash, keep=cfg.agent.online.release.keep)
         first = snapshots.path(0)
         source = first if first.is_dir() else start
         if source is None:
@@ -200,47 +204,27 @@ def worker_of(
     )
     practice = OnlinePractice(
         store=parts.store, toolbox=parts.toolbox, neighbours=Neighbours(), features=parts.features,
-        limits=parts.limits,
-        batch=cfg.agent.episode.batch, gate=gate,
+        limits=parts.limits, gate=gate,
         strategy=admission.strategy if guard.admission else "majority", weigh_labels=guard.admission,
         confirm=wrap(confirm) if guard.verification else None, relabel=relabel,
     )  # fmt: skip
     practice.progress.beta = online.update.beta if guard.update else 0.0
-    canary = Canary(
-        adapters=parts.policy.adapters, toolbox=parts.toolbox, limits=parts.limits, features=parts.features,
-        batch=cfg.agent.episode.batch
-    )  # fmt: skip
     questions = parts.questions(split="train", first=CANARY_FROM)
-    source: list[LabelledRequest] = (
-        [parts.labelled(questions, number)[:2] for number in range(release.canary)] if guard.release else []
-    )
+    asked = [parts.labelled(questions, number) for number in range(release.canary if guard.release else 0)]
+
+    def canary(adapter: str) -> list[bool]:
+        played = parts.play(adapter, [request for request, _, _ in asked])
+        return right(played, [answer for _, answer, _ in asked])
+
+    if not guard.update:
+        online = online.model_copy(update={"update": online.update.model_copy(update={"replay": 0.0})})
     replayed = parts.questions(split="train", first=REPLAY_FROM)
     return Worker(
         policy=parts.policy, store=parts.store, snapshots=parts.snapshots, practice=practice, canary=canary,
-        pace=_pace(cfg, guard, waits=waits),
-        ask=parts.ask,
-        replayed=lambda number: parts.labelled(replayed, number), source=source, seed=cfg.seed, truth=truth,
+        settings=online, waits=waits, ask=parts.ask,
+        replayed=lambda number: parts.labelled(replayed, number), seed=cfg.seed, truth=truth,
         before_batch=before_batch,
     )  # fmt: skip
-
-
-def _pace(cfg: Config, guard: Guard, *, waits: bool) -> Pace:
-    online = cfg.agent.online
-    update, release = online.update, online.release
-    replayed = online.replayed if guard.update else 0
-    return Pace(
-        tasks=online.tasks + online.replayed - replayed,
-        replay=replayed,
-        revisit=online.revisited,
-        cold_start=online.admission.cold_start,
-        per_minute=update.per_minute if waits else 0.0,
-        max_lag=update.max_lag,
-        patience_s=update.patience_s if waits else 0.0,
-        publish_every=update.optim.save_every,
-        allowed_loss=release.allowed_loss,
-        roll_backs=release.roll_backs,
-        waits=waits,
-    )
 
 
 def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Log) -> OnlineLoop:

@@ -23,15 +23,13 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import operations_told, request_of
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
-from ans_core.agent.rewards.curriculum import PARTS, PHASES, Exit, Rules
+from ans_core.agent.rewards.curriculum import PARTS, PHASES
 from ans_core.agent.world import Question
 from ans_core.agent.world.bank import QuestionBank, divided, picture_share
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Lora, Rl
-from ans_core.config.rft import PhaseEnd
 from ans_core.config.training import KeepingOptim
 from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
@@ -112,30 +110,19 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Questions) -> AgentPractice:
     settings, episode = cfg.agent.rft, cfg.agent.episode
     operations = operations_told(toolbox, episode.operations_told)
-    phases = settings.phases
     return AgentPractice(
         policy.model,
         toolbox,
         question=questions.named,
         ask=lambda question: request_of(question, operations),
         families=questions.bank.families("train"),
-        limits=Limits.of(episode),
-        batch=episode.batch,
+        limits=episode,
         weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
         curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
-        rules=Rules(
-            base=_exit(phases.base),
-            coherence=_exit(phases.coherence),
-            every=phases.every,
-            allowed_loss=phases.allowed_loss,
-        ),
+        rules=settings.phases,
         seed=cfg.seed,
         least_calls=settings.least_calls,
     )
-
-
-def _exit(end: PhaseEnd) -> Exit:
-    return Exit(threshold=end.threshold, slope=end.slope, steps=end.steps)
 
 
 def grpo_settings(cfg: Config) -> Rl:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ans_core.config.memory import MemoryPrompts
 from ans_core.data.tensor_batch import TensorBatch
 from ans_core.tracking.simulator import Points, PromptKind, points_for
 
@@ -26,21 +27,6 @@ class ClipTensors:
     has_truth: Bool[Tensor, "N F"]
     """Whether the frame has ground truth for the object. An empty mask with ground truth says that the
     object is not there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptOptions:
-    """How objects are prompted. A clip draws its kind of prompt with these weights."""
-
-    kinds: dict[PromptKind, float]
-    points: int = 1
-    include_center: bool = False
-    clicks: int = 0
-    """Corrective clicks on each frame that is prompted by points or a box."""
-    second_frame: float = 0.0
-    """Probability that a second frame of the clip is prompted, too."""
-    at_once: int = 16
-    """Most objects that SAM2 takes in one pass; more are divided among several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +62,10 @@ class TrackingBatch(TensorBatch):
 
 
 def make_batch(
-    clips: Sequence[ClipTensors], options: PromptOptions, *, rngs: Sequence[Random]
+    clips: Sequence[ClipTensors], prompts: MemoryPrompts, *, at_once: int = 16, rngs: Sequence[Random]
 ) -> TrackingBatch:
     """Put clips of equal length into one batch and prompt every object in the first frame that shows it (all
-    must show before the end).
+    must show before the end). at_once: most objects that SAM2 takes in one pass; more are divided among several.
 
     An object that enters late is prompted late; nothing is asked of it before. A frame without its ground
     truth prompts nothing. A clip's prompts depend on its own random numbers alone.
@@ -88,24 +74,22 @@ def make_batch(
     rows: list[Tensor] = []
     plans: dict[tuple[PromptKind, tuple[int, ...]], list[tuple[int, list[Points]]]] = defaultdict(list)
     for number, (clip, rng) in enumerate(zip(clips, rngs, strict=True)):
-        kind = rng.choices(list(options.kinds), weights=list(options.kinds.values()))[0]
-        second = rng.randrange(1, length) if rng.random() < options.second_frame else None
+        kind = rng.choices(list(prompts.kinds), weights=list(prompts.kinds.values()))[0]
+        second = rng.randrange(1, length) if rng.random() < prompts.second_frame else None
         for masks, has_truth in zip(clip.masks, clip.has_truth, strict=True):
             first = int((masks.flatten(1).any(1) & has_truth).int().argmax())
             frames = (
                 [first, second] if second is not None and second > first and has_truth[second] else [first]
             )
-            points = [_points(masks[f], kind, options, rng=rng) for f in frames]
+            points = [_points(masks[f], kind, prompts, rng=rng) for f in frames]
             plans[kind, tuple(frames)].append((len(rows), points))
             rows.append(torch.arange(number * length, (number + 1) * length))
     tracks: dict[tuple[int, ...], list[list[PromptedObjects]]] = defaultdict(list)
     for (kind, prompted), planned in plans.items():
-        for start in range(0, len(planned), options.at_once):
-            group = _group(
-                kind, list(prompted), planned[start : start + options.at_once], clicks=options.clicks
-            )
+        for start in range(0, len(planned), at_once):
+            group = _group(kind, list(prompted), planned[start : start + at_once], clicks=prompts.clicks)
             alike = tracks[prompted]
-            if not alike or sum(len(other.objects) for other in (*alike[-1], group)) > options.at_once:
+            if not alike or sum(len(other.objects) for other in (*alike[-1], group)) > at_once:
                 alike.append([])
             alike[-1].append(group)
     return TrackingBatch(
@@ -117,11 +101,11 @@ def make_batch(
     )
 
 
-def _points(mask: Bool[Tensor, "S S"], kind: PromptKind, options: PromptOptions, *, rng: Random) -> Points:
+def _points(mask: Bool[Tensor, "S S"], kind: PromptKind, prompts: MemoryPrompts, *, rng: Random) -> Points:
     if kind == "mask":
         return [], []
     return points_for(
-        mask.numpy(), kind, count=options.points, include_center=options.include_center, rng=rng
+        mask.numpy(), kind, count=prompts.num_pos_points, include_center=prompts.include_center, rng=rng
     )
 
 

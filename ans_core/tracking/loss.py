@@ -3,28 +3,13 @@ over objects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ans_core.config.memory import MemoryLoss
 from ans_core.losses import dice, focal
-
-MaskLoss = Literal["focal", "bce"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossWeights:
-    """SAM2's training: focal 20, dice 1, IoU 1, object score 1."""
-
-    kind: MaskLoss = "focal"
-    mask: float = 20.0
-    dice: float = 1.0
-    iou: float = 1.0
-    object: float = 1.0
 
 
 def frame_losses(
@@ -32,7 +17,7 @@ def frame_losses(
     ious: Float[Tensor, "N M"],
     object_score: Float[Tensor, " N"],
     target: Bool[Tensor, "N S S"],
-    weights: LossWeights,
+    weights: MemoryLoss,
 ) -> dict[str, Float[Tensor, ""]]:
     """Return the parts `mask`, `dice`, `iou` and `object`, weights not applied, each a sum over the N
     objects.
@@ -64,7 +49,7 @@ def frame_losses(
     }
 
 
-def total(parts: dict[str, Tensor], weights: LossWeights) -> Float[Tensor, ""]:
+def total(parts: dict[str, Tensor], weights: MemoryLoss) -> Float[Tensor, ""]:
     """Return the weighted sum of the parts."""
     return (
         weights.mask * parts["mask"]

@@ -15,11 +15,12 @@ from sam2.modeling.sam.transformer import Attention
 from torch import Tensor, nn
 
 from ans_core import dist
+from ans_core.config.memory import MemoryLoss
 from ans_core.losses import mean_iou
 from ans_core.model.grounding import Grounding
 from ans_core.tracking.batch import TrackingBatch, predictions
 from ans_core.tracking.forward import Remember, encode, remembered, track
-from ans_core.tracking.loss import LossWeights, frame_losses, total
+from ans_core.tracking.loss import frame_losses, total
 
 EVERY_STEP = ("memory_attention", "memory_encoder", "image_encoder")
 """Modules of which every step gives every parameter a gradient. Others wait for their prompts: a mask,
@@ -42,7 +43,7 @@ class Tracking(nn.Module):
     object, frame with ground truth, and click."""
 
     def __init__(
-        self, sam2: Grounding, weights: LossWeights, *, recompute: bool = True, encode_at_once: int = 4
+        self, sam2: Grounding, weights: MemoryLoss, *, recompute: bool = True, encode_at_once: int = 4
     ) -> None:
         super().__init__()
         self.sam2 = sam2

@@ -16,13 +16,14 @@ from ans_core.agent.album import STILL_WIDTH, STILLS, WIDTH, AlbumEntry, album_e
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import outcome_of, request_of
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.practice import AgentPractice
 from ans_core.agent.protocol import Call, call_text
-from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Config
+from ans_core.config.agent import Episode as EpisodeSettings
+from ans_core.config.rft import PhaseEnd, RewardPhases
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.pictures.overlay import COLOURS, OPACITY
@@ -30,7 +31,7 @@ from ans_core.stages import agent_report
 from ans_core.types import RLE
 from tests.browser import found_by_probe
 
-LIMITS = Limits(turn_tokens=2)
+LIMITS = EpisodeSettings(turn_tokens=2)
 NOT_CYAN = 2
 """Index of a clip whose thing has another colour than its mask."""
 TRACK_OF_NOTHING = Call(name="track_object", arguments={"mask": "mask_1"})
@@ -147,12 +148,12 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
         [call_text(TRACK_OF_NOTHING), question.answer],
     ]
     weights = dict.fromkeys(("curiosity", "evidence", "coherence", "penalty"), 1.0)
-    end = Exit(threshold=2.0, slope=-9.0, steps=9)
+    end = PhaseEnd(threshold=2.0, slope=-9.0, steps=9)
     with Toolbox(model) as toolbox:
         practice = AgentPractice(
             model, toolbox, question=lambda name: question, ask=request_of, families=[family], limits=LIMITS,
-            batch=4, weights=weights, curious_steps=1,
-            rules=Rules(base=end, coherence=end, every=1, allowed_loss=0.0), seed=0,
+            weights=weights, curious_steps=1,
+            rules=RewardPhases(base=end, coherence=end, every=1, allowed_loss=0.0), seed=0,
         )  # fmt: skip
         practice.steps = 1  # curiosity's bonus is over
     records = []

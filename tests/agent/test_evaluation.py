@@ -12,11 +12,12 @@ from ans_core.agent.controls import RandomCalls
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome, metrics, request_of
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, Shown, play
+from ans_core.agent.play import Shown, play
 from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.question import Question
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.model.network import Network
 
 
@@ -72,7 +73,7 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
     questions = [draw_question("pattern", seed=0, split="val", index=i, tile=64) for i in range(2)]
     requests, plans = [request_of(q) for q in questions], [[call_text(q.plan[0])] for q in questions]
     with RandomCalls(own_model, seed=0) as elsewhere:
-        moved = play(own_model, elsewhere, requests, limits=Limits(turn_tokens=2), plans=plans)
+        moved = play(own_model, elsewhere, requests, limits=EpisodeSettings(turn_tokens=2), plans=plans)
         for question, episode in zip(questions, moved, strict=True):
             (x1, y1, x2, y2), call = (
                 question.plan[0].arguments["bbox_2d"],
@@ -93,20 +94,30 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
             assert call is not None
             assert call.arguments.keys() == kept
         # without the first episode
-        again = play(own_model, toolbox, requests[1:], limits=Limits(turn_tokens=2), plans=plans[1:])
+        again = play(own_model, toolbox, requests[1:], limits=EpisodeSettings(turn_tokens=2), plans=plans[1:])
         assert again[0].episode.observations[0].call == moved[1].episode.observations[0].call
         swapped = play(
-            own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.shuffled
+            own_model,
+            toolbox,
+            requests,
+            limits=EpisodeSettings(turn_tokens=2),
+            plans=plans,
+            change=controls.shuffled,
         )
         grey = play(
-            own_model, toolbox, requests, limits=Limits(turn_tokens=2), plans=plans, change=controls.blank
+            own_model,
+            toolbox,
+            requests,
+            limits=EpisodeSettings(turn_tokens=2),
+            plans=plans,
+            change=controls.blank,
         )
         (alone,) = play(
             own_model,
             toolbox,
             requests[:1],
-            limits=Limits(turn_tokens=2),
-            plans=plans,
+            limits=EpisodeSettings(turn_tokens=2),
+            plans=plans[:1],
             change=controls.shuffled,
         )
     assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]
@@ -123,10 +134,12 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
     )
     assert controls.blank([failed]) == controls.shuffled([failed]) == [failed]
     openers = tokens.call_openers(own_model)
-    (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=openers)
+    (silent,) = play(
+        own_model, toolbox, requests[:1], limits=EpisodeSettings(turn_tokens=8), forbidden=openers
+    )
     assert len(openers) > 5
     assert not set(openers) & {number for turn in silent.turns for number in turn.ids}
     words = tokens.all_but(own_model, ["red", "dark blue"])
-    (silent,) = play(own_model, toolbox, requests[:1], limits=Limits(turn_tokens=8), forbidden=words)
+    (silent,) = play(own_model, toolbox, requests[:1], limits=EpisodeSettings(turn_tokens=8), forbidden=words)
     spelled = {number for text in ("red", "dark blue") for number in tokens.turn_ids(own_model, text)}
     assert {number for turn in silent.turns for number in turn.ids} <= spelled

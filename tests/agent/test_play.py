@@ -11,8 +11,9 @@ import torch
 from ans_core.agent import tokens
 from ans_core.agent.crops import CropFeatures
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.protocol import Call, call_text
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
@@ -22,7 +23,7 @@ from tests import tiny
 from tests.golden import GOLDEN
 from tests.rl.test_observed_pictures import model_of
 
-LIMITS = Limits(turn_tokens=6)
+LIMITS = EpisodeSettings(turn_tokens=6)
 FIRST, SECOND = [0, 0, 500, 500], [200, 200, 900, 800]
 
 
@@ -105,7 +106,7 @@ def test_an_episode_does_not_depend_on_the_others_of_its_batch(
 
 def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox: Toolbox) -> None:
     plans = [[zoom(FIRST)] * 4, ["<tool_call>{}", zoom(SECOND)], [zoom(FIRST)] * 2, [zoom(FIRST)]]
-    limits = Limits(calls=2, pictures=3, turn_tokens=4)
+    limits = EpisodeSettings(calls=2, pictures=3, turn_tokens=4)
     over, mended, right, short = play(
         tiny_model, toolbox, [asked(i) for i in range(4)], limits=limits, plans=plans
     )
@@ -121,12 +122,20 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox
     assert (right.ended, right.answer, right.turns[-1].complete) == ("turn_tokens", None, False)
     assert (right.over_turn, right.is_lesson, over.is_lesson) == (True, True, False)
     (crowded,) = play(
-        tiny_model, toolbox, [asked(0)], limits=Limits(pictures=2, turn_tokens=4), plans=[[zoom(FIRST)] * 2]
+        tiny_model,
+        toolbox,
+        [asked(0)],
+        limits=EpisodeSettings(pictures=2, turn_tokens=4),
+        plans=[[zoom(FIRST)] * 2],
     )
     assert crowded.ended == "pictures"
     assert len(crowded.crops) == 2
     (long,) = play(
-        tiny_model, toolbox, [asked(0)], limits=Limits(tokens=len(short.opening) + 20), plans=[[zoom(FIRST)]]
+        tiny_model,
+        toolbox,
+        [asked(0)],
+        limits=EpisodeSettings(tokens=len(short.opening) + 20),
+        plans=[[zoom(FIRST)]],
     )
     assert long.ended == "tokens"
     assert len(long.turns) == 1
@@ -139,9 +148,17 @@ def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one
     lengths."""
     requests, plans = [asked(number) for number in range(8)], PLANS * 2
     features, seeds = CropFeatures(tiny_model), list(range(8))
-    own: dict[str, Any] = {"limits": LIMITS, "reader": reader(tiny_model), "features": features}
-    together = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, batch=8, **own)
-    alone = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, batch=1, **own)
+    own: dict[str, Any] = {"reader": reader(tiny_model), "features": features}
+    together = play(tiny_model, toolbox, requests, seeds=seeds, plans=plans, limits=LIMITS, **own)
+    alone = play(
+        tiny_model,
+        toolbox,
+        requests,
+        seeds=seeds,
+        plans=plans,
+        limits=LIMITS.model_copy(update={"batch": 1}),
+        **own,
+    )
     assert len({episode.rollout[-1].ids for episode in together}) > 4
     groups = [Group(prefix=episode.prefix, rollouts=(episode.rollout,)) for episode in together]
     images = [

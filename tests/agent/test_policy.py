@@ -19,7 +19,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import request_of
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.operations.zoom_in import ZOOM_IN
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import (
     AGENT,
     AgentPolicy,
@@ -37,6 +37,7 @@ from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.trace_file import Trace, read_traces
 from ans_core.agent.world.traces import write_synthetic_traces
 from ans_core.checkpoints import checkpoint
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.data.views import Patches
 from ans_core.inference.predict import predict
 from ans_core.inference.sa2va import Sa2VA
@@ -134,7 +135,7 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
             "turns": (*golden.turns[:3], words.turns[3].model_copy(update={"trainable": False})),
         }
     )
-    limits = Limits(calls=2, pictures=16, turn_tokens=48)
+    limits = EpisodeSettings(calls=2, pictures=16, turn_tokens=48)
     rows.warn_of_limits(own_model, [golden, unlearned], folder, limits)
     assert caplog.text == ""
     rows.warn_of_limits(own_model, [golden, words, calls, unlearned], folder, limits)
@@ -144,7 +145,7 @@ def test_traces_that_no_episode_can_repeat_are_named_before_they_are_learned(
         in caplog.text
     )
     assert "calls (3 calls, of 2)" in caplog.text
-    assert rows.beyond(own_model, calls, Limits(calls=3, pictures=3)) == "4 pictures, of 3"
+    assert rows.beyond(own_model, calls, EpisodeSettings(calls=3, pictures=3)) == "4 pictures, of 3"
     assert rows.beyond(own_model, rows.direct(calls), limits) is None
 
 
@@ -165,7 +166,7 @@ def test_a_played_plan_is_read_as_its_trace_is(
     index = int(trace.trace_id.rpartition("/")[2])
     question = draw_question("text", seed=3, split="train", index=index)
     plan = [turn.text for turn in trace.turns if turn.role == "assistant"]
-    (played,) = play(own_model, toolbox, [request_of(question)], limits=Limits(), plans=[plan])
+    (played,) = play(own_model, toolbox, [request_of(question)], limits=EpisodeSettings(), plans=[plan])
     read = rows.read_trace(
         own_model, trace, folder, question=tokens.first_question(trace.question), max_length=1000
     )
@@ -248,7 +249,7 @@ def test_an_agent_in_8_bits_says_what_it_says_in_full_and_its_base_is_the_base_i
     assert len(changed) == 14 * (1 if lora else 2)  # linear layers of the language model, and their copies
     assert all("language_model.layers" in name and "lora" not in name for name in changed)
     look = call_text(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 500, 500]}))
-    played = play(whole.model, toolbox, ASKED, limits=Limits(turn_tokens=24), plans=[[look]] * 3)
+    played = play(whole.model, toolbox, ASKED, limits=EpisodeSettings(turn_tokens=24), plans=[[look]] * 3)
     full, eight = _read(whole, played), _read(eighth, played)
     assert 0.0 < (full - eight).pow(2).mean().sqrt() < 0.06 * full.std()
     assert (full.argmax(1) == eight.argmax(1)).float().mean() > 0.85

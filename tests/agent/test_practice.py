@@ -19,13 +19,14 @@ from ans_core.agent import play as playing
 from ans_core.agent import practice as practices
 from ans_core.agent import tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.play import Limits, PlayedEpisode
+from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.practice import AgentPractice, sample_of
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.rewards.curiosity import ToolUse
-from ans_core.agent.rewards.curriculum import Exit, Rules
 from ans_core.agent.world import Question, draw_question
 from ans_core.config import Rl
+from ans_core.config.agent import Episode as EpisodeSettings
+from ans_core.config.rft import PhaseEnd, RewardPhases
 from ans_core.model import adapters
 from ans_core.model.network import Network
 from ans_core.rl.batch import rl_batch
@@ -46,9 +47,9 @@ SETTINGS = Rl().model_copy(
         "monitor_every": 0,
     }
 )
-RULES = Rules(
-    base=Exit(threshold=2.0, slope=-9.0, steps=9),
-    coherence=Exit(threshold=2.0, slope=-9.0, steps=9),
+RULES = RewardPhases(
+    base=PhaseEnd(threshold=2.0, slope=-9.0, steps=9),
+    coherence=PhaseEnd(threshold=2.0, slope=-9.0, steps=9),
     every=1,
     allowed_loss=0.0,
 )
@@ -80,16 +81,16 @@ NAMES = ("pattern/train/0", "easy/train/0")
 
 
 def practice(
-    model: Network, toolbox: Toolbox, rules: Rules = RULES, dynamics: float = 0.0, at_a_time: int = 48
+    model: Network, toolbox: Toolbox, rules: RewardPhases = RULES, dynamics: float = 0.0, at_a_time: int = 48
 ) -> AgentPractice:
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
     weights = {"curiosity": 1.0, "evidence": 0.2, "coherence": 0.1, "penalty": 1.0, "dynamics": dynamics}
-    limits = Limits(calls=4, pictures=16, turn_tokens=4)
+    limits = EpisodeSettings(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
-        model, toolbox, question=question, ask=ask, families=families, limits=limits, batch=at_a_time,
+        model, toolbox, question=question, ask=ask, families=families, limits=limits.model_copy(update={"batch": at_a_time}),
         weights=weights, curious_steps=10, rules=rules, seed=0,
     )  # fmt: skip
 
@@ -174,8 +175,8 @@ def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(
     """Two groups of six in fives: the same episodes, for seeds belong to them. The KV cache of a batch is
     what the memory must hold."""
     sizes: list[int] = []
-    begun = playing._begun
-    monkeypatch.setattr(playing, "_begun", lambda *given: sizes.append(len(given[2])) or begun(*given))
+    prompt = playing.prompt
+    monkeypatch.setattr(playing, "prompt", lambda *given: sizes.append(len(given[1])) or prompt(*given))
     found = []
     for at_a_time in (48, 5):
         module = loops(toolbox)
@@ -258,9 +259,9 @@ def test_what_is_kept_of_an_experience_keeps_its_pictures() -> None:
 def test_a_phase_that_costs_accuracy_gives_the_weights_of_its_beginning_back(
     toolbox: Toolbox, tmp_path: Path
 ) -> None:
-    rules = Rules(
-        base=Exit(threshold=0.5, slope=-9.0, steps=9),
-        coherence=Exit(threshold=9.0, slope=-9.0, steps=9),
+    rules = RewardPhases(
+        base=PhaseEnd(threshold=0.5, slope=-9.0, steps=9),
+        coherence=PhaseEnd(threshold=9.0, slope=-9.0, steps=9),
         every=1,
         allowed_loss=0.05,
     )

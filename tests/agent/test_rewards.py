@@ -12,10 +12,11 @@ from ans_core.agent.protocol import Call
 from ans_core.agent.refusal import ErrorKind
 from ans_core.agent.rewards.coherence import coherence
 from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
-from ans_core.agent.rewards.curriculum import Curriculum, Exit, Rules
+from ans_core.agent.rewards.curriculum import Curriculum
 from ans_core.agent.rewards.penalties import penalties
 from ans_core.agent.rewards.running import RunningNorm
 from ans_core.agent.rewards.total import shaping, task
+from ans_core.config.rft import PhaseEnd, RewardPhases
 
 
 def told(name: str, error: ErrorKind | None = None, **arguments: object) -> Observation:
@@ -114,8 +115,9 @@ def test_the_running_norm_forgets_whole_steps_and_does_not_scale_noise_up() -> N
     assert norm(0.6) == pytest.approx(0.1 / 0.05)
 
 
-RULES = Rules(
-    base=Exit(threshold=0.7, slope=0.001, steps=100), coherence=Exit(threshold=0.2, slope=0.001, steps=30), every=2, allowed_loss=0.05
+RULES = RewardPhases(
+    base=PhaseEnd(threshold=0.7, slope=0.001, steps=100), coherence=PhaseEnd(threshold=0.2, slope=0.001, steps=30), every=2,
+    allowed_loss=0.05
 )  # fmt: skip
 
 

@@ -21,12 +21,13 @@ from ans_core.agent.album import album_entry
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import outcome_of, request_of
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.workspace import Workspace
 from ans_core.agent.world.bank import QuestionBank, write_questions
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.question_sets import pictures
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.inference.prefill import prompt, visible
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
@@ -57,7 +58,7 @@ KINDS = pytest.mark.parametrize(
         ),
     ],
 )
-LIMITS = Limits(turn_tokens=6)
+LIMITS = EpisodeSettings(turn_tokens=6)
 
 
 def picture(number: int, width: int, height: int) -> bytes:
@@ -186,7 +187,7 @@ def test_episodes_about_several_pictures_are_learned_as_they_were_sampled(
 
 
 def test_pictures_of_the_question_count_in_the_limit(tiny_model: Network, toolbox: Toolbox) -> None:
-    limits = Limits(turn_tokens=4, pictures=2)
+    limits = EpisodeSettings(turn_tokens=4, pictures=2)
     (played,) = play(
         tiny_model, toolbox, [request(WIDE, TALL)], limits=limits, plans=[[zoom("image_2", [0, 0, 900, 900])]]
     )

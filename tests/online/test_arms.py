@@ -55,8 +55,8 @@ def test_an_arm_has_the_guards_of_its_tiers_and_no_others(start: Start, tmp_path
         "gate": gate.share, "needs_verified": gate.verification, "verifies": practice.confirm is not None,
         "flips": gate.flips,
         "strategy": practice.strategy, "weigh_labels": practice.weigh_labels, "kl": beta,
-        "kl_rises": module.control.after(beta, 9.0) > beta, "tasks": worker.pace.tasks,
-        "replay": worker.pace.replay, "average": module.settings.ema, "canary": len(worker.source),
+        "kl_rises": module.control.after(beta, 9.0) > beta, "tasks": worker.settings.tasks,
+        "replay": worker.settings.replayed, "average": module.settings.ema, "canary": len(worker.canary("policy")),
         "clip_grad": module.settings.optim.clip_grad,
     }  # fmt: skip
     assert found == EXPECTED[name]

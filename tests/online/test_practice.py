@@ -15,8 +15,9 @@ from ans_core.agent import tokens
 from ans_core.agent.crops import Crop, CropFeatures
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Limits, PlayedEpisode, play
+from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
+from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.model.network import Network
 from ans_core.online.admission import Gate
 from ans_core.online.alerts import alerts
@@ -24,7 +25,7 @@ from ans_core.online.canary import refused
 from ans_core.online.embedding import Encoder
 from ans_core.online.learning import KlControl
 from ans_core.online.neighbours import Neighbours
-from ans_core.online.practice import Lesson, OnlinePractice, Progress, poisoned
+from ans_core.online.practice import Lesson, OnlinePractice, Progress
 from ans_core.online.server import Question, query_of
 from ans_core.online.simulation import one_answer, poisoning, wrong_on
 from ans_core.online.store import Store
@@ -41,7 +42,7 @@ def practised(
     store: Store, model: Network, toolbox: Toolbox, confirmed: str | None, **gate: object
 ) -> OnlinePractice:
     return OnlinePractice(
-        store=store, toolbox=toolbox, neighbours=Neighbours(), features=CropFeatures(model), limits=Limits(turn_tokens=4), batch=48,
+        store=store, toolbox=toolbox, neighbours=Neighbours(), features=CropFeatures(model), limits=EpisodeSettings(turn_tokens=4),
         gate=Gate(**gate), strategy="weighted", weigh_labels=True, confirm=lambda lesson, looked: confirmed,
     )  # fmt: skip
 
@@ -51,7 +52,7 @@ def said(model: Network, toolbox: Toolbox, *answers: str) -> list[PlayedEpisode]
         model,
         toolbox,
         [REQUEST] * len(answers),
-        limits=Limits(turn_tokens=4),
+        limits=EpisodeSettings(turn_tokens=4),
         plans=[[answer] for answer in answers],
     )
 
@@ -258,7 +259,7 @@ def test_trials_change_their_share_of_verdicts_and_labels() -> None:
     assert set(told) == {"horizontal", "vertical", "diagonal", "checked"}
     relabel = poisoning(0.3, seed=0, answer=one_answer)
     labels = [relabel(task(experience=n), decision("checked", 0.5, False)) for n in range(300)]
-    hit = [one for one in labels if one == poisoned(decision("checked", 0.5, False), "horizontal")]
+    hit = [one for one in labels if one == decision("checked", 0.5, False).with_label("horizontal")]
     assert len(hit) / 300 == pytest.approx(0.3, abs=0.06)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from ans_core import dist
+from ans_core.config.online import Shift
 from ans_core.online.engine import Query
-from ans_core.online.simulation import STREAM_FROM, QuestionStream, Shift
+from ans_core.online.simulation import STREAM_FROM, QuestionStream
 from ans_core.pictures import transforms
 from ans_core.stages import online
 from ans_core.stages.online_parts import opened
@@ -75,7 +76,7 @@ def test_a_stream_that_is_made_anew_asks_the_same(start: Start, tmp_path: Path, 
 
         def asked(*steps: int) -> list[list[Query]]:
             stream, found = online.Stream(parts), []
-            stream.worker = SimpleNamespace(pace=SimpleNamespace(tasks=tasks))  # type: ignore[assignment]
+            stream.worker = SimpleNamespace(settings=SimpleNamespace(tasks=tasks))  # type: ignore[assignment]
             stream.engine = SimpleNamespace(answer=found.append)  # type: ignore[assignment]
             for step in steps:
                 stream.fill(step)

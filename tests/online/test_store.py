@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ans_core.config.online import Keeping
 from ans_core.online import overview, picture_files
 from ans_core.online.retention import evict, forget, sweep
-from ans_core.online.store import FILE, Experience, Limits, NameTaken, Outcome, Store, worker_lock
+from ans_core.online.store import FILE, Experience, NameTaken, Outcome, Store, worker_lock
 from tests import tiny
 
 VECTOR = np.arange(4, dtype=np.float32)
@@ -34,7 +35,7 @@ def experience(number: int, **changes: object) -> Experience:
 
 
 def opened(folder: Path, **limits: float) -> Store:
-    return Store(folder, encoder="e", limits=Limits(**limits))
+    return Store(folder, encoder="e", limits=Keeping(**limits))
 
 
 def outcome(number: int, label: str = "vertical", **changes: object) -> Outcome:
@@ -157,7 +158,7 @@ def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: 
         forget(store, 4)
         forget(store, 3)
         assert store.add(experience(7), VECTOR) == 5
-    with opened(tmp_path, days=0.0) as store:
+    with opened(tmp_path, days=1e-9) as store:
         store.add(experience(8), VECTOR)
         store.finish(2, [outcome(6)])
         time.sleep(0.01)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 
+from ans_core.config.memory import MemoryLoss
 from ans_core.model.grounding import Grounding
-from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import UNREAD, Tracking, open_modules
 from ans_core.train.optim import optimizer_of
 from perf.training_peak import LiveBytes, StepPeak, as_on_gpu, faked, fakes, step_peak
@@ -51,7 +51,7 @@ def test_fake_tensors_take_what_the_same_step_takes(recompute: bool):
         with fakes() if fake else nullcontext() as mode:
             sam2 = sam2.to_empty(device="cpu") if fake else sam2
             open_modules(sam2, {name.split(".")[0] for name, _ in sam2.named_parameters()} - set(UNREAD))
-            module = Tracking(sam2, LossWeights(), recompute=recompute)
+            module = Tracking(sam2, MemoryLoss(), recompute=recompute)
             optimizer = optimizer_of(module, lr=1e-4, weight_decay=0.01, scales={})
             return step_peak(module, optimizer, faked(batch, mode) if fake else batch, half=True)
 

@@ -442,8 +442,9 @@ from pathlib import Path
 import torch
 from ans_core import dist
 from ans_core.train import loop
-from ans_core.tracking.batch import PromptOptions, make_batch
-from ans_core.tracking.loss import LossWeights
+from ans_core.config.memory import MemoryPrompts
+from ans_core.tracking.batch import make_batch
+from ans_core.config.memory import MemoryLoss
 from ans_core.tracking.training import Tracking, open_modules, places
 from tests import tiny
 from tests.tracking.conftest import clip_tensors
@@ -461,7 +462,7 @@ def make(step, micro):
         replace(c, has_truth=c.has_truth & torch.tensor([True, True, n != 1, True])) for n, c in zip(chosen, clips)
     ]
     kinds = [{"mask": 1.0}, {"box": 1.0}, {"point": 1.0}]
-    made = [make_batch([c], PromptOptions(kinds=kinds[n]), rngs=[dist.rng_of(n)]) for n, c in zip(chosen, clips)]
+    made = [make_batch([c], MemoryPrompts(kinds=kinds[n]), rngs=[dist.rng_of(n)]) for n, c in zip(chosen, clips)]
     offsets = [4 * i for i in range(len(made))]
     return replace(
         made[0], frames=torch.cat([b.frames for b in made]), rows=torch.cat([b.rows + o for b, o in zip(made, offsets)]),
@@ -471,7 +472,7 @@ def make(step, micro):
 
 schedule = loop.Schedule(steps=2, lr=1e-3, weight_decay=0.0, warmup=0.0, clip_grad=1e9, accumulate=1, save_every=2)
 machine = loop.Machine(device=torch.device("cpu"))
-module = Tracking(sam2, LossWeights())
+module = Tracking(sam2, MemoryLoss())
 curves = loop.train(module, make, name="t", schedule=schedule, machine=machine, seed=0, scratch=Path(sys.argv[1]), log=lambda m, s: None)
 if dist.rank() == 0:
     norms = [v for s, n, v in curves if n in ("grad_norm", "loss")]

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ans_core.config.memory import MemoryPrompts
 from ans_core.model.grounding import Grounding
-from ans_core.tracking.batch import ClipTensors, PromptOptions, TrackingBatch, make_batch
+from ans_core.tracking.batch import ClipTensors, TrackingBatch, make_batch
 from ans_core.tracking.clips import Clips, load_window
 from tests import tiny
 
@@ -31,11 +32,12 @@ def clip_tensors(number: int = 0, frames: int = 4) -> ClipTensors:
 
 
 def batch_of(
-    kind: str = "box", *, frames: int = 4, count: int = 2, seed: int = 0, **options: object
+    kind: str = "box", *, frames: int = 4, count: int = 2, seed: int = 0, at_once: int = 16, **options: object
 ) -> TrackingBatch:
     clips = [clip_tensors(number, frames) for number in range(count)]
     return make_batch(
         clips,
-        PromptOptions(kinds={kind: 1.0}, **options),
+        MemoryPrompts(kinds={kind: 1.0}, **options),
+        at_once=at_once,
         rngs=[random.Random(seed + n) for n in range(count)],
     )  # type: ignore

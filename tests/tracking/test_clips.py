@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from ans_core.config.memory import MemoryPrompts
 from ans_core.pictures import media, rle, transforms
-from ans_core.tracking.batch import PromptOptions, make_batch
+from ans_core.tracking.batch import make_batch
 from ans_core.tracking.clips import Clip, Clips, choose_window, load_window, why_left_out
 from ans_core.tracking.pseudo import PseudoClips, pseudo_clip
 from ans_core.types import VideoFrames
@@ -93,7 +94,7 @@ def test_objects_enter_late_leave_and_are_unknown_in_some_frames():
     for seed in range(30):
         batch = make_batch(
             [found],
-            PromptOptions(kinds={"mask": 0.5, "box": 0.5}, second_frame=1.0),
+            MemoryPrompts(kinds={"mask": 0.5, "box": 0.5}, second_frame=1.0),
             rngs=[random.Random(seed)],
         )
         for group in chain.from_iterable(batch.tracks):
@@ -129,7 +130,7 @@ def test_a_mask_of_another_size_than_its_frame_is_named():
 
 
 def test_an_object_looks_at_the_frames_of_its_own_clip_and_is_prompted_there():
-    batch = batch_of("point", points=2, include_center=True, count=3)
+    batch = batch_of("point", num_pos_points=2, include_center=True, count=3)
     assert batch.rows.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     [[group]] = batch.tracks
     assert group.labels.tolist() == [[[1, 1]]] * 3
@@ -143,7 +144,8 @@ def test_objects_of_all_kinds_of_prompt_in_the_same_frames_share_tracks_of_no_mo
     clips = [clip_tensors(n) for n in range(9)]
     batch = make_batch(
         clips,
-        PromptOptions(kinds=kinds, second_frame=0.5, at_once=4),
+        MemoryPrompts(kinds=kinds, second_frame=0.5),
+        at_once=4,
         rngs=[random.Random(n) for n in range(9)],
     )
     assert sorted(n for groups in batch.tracks for group in groups for n in group.objects.tolist()) == list(
@@ -153,7 +155,7 @@ def test_objects_of_all_kinds_of_prompt_in_the_same_frames_share_tracks_of_no_mo
     assert all(sum(len(group.objects) for group in groups) <= 4 for groups in batch.tracks)
     assert any(len({group.kind for group in groups}) > 1 for groups in batch.tracks)
     whole = make_batch(
-        clips, PromptOptions(kinds=kinds, second_frame=0.5), rngs=[random.Random(n) for n in range(9)]
+        clips, MemoryPrompts(kinds=kinds, second_frame=0.5), rngs=[random.Random(n) for n in range(9)]
     )
     assert len(whole.tracks) == len({tuple(group.frames) for groups in batch.tracks for group in groups})
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from ans_core.config.memory import MemoryLoss
 from ans_core.losses import promptable_loss
-from ans_core.tracking.loss import LossWeights, frame_losses, total
+from ans_core.tracking.loss import frame_losses, total
 
 
 def test_the_parts_by_hand():
@@ -15,7 +16,7 @@ def test_the_parts_by_hand():
     target = torch.tensor([[[1, 0], [1, 0]]], dtype=torch.bool)
     logits = torch.tensor([[[[-2.0, -2], [-2, -2]], [[2, -2], [2, -2]]]])
     parts = frame_losses(
-        logits, torch.tensor([[0.5, 0.9]]), torch.tensor([0.0]), target, LossWeights(kind="bce")
+        logits, torch.tensor([[0.5, 0.9]]), torch.tensor([0.0]), target, MemoryLoss(kind="bce")
     )
     p = 1 / (1 + math.exp(-2))
     assert float(parts["mask"]) == pytest.approx(-math.log(p))  # every pixel is right with probability p
@@ -28,8 +29,8 @@ def test_an_absent_object_costs_its_score_alone_and_a_blank_mask_would_still_tea
     target = torch.zeros(1, 4, 4, dtype=torch.bool)
     logits = torch.randn(1, 3, 4, 4, requires_grad=True)
     score = torch.tensor([-1.5], requires_grad=True)
-    parts = frame_losses(logits, torch.rand(1, 3), score, target, LossWeights())
-    total(parts, LossWeights()).backward()
+    parts = frame_losses(logits, torch.rand(1, 3), score, target, MemoryLoss())
+    total(parts, MemoryLoss()).backward()
     assert [parts[name].item() for name in ("mask", "dice", "iou")] == [0, 0, 0]
     assert score.grad is not None
     assert float(score.grad) == pytest.approx(1 / (1 + math.exp(1.5)))
@@ -43,8 +44,8 @@ def test_weighted_parts_are_the_loss_that_pictures_are_trained_with():
         torch.randn(3),
         torch.rand(3, 16, 16) > 0.6,
     )
-    parts = frame_losses(logits, ious, score, target, LossWeights())
-    assert float(total(parts, LossWeights())) / 3 == pytest.approx(
+    parts = frame_losses(logits, ious, score, target, MemoryLoss())
+    assert float(total(parts, MemoryLoss())) / 3 == pytest.approx(
         float(promptable_loss(logits, ious, score, target)), rel=1e-5
     )
 
@@ -55,7 +56,7 @@ def test_an_object_too_small_for_the_decoder_teaches_no_iou():
     target[0, 1, 1], target[1, 0:4, 0:4] = True, True
     logits, ious, score = torch.full((2, 1, 2, 2), -2.0), torch.full((2, 1), 0.7), torch.zeros(2)
     logits[:, 0, 0, 0] = 2.0
-    parts = frame_losses(logits, ious, score, target, LossWeights())
+    parts = frame_losses(logits, ious, score, target, MemoryLoss())
     assert float(parts["iou"]) == pytest.approx(0.3)  # of the second alone
     assert float(parts["dice"]) > 0
     one, both = (

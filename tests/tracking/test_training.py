@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from ans_core.config import Config, resolve
+from ans_core.config.memory import MemoryLoss
 from ans_core.model.grounding import FrameFeatures, Grounding
 from ans_core.precision import autocast
 from ans_core.tracking import forward
 from ans_core.tracking.batch import TrackingBatch
 from ans_core.tracking.forward import remembered, track
-from ans_core.tracking.loss import LossWeights
 from ans_core.tracking.training import PATIENCE, GradientCheck, Tracking, open_modules, places, set_dropout
 from tests.tracking.conftest import batch_of
 
@@ -34,7 +34,7 @@ def gradients(
     sam2.zero_grad()
     torch.manual_seed(1)  # dropout, and where corrective clicks fall
     with autocast(sam2.device, dtype):
-        loss, _ = Tracking(sam2, LossWeights(), **options)(batch)
+        loss, _ = Tracking(sam2, MemoryLoss(), **options)(batch)
     loss.backward()
     return {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None}
 
@@ -151,7 +151,7 @@ def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_
     assert len(gradients(sam2, batch_of("mask"))) == len(trained)
     check.judge_first()
     assert check.missing == []
-    detached = Tracking(sam2, LossWeights())
+    detached = Tracking(sam2, MemoryLoss())
     detached.remember = lambda out: {
         key: [x.detach() for x in value] if isinstance(value, list) else value.detach()
         for key, value in remembered(out).items()
@@ -255,7 +255,7 @@ def test_tensors_without_a_gradient_are_named_and_clips_without_absent_objects_a
 def test_a_step_whose_loss_is_not_finite_reaches_nothing(sam2: Grounding):
     """Every gradient of it is NaN, also of what it does not use."""
     check = GradientCheck(sam2, trained := open_modules(sam2, (*MEMORY, "mask_downsample")), modules=MEMORY)
-    loss, _ = Tracking(sam2, LossWeights())(batch_of("box"))
+    loss, _ = Tracking(sam2, MemoryLoss())(batch_of("box"))
     (loss * math.nan).backward()
     assert check.missing == list(trained)
 
@@ -266,7 +266,7 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
     sam2.requires_grad_(False)
     whole, parts = (batch_of("mask", count=4, at_once=n) for n in (4, 3))
     assert [[len(group.objects) for group in groups] for groups in parts.tracks] == [[3], [1]]
-    (one, curves), (other, again) = (Tracking(sam2, LossWeights())(batch) for batch in (whole, parts))
+    (one, curves), (other, again) = (Tracking(sam2, MemoryLoss())(batch) for batch in (whole, parts))
     assert float(one) == pytest.approx(float(other), rel=1e-4)
     assert curves == pytest.approx(again, abs=2e-3)  # a pixel at the threshold may flip
     assert set(curves) == {
@@ -297,7 +297,7 @@ def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself
         sam2.zero_grad()
         torch.manual_seed(0)  # of corrective clicks
         with counted_steps(sam2) as seen, autocast(sam2.device, dtype):
-            loss, found = Tracking(sam2, LossWeights(), recompute=False)(batch)
+            loss, found = Tracking(sam2, MemoryLoss(), recompute=False)(batch)
         loss.backward()
         costs.append(
             (loss.item(), {name: p.grad.clone() for name, p in sam2.named_parameters() if p.grad is not None})
@@ -341,7 +341,7 @@ def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none
         expected |= {
             index - (second if index > second else first) for index in range(first, 5) if index != second
         }
-    _, curves = Tracking(sam2, LossWeights())(batch)
+    _, curves = Tracking(sam2, MemoryLoss())(batch)
     assert (
         {int(name.removeprefix("iou_at_")) for name in curves if name.startswith("iou_at_")}
         == expected
@@ -359,14 +359,14 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
     sam2.eval()
     other = batch.targets.clone()
     other[:, 2:] = ~other[:, 2:]
-    module = Tracking(sam2, LossWeights())
+    module = Tracking(sam2, MemoryLoss())
     losses = [
         module(replace(batch, has_truth=half, targets=targets))[0].item()
         for targets in (batch.targets, other)
     ]
     assert losses[0] == losses[1] != module(batch)[0].item()
     nothing = replace(batch, has_truth=torch.zeros_like(batch.has_truth))
-    loss, curves = Tracking(sam2, LossWeights())(nothing)
+    loss, curves = Tracking(sam2, MemoryLoss())(nothing)
     loss.backward()
     assert loss.item() == 0
     assert curves == {}
@@ -377,7 +377,7 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
 def test_dropout_reaches_every_layer_of_the_memory_attention(sam2: Grounding, share: float, *, equal: bool):
     sam2.train()
     set_dropout(sam2, share)
-    module, batch = Tracking(sam2, LossWeights()), batch_of("mask")
+    module, batch = Tracking(sam2, MemoryLoss()), batch_of("mask")
     with torch.no_grad():
         assert (module(batch)[0].item() == module(batch)[0].item()) is equal
     layers = [m for m in sam2.memory_attention.modules() if isinstance(m, (torch.nn.Dropout, RoPEAttention))]

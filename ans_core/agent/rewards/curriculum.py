@@ -13,6 +13,8 @@ from math import hypot
 from statistics import fmean, linear_regression, stdev
 from typing import Any, Literal
 
+from ans_core.config.rft import RewardPhases
+
 Phase = Literal["base", "coherence", "full"]
 PHASES: tuple[Phase, ...] = ("base", "coherence", "full")
 PARTS: dict[Phase, tuple[str, ...]] = {
@@ -27,31 +29,10 @@ Move = Literal["stay", "advance", "roll_back"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exit:
-    """When a phase ends: any of these."""
-
-    threshold: float
-    """Of the mean measure: the accuracy in `base`, the coherence in `coherence`."""
-    slope: float
-    """Rise of the measure per evaluation, over the last PLATEAU, below which it has stopped."""
-    steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """When phases change."""
-
-    base: Exit
-    coherence: Exit
-    every: int
-    """Steps between evaluations, each of the mean over them."""
-    allowed_loss: float
-    """Accuracy that a phase may cost; or twice the standard error of the difference, if that is more."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Where the run is. `after` and `moved` return what follows."""
+    """Where the run is. `after` and `moved` return what follows. A phase ends by its `RewardPhases`: an evaluation is
+    the mean over `every` steps, and a phase may cost `allowed_loss` of accuracy, or twice the standard error of
+    the difference, if that is more."""
 
     phase: Phase = "base"
     steps: int = 0
@@ -65,7 +46,7 @@ class Curriculum:
     `base`, and after a roll-back."""
     roll_backs: int = 0
 
-    def after(self, accuracy: float, coherence: float, rules: Rules) -> Curriculum:
+    def after(self, accuracy: float, coherence: float, rules: RewardPhases) -> Curriculum:
         """Return it after one step."""
         recent = (*self.recent, (accuracy, coherence))
         grown = replace(self, steps=self.steps + 1, recent=recent)
@@ -76,7 +57,7 @@ class Curriculum:
         evaluation = (fmean(accuracies), fmean(c for _, c in recent), error)
         return replace(grown, recent=(), evaluated=(*self.evaluated, evaluation)[-PLATEAU:])
 
-    def move(self, rules: Rules) -> Move:
+    def move(self, rules: RewardPhases) -> Move:
         """Return what an evaluation that has just been made leads to; between evaluations the run stays."""
         if self.recent or not self.evaluated:
             return "stay"
