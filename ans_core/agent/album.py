@@ -15,7 +15,7 @@ from PIL import Image
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome
 from ans_core.agent.play import PlayedEpisode, PlayedTurn
-from ans_core.agent.rewards.total import episode_parts, task
+from ans_core.agent.rewards.total import episode_parts
 from ans_core.agent.workspace import Workspace, opened
 from ans_core.pictures import overlay, rle
 from ans_core.types import RLE
@@ -93,15 +93,9 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
 
     Only what is a function of the episode: not the bonus of curiosity and not learning progress. The
     coherence is not normalised."""
-    parts, faults = episode_parts(
-        played.episode.observations,
-        plan=outcome.question.plan,
-        wanted_calls=outcome.question.wanted_calls,
-        answer=outcome.answer,
-        evidence=outcome.evidence,
-    )
+    parts, faults = episode_parts(outcome.question, played.episode, evidence=outcome.evidence)
     return {
-        "rewards": {"task": task(outcome.right), **parts},
+        "rewards": {"task": float(outcome.right), **parts},
         "faults": [name for name, value in faults.items() if value],
         "lesson": played.is_lesson,
     }

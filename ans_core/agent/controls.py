@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
-from PIL import Image
-
-from ans_core.agent.crops import Crop
+from ans_core.agent.crops import grey
 from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.play import Shown
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
 from ans_core.dist import rng_of
 from ans_core.model.network import Network
-
-GREY = 127
 
 
 class RandomCalls(Toolbox):
@@ -78,7 +73,5 @@ def blank(shown: Sequence[Shown]) -> list[Shown]:
 def _blank(item: Shown) -> Shown:
     values = item.observation.values
     names = ", ".join(str(values[kind]) for kind in ("image", "mask", "track") if kind in values) or "done"
-    grey = io.BytesIO()
-    Image.new("RGB", (32, 32), (GREY,) * 3).save(grey, "PNG")
-    crops = tuple(Crop.full_frame(grey.getvalue()) for _ in item.crops)
+    crops = (grey(32),) * len(item.crops)
     return replace(item, text="<image>\n" * len(crops) + names, crops=crops)

@@ -109,8 +109,13 @@ def pooled(seen: ImageFeatures) -> Float[Tensor, "C G G"]:
     return F.adaptive_avg_pool2d(cells.T.reshape(-1, rows, columns), CELLS)
 
 
-def grey(model: Network) -> Crop:
-    """Return a grey picture of the model's size: what all pictures have in common, which would make any two
-    alike."""
-    side = model.backbone.crop_side
-    return Crop.full_frame(media.reference(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
+def grey(side: int) -> Crop:
+    """Return a grey square."""
+    return Crop.full_frame(media.png(Image.new("RGB", (side, side), (GREY, GREY, GREY))))
+
+
+def pooled_grey(features: CropFeatures) -> Float[Tensor, "C G G"]:
+    """Return the pooled features of a grey picture of the model's size: what all pictures have in common, which
+    would make any two alike."""
+    (seen,) = features.of([grey(features.model.backbone.crop_side)])
+    return pooled(seen)

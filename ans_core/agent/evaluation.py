@@ -4,10 +4,10 @@ whether answers rest on them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ans_core.agent import tokens
-from ans_core.agent.episode import Toolbox
+from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
@@ -50,21 +50,30 @@ class Outcome:
     """Calls that were refused or failed, by kind (`refusal.ErrorKind`)."""
 
 
-def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
-    counts = played.episode.counts
+def outcome_of_episode(question: Question, episode: Episode) -> Outcome:
+    """Return what its calls and its answer say, whoever made them."""
+    counts = episode.counts
     return Outcome(
         question=question,
-        answer=played.answer,
-        right=played.answer is not None and is_right(played.answer, question),
+        answer=episode.answer,
+        right=episode.answer is not None and is_right(episode.answer, question),
         used=counts["ok"] > 0,
-        evidence=looked(question, played),
+        evidence=evidence(question, episode.workspace, episode.observations),
         calls=counts["calls"],
         valid_calls=counts["ok"],
-        faithful_calls=faithful_calls(question, played.episode.workspace, played.episode.observations),
+        faithful_calls=faithful_calls(question, episode.workspace, episode.observations),
+    )
+
+
+def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
+    return replace(
+        outcome_of_episode(question, played.episode),
         over_turn=played.over_turn,
         token_count=sum(len(turn.ids) for turn in played.turns),
         ended=played.ended,
-        errors={kind: number for kind, number in counts.items() if kind not in ("calls", "ok")},
+        errors={
+            kind: number for kind, number in played.episode.counts.items() if kind not in ("calls", "ok")
+        },
     )
 
 

@@ -22,7 +22,7 @@ from ans_core.agent.rewards.curiosity import ToolUse, bonus
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum
 from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.running import RunningNorm, moments
-from ans_core.agent.rewards.total import episode_parts, shaping, task
+from ans_core.agent.rewards.total import episode_parts, shaping
 from ans_core.agent.world import FAMILIES, Question, is_right
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.config.rft import RewardPhases
@@ -106,13 +106,7 @@ class AgentPractice:
     def _rewarded(self, question: Question, played: PlayedEpisode) -> PlayedRollout:
         right = played.answer is not None and is_right(played.answer, question)
         called, shortest = played.successful_calls > 0, question.wanted_calls
-        earned, faults = episode_parts(
-            played.episode.observations,
-            plan=question.plan,
-            wanted_calls=shortest,
-            answer=played.answer,
-            evidence=looked(question, played),
-        )
+        earned, faults = episode_parts(question, played.episode, evidence=looked(question, played))
         curious = bonus(successful=played.successful_calls, shortest=shortest, use=self.use[question.family])
         parts = {
             "curiosity": self._curiosity() * curious + earned["price"],
@@ -124,7 +118,7 @@ class AgentPractice:
         if self.dynamics is not None:
             parts["dynamics"], learning = self.dynamics.earned(played)
         active = {name: self.weights[name] for name in PARTS[self.curriculum.phase] if name in parts}
-        rewards = {"task": task(right), "shaping": shaping(parts, active)}
+        rewards = {"task": float(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
         if question.plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from scipy import ndimage
 from scipy.spatial import ConvexHull
 
@@ -62,9 +62,13 @@ def lab(rgb: UInt8[np.ndarray, "*P 3"]) -> Float[np.ndarray, "*P 3"]:
 
 
 def colour_name(colour: Float[np.ndarray, " 3"]) -> str:
-    """The nearest of NAMES by the distance in CIELAB (CIE 1976)."""
+    return list(NAMES)[int(nearest_names(colour[None])[0])]
+
+
+def nearest_names(colours: Float[np.ndarray, "P 3"]) -> Int[np.ndarray, " P"]:
+    """Places in NAMES of the nearest to each colour, by the distance in CIELAB (CIE 1976)."""
     palette = lab(np.array(list(NAMES.values()), np.uint8))
-    return list(NAMES)[int(np.linalg.norm(palette - colour, axis=1).argmin())]
+    return np.asarray(np.linalg.norm(colours[:, None] - palette, axis=2).argmin(1))
 
 
 def texture(lightness: Float[np.ndarray, "H W"], mask: Bool[np.ndarray, "H W"]) -> tuple[str, float, float]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.agent.crops import Crop, CropFeatures, grey, pooled
+from ans_core.agent.crops import Crop, CropFeatures, pooled, pooled_grey
 from ans_core.agent.policy import AgentPolicy
 from ans_core.online.neighbours import hybrid
 
@@ -28,8 +28,7 @@ class Encoder:
 
     def __init__(self, policy: AgentPolicy, features: CropFeatures) -> None:
         self.policy, self.features = policy, features
-        (seen,) = features.of([grey(policy.model)])
-        self._grey = pooled(seen)
+        self._grey = pooled_grey(features)
 
     @torch.no_grad()
     def vector(self, question: str, overview: Crop) -> Float[np.ndarray, " K"]:

@@ -28,6 +28,7 @@ from ans_core.agent.evaluation import (
     metrics,
     operations_told,
     outcome_of,
+    outcome_of_episode,
     request_of,
 )
 from ans_core.agent.ocr import check_reader
@@ -37,7 +38,6 @@ from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, oracle
 from ans_core.agent.world.bank import QuestionBank
-from ans_core.agent.world.question import faithful_calls
 from ans_core.agent.world.question_sets import is_question_set
 from ans_core.benchmarks import BENCHMARKS
 from ans_core.config import Config
@@ -127,24 +127,15 @@ def ceiling(cfg: Config, path: Path, device: torch.device, *, cota: Path) -> dic
         held_out = HeldOut(cfg, toolbox, cota)
 
         def made(names: Sequence[tuple[str, int]]) -> list[Outcome]:
-            return [outcome_of_plan(held_out.question(*name), toolbox) for name in names]
+            questions = [held_out.question(*name) for name in names]
+            return [
+                without_frames(outcome_of_episode(question, oracle(question, toolbox)))
+                for question in questions
+            ]
 
         return metrics(
             dist.by_turns(held_out.names(settings.each, with_plan=True), 1, made, desc="shortest plans")
         )
-
-
-def outcome_of_plan(question: Question, toolbox: Toolbox) -> Outcome:
-    ran = oracle(question, toolbox)
-    counts = ran.episode.counts
-    return without_frames(
-        Outcome(
-            question=question, answer=ran.answer, right=ran.right, used=counts["ok"] > 0,
-            evidence=ran.evidence,
-            calls=counts["calls"], valid_calls=counts["ok"],
-            faithful_calls=faithful_calls(question, ran.episode.workspace, ran.episode.observations),
-        )
-    )  # fmt: skip
 
 
 def without_frames(outcome: Outcome) -> Outcome:

@@ -18,7 +18,7 @@ from ans_core import data
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated
-from ans_core.agent.world.annotated import AnnotatedFamily, plural
+from ans_core.agent.world.annotated import plural
 from ans_core.agent.world.bank import QuestionBank, divided, write_questions
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import read_traces
@@ -57,7 +57,7 @@ def samples(
     ]  # fmt: skip
 
 
-def asked(things: Boxes, family: AnnotatedFamily, **words: object) -> dict[str, str]:
+def asked(things: Boxes, family: str, **words: object) -> dict[str, str]:
     found = annotated.questions(annotated.pictures(samples(things, **words)), families=[family], seed=0)  # type: ignore[arg-type]
     return {question.text: question.answer for question in found}
 
@@ -122,9 +122,7 @@ def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None
         ("is_there", {"cat": [(20, 20, 40, 40)]}, {}),
     ],
 )  # fmt: skip
-def test_what_is_ambiguous_is_not_asked(
-    family: AnnotatedFamily, things: Boxes, words: dict[str, object]
-) -> None:
+def test_what_is_ambiguous_is_not_asked(family: str, things: Boxes, words: dict[str, object]) -> None:
     found = asked(things, family, **words)
     if family == "nearer":
         assert not any("nearer to the cat" in text for text in found)  # both are 90 pixels away

@@ -15,7 +15,7 @@ from ans_core.agent.rewards.curiosity import ToolUse, bonus, price
 from ans_core.agent.rewards.curriculum import Curriculum
 from ans_core.agent.rewards.penalties import penalties
 from ans_core.agent.rewards.running import RunningNorm
-from ans_core.agent.rewards.total import shaping, task
+from ans_core.agent.rewards.total import shaping
 from ans_core.config.rft import PhaseEnd, RewardPhases
 
 
@@ -31,7 +31,7 @@ def test_a_right_answer_never_earns_less_than_a_wrong_one() -> None:
             {name: rng.choice((-50.0, -1.0, 0.0, rng.gauss(0, 3), 50.0)) for name in weights}
             for _ in range(2)
         )
-        assert task(True) + shaping(one, weights) >= 0.6 > 0.4 >= task(False) + shaping(other, weights)
+        assert 1 + shaping(one, weights) >= 0.6 > 0.4 >= shaping(other, weights)
     assert shaping({"curiosity": 0.1, "coherence": -1.0, "penalty": -0.2}, weights) == pytest.approx(-0.2)
     assert shaping(
         {"curiosity": 0.1, "coherence": -1.0, "penalty": -0.2}, {"curiosity": 1.0}

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from ans_core.agent.episode import Episode, Toolbox
+from ans_core.agent.evaluation import outcome_of_episode
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.workspace import TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
@@ -111,10 +112,10 @@ def test_the_first_frame_of_a_clip_does_not_tell_where_things_go() -> None:
 
 @pytest.mark.parametrize(("family", "least"), [("easy", 1.0), ("pattern", 1.0), ("text", 0.9)])
 def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str, least: float) -> None:
-    runs = [oracle(question, toolbox) for question in questions(family, 10)]
+    runs = [outcome_of_episode(question, oracle(question, toolbox)) for question in questions(family, 10)]
     assert np.mean([run.right for run in runs]) >= least
     assert all(run.evidence for run in runs)
-    assert {len(run.episode.observations) for run in runs} == {{"easy": 0, "pattern": 1, "text": 2}[family]}
+    assert {run.calls for run in runs} == {{"easy": 0, "pattern": 1, "text": 2}[family]}
 
 
 @pytest.mark.slow
@@ -123,7 +124,7 @@ def test_the_shortest_plan_answers_with_masks_that_are_right(
     tiny_model: Network, colour_sam: None, family: str
 ) -> None:
     with Toolbox(tiny_model) as toolbox:
-        runs = [oracle(question, toolbox) for question in questions(family, 6)]
+        runs = [outcome_of_episode(question, oracle(question, toolbox)) for question in questions(family, 6)]
     assert all(run.right and run.evidence for run in runs)
 
 

@@ -21,8 +21,6 @@ from ans_core.agent.operations.base import (
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import FIRST, THOUSAND, Workspace, box_of, mask_handle
 
-INSIDE, TOP_LEFT, BOTTOM_RIGHT = 1, 2, 3
-"""SAM2's labels of points."""
 LONGEST_TEXT = 200
 
 
@@ -72,6 +70,8 @@ def _points(
     workspace: Workspace, image: str, arguments: SegmentObjectAt, tools: Tools
 ) -> list[tuple[float, float, int]]:
     """(x, y, label), x and y as shares of the image."""
+    from ans_core.inference.clicks import BOTTOM_RIGHT, INSIDE, TOP_LEFT
+
     if arguments.point_2d is not None:
         x, y = arguments.point_2d
         if not (0 <= x <= THOUSAND and 0 <= y <= THOUSAND):

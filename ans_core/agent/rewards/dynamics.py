@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ans_core.agent.crops import Crop, CropFeatures, grey, pooled
+from ans_core.agent.crops import Crop, CropFeatures, pooled, pooled_grey
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.protocol import Call
 from ans_core.agent.rewards.running import RunningNorm, moments
@@ -137,8 +137,7 @@ class Transitions:
 
     def __init__(self, features: CropFeatures, *, seed: int) -> None:
         self.features, self.seed = features, seed
-        (seen,) = features.of([grey(features.model)])
-        self._grey = pooled(seen)
+        self._grey = pooled_grey(features)
 
     def of(self, played: PlayedEpisode) -> Float[Tensor, "T X"]:
         rows = [

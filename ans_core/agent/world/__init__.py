@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,18 +30,8 @@ def draw_question(family: str, *, seed: int, split: str, index: int, tile: int =
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}; there are {list(SPLITS)}")
     rng = np.random.default_rng([seed, zlib.crc32(family.encode()), SPLITS.index(split), index])
-    return FAMILIES[family].draw(rng, SHRINKS * tile, f"{family}/{split}/{index}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OracleRun:
-    """What the shortest plan came to."""
-
-    answer: str | None
-    right: bool
-    evidence: bool
-    """Whether it looked at what the question is about."""
-    episode: Episode
+    question = FAMILIES[family].draw(rng, SHRINKS * tile)
+    return replace(question, question_id=f"{family}/{split}/{index}", family=family)
 
 
 def conclusion(question: Question, observations: Sequence[Observation]) -> str | None:
@@ -51,27 +41,22 @@ def conclusion(question: Question, observations: Sequence[Observation]) -> str |
     return question.answer if family is None else family.conclude(question, observations)
 
 
-def oracle(question: Question, toolbox: Toolbox) -> OracleRun:
-    """Stops at the first call that fails. The ceiling of what a policy can reach with these operations."""
+def oracle(question: Question, toolbox: Toolbox) -> Episode:
+    """Return the episode of the shortest plan, without an answer where a call failed, at which it stops. The ceiling
+    of what a policy can reach with these operations."""
     episode = Episode(toolbox, question.workspace(), max_calls=len(question.plan))
     for call in question.plan:
         observation = episode.turn(call_text(call))
         assert observation is not None
         if not observation.ok:
-            return OracleRun(answer=None, right=False, evidence=False, episode=episode)
-    answer = conclusion(question, episode.observations)
-    return OracleRun(
-        answer=answer,
-        right=answer is not None and is_right(answer, question),
-        evidence=evidence(question, episode.workspace, episode.observations),
-        episode=episode,
-    )
+            return episode
+    episode.answer = conclusion(question, episode.observations)
+    return episode
 
 
 __all__ = [
     "FAMILIES",
     "Family",
-    "OracleRun",
     "Question",
     "conclusion",
     "draw_question",

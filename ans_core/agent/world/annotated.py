@@ -13,10 +13,10 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -31,17 +31,6 @@ from ans_core.dist import seed_of
 from ans_core.pictures import rle, transforms
 from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
 
-AnnotatedFamily = Literal[
-    "count",
-    "is_there",
-    "which_larger",
-    "left_or_right",
-    "nearer",
-    "which_colour",
-    "which_third",
-    "smaller_of_two",
-]
-FAMILIES_OF_PHOTOGRAPHS: tuple[AnnotatedFamily, ...] = get_args(AnnotatedFamily)
 LONGEST_NAME = 200
 """Characters of a thing's words."""
 LONGEST_FILE = 200
@@ -78,46 +67,20 @@ PLURALS = {
 PLURAL_ALREADY = ("skis", "scissors")
 """COCO's classes that are no single things by their names."""
 PATCHWORK = (
-    "person",
-    "pizza",
-    "sandwich",
-    "cake",
-    "book",
-    "tv",
-    "laptop",
-    "potted plant",
-    "zebra",
-    "giraffe",
-    "bed",
+    "person", "pizza", "sandwich", "cake", "book", "tv", "laptop", "potted plant", "zebra", "giraffe", "bed",
     "dining table",
-)
+)  # fmt: skip
 """COCO's classes whose one colour nobody would name: clothes, food, screens, patterns, what lies on them."""
 
 
 PLACES = frozenset(
     ["left", "right", "middle", "center", "centre", "leftmost", "rightmost", "far", "near", "side", "corner"]
 )
-SIZES = frozenset(
-    [
-        "large",
-        "larger",
-        "largest",
-        "big",
-        "bigger",
-        "biggest",
-        "small",
-        "smaller",
-        "smallest",
-        "tall",
-        "taller",
-        "tallest",
-        "little",
-        "tiny",
-        "huge",
-        "short",
-    ]
-)
-TELLING: dict[AnnotatedFamily, frozenset[str]] = {
+SIZES = frozenset([
+    "large", "larger", "largest", "big", "bigger", "biggest", "small", "smaller", "smallest",
+    "tall", "taller", "tallest", "little", "tiny", "huge", "short",
+])  # fmt: skip
+TELLING: dict[str, frozenset[str]] = {
     "which_larger": SIZES,
     "left_or_right": PLACES,
     "nearer": PLACES,
@@ -239,31 +202,6 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def questions(
-    annotated_pictures: Sequence[AnnotatedPicture],
-    *,
-    families: Sequence[AnnotatedFamily] = FAMILIES_OF_PHOTOGRAPHS,
-    seed: int,
-) -> list[Question]:
-    """Return every question that these families can ask about the pictures, without the pictures, in the order
-    of pictures and families. `seed`: decides the order in which things are named and which absent thing is asked about."""
-    asked = []
-    for picture in annotated_pictures:
-        picture_id = "/".join(name_of_file(part) for part in picture.picture_id.split("/"))
-        for family in families:
-            rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
-            asked += [
-                replace(question, question_id=f"{family}/{picture_id}/{number}")
-                for number, question in enumerate(ASKING[family](picture, rng))
-                if not any(_tells(target.phrase, family) for target in question.targets)
-            ]
-    return asked
-
-
-def _tells(phrase: str, family: AnnotatedFamily) -> bool:
-    return not TELLING.get(family, frozenset()).isdisjoint(re.findall(r"[a-z]+", phrase.lower()))
-
-
 def name_of_file(part: str) -> str:
     """Return a part of a path, shortened, and without the meaning of `..`: ids of pictures may be paths."""
     if len(part.encode()) > LONGEST_FILE:
@@ -307,7 +245,18 @@ def plural(name: str) -> str:
 # Families
 
 
-def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+class Draft(NamedTuple):
+    """A question about things of one picture, whose plan looks at each of them in turn."""
+
+    text: str
+    answer: str
+    choices: tuple[str, ...]
+    things: Sequence[AnnotatedThing]
+    thoughts: Sequence[str] = ()
+    """Before each look; empty = plain ones."""
+
+
+def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs classes that are annotated in full, without a crowd; all of them clear, and at most four."""
     if not picture.annotated:
         return
@@ -323,18 +272,11 @@ def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Ques
             f"I look for {plural(name)} one by one.",
             *(f"That is number {number}. Is there another?" for number in NUMBERS),
         ]
-        yield _question(
-            picture,
-            "count",
-            f"How many {plural(name)} are in the picture?",
-            str(len(things)),
-            NUMBERS,
-            things,
-            thoughts=thoughts,
-        )
+        text = f"How many {plural(name)} are in the picture?"
+        yield Draft(text, str(len(things)), NUMBERS, things, thoughts)
 
 
-def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs a clear thing for `yes`, and for `no` a name of which there is surely none; as many of one as of
     the other, where there are."""
     present = [
@@ -346,44 +288,33 @@ def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Q
     for things in present:
         shown = max((thing for thing in things if thing.clear), key=lambda thing: thing.area)
         text = f"Is there {a(shown.name)} in the picture?"
-        yield _question(
-            picture,
-            "is_there",
-            text,
-            "yes",
-            ("yes", "no"),
-            [shown],
-            thoughts=[f"This could be {a(shown.name)}; I look closer."],
-        )
+        thought = f"This could be {a(shown.name)}; I look closer."
+        yield Draft(text, "yes", ("yes", "no"), [shown], [thought])
     for number in rng.permutation(len(absent))[: len(present)]:
-        yield _question(
-            picture, "is_there", f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ()
-        )
+        yield Draft(f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ())
 
 
-def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs two single things, whole, one clearly larger in the picture."""
     for one, other in combinations([thing for thing in picture.single() if not thing.cut], 2):
         if max(one.area, other.area) >= CLEARLY * min(one.area, other.area) and _distinct(one, other):
             first, second = _shuffled((one, other), rng)
             text = f"Which is larger in the picture, {first.phrase} or {second.phrase}?"
             larger = max(one, other, key=lambda thing: thing.area)
-            yield _question(
-                picture, "which_larger", text, larger.phrase, (first.phrase, second.phrase), (first, second)
-            )
+            yield Draft(text, larger.phrase, (first.phrase, second.phrase), (first, second))
 
 
-def _left_or_right(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _left_or_right(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs two single things, side by side without an overlap."""
     for one, other in combinations(picture.single(), 2):
         if one.box[2] <= other.box[0] or other.box[2] <= one.box[0]:
             first, second = _shuffled((one, other), rng)
             text = f"Is {first.phrase} left or right of {second.phrase}?"
             answer = "left" if first.box[2] <= second.box[0] else "right"
-            yield _question(picture, "left_or_right", text, answer, ("left", "right"), (first, second))
+            yield Draft(text, answer, ("left", "right"), (first, second))
 
 
-def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs three single things; distances are those of the boxes' middles in the picture."""
     single = picture.single()
     for start in single:
@@ -392,42 +323,28 @@ def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Que
             if _apart(start, far) >= CLEARLY * _apart(start, near) and _distinct(start, near, far):
                 first, second = _shuffled((one, other), rng)
                 text = f"Which is nearer to {start.phrase} in the picture, {first.phrase} or {second.phrase}?"
-                yield _question(
-                    picture,
-                    "nearer",
-                    text,
-                    near.phrase,
-                    (first.phrase, second.phrase),
-                    (start, first, second),
-                )
+                yield Draft(text, near.phrase, (first.phrase, second.phrase), (start, first, second))
 
 
-def _which_colour(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _which_colour(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs a single thing nearly all of whose pixels have one colour's name."""
     pixels = np.asarray(transforms.open_image(picture.frame))
     for thing in picture.single():
         colour = uniform_colour(pixels, rle.decode(thing.mask)) if thing.name not in PATCHWORK else None
         if colour is not None:
-            yield _question(
-                picture,
-                "which_colour",
-                f"What colour is {thing.phrase}?",
-                colour,
-                tuple(shapes.NAMES),
-                [thing],
-            )
+            yield Draft(f"What colour is {thing.phrase}?", colour, tuple(shapes.NAMES), [thing])
 
 
-def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _which_third(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs a single thing that lies within one third of the picture."""
     for thing in picture.single():
         left, right = (3 * edge / picture.width for edge in (thing.box[0], thing.box[2]))
         if int(left) == int(min(right, 2.999)):
             text = f"In which third of the picture is {thing.phrase}, the left, the middle or the right one?"
-            yield _question(picture, "which_third", text, THIRDS[int(left)], THIRDS, [thing])
+            yield Draft(text, THIRDS[int(left)], THIRDS, [thing])
 
 
-def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Question]:
+def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs two of a class that is annotated in full, whole, one clearly smaller, side by side without an
     overlap."""
     if not picture.annotated:
@@ -445,10 +362,10 @@ def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iter
         if apart and large.area >= CLEARLY * small.area:
             text = f"Is the smaller of the two {plural(name)} left or right of the larger one?"
             answer = "left" if small.box[2] <= large.box[0] else "right"
-            yield _question(picture, "smaller_of_two", text, answer, ("left", "right"), (small, large))
+            yield Draft(text, answer, ("left", "right"), (small, large))
 
 
-ASKING: dict[AnnotatedFamily, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Question]]] = {
+ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Draft]]] = {
     "count": _count,
     "is_there": _is_there,
     "which_larger": _which_larger,
@@ -458,6 +375,32 @@ ASKING: dict[AnnotatedFamily, Callable[[AnnotatedPicture, np.random.Generator], 
     "which_third": _which_third,
     "smaller_of_two": _smaller_of_two,
 }
+FAMILIES_OF_PHOTOGRAPHS = tuple(ASKING)
+
+
+def questions(
+    annotated_pictures: Sequence[AnnotatedPicture],
+    *,
+    families: Sequence[str] = FAMILIES_OF_PHOTOGRAPHS,
+    seed: int,
+) -> list[Question]:
+    """Return every question that these families can ask about the pictures, without the pictures, in the order
+    of pictures and families. `seed`: decides the order in which things are named and which absent thing is asked about."""
+    asked = []
+    for picture in annotated_pictures:
+        picture_id = "/".join(name_of_file(part) for part in picture.picture_id.split("/"))
+        for family in families:
+            rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
+            asked += [
+                _question(picture, draft, family, f"{family}/{picture_id}/{number}")
+                for number, draft in enumerate(ASKING[family](picture, rng))
+                if not any(_tells(thing.name, family) for thing in draft.things)
+            ]
+    return asked
+
+
+def _tells(name: str, family: str) -> bool:
+    return not TELLING.get(family, frozenset()).isdisjoint(re.findall(r"[a-z]+", name.lower()))
 
 
 def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | None:
@@ -466,10 +409,8 @@ def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | N
     inner = ndimage.binary_erosion(mask, iterations=2)
     if not inner.any():
         return None
-    palette = shapes.lab(np.array(list(shapes.NAMES.values()), np.uint8))
-    colours = shapes.lab(pixels[inner])  # (P, 3)
-    nearest = np.linalg.norm(colours[:, None] - palette, axis=2).argmin(1)
-    share = np.bincount(nearest, minlength=len(palette)) / len(nearest)
+    nearest = shapes.nearest_names(shapes.lab(pixels[inner]))
+    share = np.bincount(nearest) / len(nearest)
     name = list(shapes.NAMES)[int(share.argmax())]
     return name if share.max() >= UNIFORM and name != "grey" else None
 
@@ -490,17 +431,8 @@ def _shuffled(
     return first, second
 
 
-def _question(
-    picture: AnnotatedPicture,
-    family: AnnotatedFamily,
-    text: str,
-    answer: str,
-    choices: tuple[str, ...],
-    things: Sequence[AnnotatedThing],
-    *,
-    thoughts: Sequence[str] = (),
-) -> Question:
-    """A question whose plan looks at each of these things in turn. Its id is filled in later."""
+def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id: str) -> Question:
+    things = draft.things
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
@@ -517,17 +449,15 @@ def _question(
     others = [other for other in candidates if all(_distinct(other, thing) for thing in things)]
     distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()
     return Question(
-        question_id="",
+        question_id=question_id,
         family=family,
-        frames=(),
-        text=text,
-        answer=answer,
-        choices=choices,
-        prior=None,
+        text=draft.text,
+        answer=draft.answer,
+        choices=draft.choices,
         targets=tuple(Target(phrase=thing.phrase, masks=(thing.mask,)) for thing in things),
         plan=tuple(zoom(picture, thing) for thing in things),
         distraction=distraction,
-        thoughts=tuple((thoughts or plain)[: len(things)]),
+        thoughts=tuple((draft.thoughts or plain)[: len(things)]),
     )
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from PIL import Image
+from pydantic import TypeAdapter
 
 from ans_core import dist
-from ans_core.agent.protocol import Call
 from ans_core.agent.world import FAMILIES, annotated, draw_question
 from ans_core.agent.world.annotated import AnnotatedPicture
-from ans_core.agent.world.question import Question, Target
+from ans_core.agent.world.question import Question
 from ans_core.agent.world.question_sets import QuestionedPicture
 from ans_core.dist import rng_of
 from ans_core.pictures import media, orientation, transforms
@@ -28,6 +28,7 @@ from ans_core.written import write_atomically
 
 FILE = "questions.jsonl"
 """A record a line, in order of pictures."""
+RECORD = TypeAdapter(Question)
 
 
 def write_questions(
@@ -100,11 +101,7 @@ class WrittenQuestions:
         """Return a question without its picture."""
         with (self.folder / FILE).open("rb") as file:
             file.seek(self.start[question_id])
-            record = json.loads(file.readline())
-        tuples = {name: tuple(record[name]) for name in ("choices", "frames", "thoughts")}
-        calls = {name: tuple(Call(**call) for call in record[name]) for name in ("plan", "distraction")}
-        targets = tuple(Target(phrase=t["phrase"], masks=tuple(t["masks"])) for t in record["targets"])
-        return Question(**record | tuples | calls | {"targets": targets})
+            return RECORD.validate_json(file.readline())
 
     def question(self, question_id: str) -> Question:
         question = self.plain(question_id)

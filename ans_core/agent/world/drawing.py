@@ -3,7 +3,6 @@ overview does not show."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from ans_core.agent.world.question import Target
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scene_text import Query, phrase, resolve
 from ans_core.data.scenes import Thing, background, outline, random_attributes, random_thing, render
-from ans_core.pictures import rle
+from ans_core.pictures import media, rle
 from ans_core.pictures.colours import COLOURS
 from ans_core.types import RLE
 
@@ -140,9 +139,7 @@ def _deepest(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int]:
 
 
 def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return media.png(Image.fromarray(image))
 
 
 def zoom(mask: RLE) -> Call:

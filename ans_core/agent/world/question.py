@@ -42,19 +42,19 @@ class Question:
     """A picture (or several, or a clip, of which only the first frame is seen) and a question about it. `prior`
     is what the question alone suggests."""
 
-    question_id: str
-    """family/split/index."""
-    family: str
-    frames: tuple[bytes, ...]
+    question_id: str = ""
+    """family/split/index; filled in, as the family, by whoever draws one of a family."""
+    family: str = ""
+    frames: tuple[bytes, ...] = ()
     """PNG."""
     text: str
     """Several pictures are `<Image-1>`, `<Image-2>`, ... in it."""
     answer: str
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] = ()
     """Answers of the family; empty where there are too many to list."""
-    prior: str | None
-    targets: tuple[Target, ...]
-    plan: tuple[Call, ...]
+    prior: str | None = None
+    targets: tuple[Target, ...] = ()
+    plan: tuple[Call, ...] = ()
     """The shortest one."""
     plan_known: bool = True
     """Whether `plan` is known: which looks a set's question needs, nobody wrote down (question_sets.py)."""
@@ -82,18 +82,14 @@ class Question:
         return len(self.plan) if self.plan_known else 1
 
 
-Conclude = Callable[[Question, Sequence[Observation]], str | None]
-"""The answer that a plan's observations give; None where they give none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One kind of question."""
 
-    name: str
-    draw: Callable[[np.random.Generator, int, str], Question]
-    """draw(rng, pixels on a side, question_id)."""
-    conclude: Conclude
+    draw: Callable[[np.random.Generator, int], Question]
+    """draw(rng, pixels on a side)."""
+    conclude: Callable[[Question, Sequence[Observation]], str | None]
+    """Return the answer that a plan's observations give; None where they give none."""
     needs_operation: bool = True
 
 

@@ -82,13 +82,9 @@ def _question(sample: Sample, family: str) -> Question:
     return Question(
         question_id=f"{family}/{quote(sample.sample_id, safe='')}",
         family=family,
-        frames=(),
         text=text,
         answer=sample.text.strip(),
         choices=choices,
-        prior=None,
-        targets=(),
-        plan=(),
         plan_known=False,
         stills=sample.stills,
     )

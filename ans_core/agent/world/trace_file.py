@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
+from ans_core.written import write_atomically
 
 FILE = "traces.jsonl"
 Kind = Literal["golden", "trap", "self_correction"]
@@ -129,11 +130,8 @@ def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
     hold traces yet."""
     check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{FILE}.partial"
-    partial.write_text(
-        "".join(trace.model_dump_json(exclude_defaults=True) + "\n" for trace in traces), encoding="utf-8"
-    )
-    partial.rename(folder / FILE)
+    records = "".join(trace.model_dump_json(exclude_defaults=True) + "\n" for trace in traces)
+    write_atomically(folder / FILE, records)
 
 
 def read_traces(folder: Path) -> list[Trace]:
@@ -160,83 +158,79 @@ def read_traces(folder: Path) -> list[Trace]:
                     f"{where}: this trace_id stands in an earlier line; ids must be unique"
                 )
             traces[trace.trace_id] = trace
-            _check(trace, folder, where)
+            for fault in _faults(trace, folder, where):
+                raise checks.DataError(fault)
     faults.tell()
     return list(traces.values())
 
 
-def _check(trace: Trace, folder: Path, where: str) -> None:
+def _faults(trace: Trace, folder: Path, where: str) -> Iterator[str]:
+    """Yield what is wrong with a record. What follows a fault may be of no meaning: only the first one counts."""
     if "source" not in trace.provenance:
-        raise checks.DataError(f'{where}: provenance needs a "source": where the trace is from')
+        yield f'{where}: provenance needs a "source": where the trace is from'
     families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS)
     if trace.family and trace.family not in families:
         near = difflib.get_close_matches(trace.family[:40].lower(), families, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise checks.DataError(
+        yield (
             f"{where}: no family named {trace.family!r}; there are {', '.join(families)}, or leave it "
             f"out{hint}"
         )
     for name, text in (("question", trace.question), ("answer", trace.answer)):
         if not checks.visible(text):
-            raise checks.DataError(f"{where}: the {name} is {text!r}; write it, or leave the record out")
+            yield f"{where}: the {name} is {text!r}; write it, or leave the record out"
     sizes = {
         checks.shown_size(checks.inside(folder, name, where=where), where=where) for name in trace.frames
     }
     if len(sizes) != 1:
-        raise checks.DataError(f"{where}: frames of sizes {sorted(sizes)}; bring them to one size")
+        yield f"{where}: frames of sizes {sorted(sizes)}; bring them to one size"
     ((height, width),) = sizes
     first, handles = ImageHandle(frame=0, box=(0, 0, width, height)), {FIRST}
     for number, turn in enumerate(trace.turns):
         here, role = f"{where}, turn {number}", ("user", "assistant")[number % 2]
         if turn.role != role:
-            raise checks.DataError(f"{here} is the {turn.role}'s; turns alternate and begin with the user")
-        _check_pictures_of(turn, folder, here)
+            yield f"{here} is the {turn.role}'s; turns alternate and begin with the user"
+        yield from _picture_faults(turn, folder, here)
         if turn.role == "user" and turn.trainable:
-            raise checks.DataError(
-                f"{here} is the user's and trainable; only what the model says is a target"
-            )
+            yield f"{here} is the user's and trainable; only what the model says is a target"
         if number == 0 and (question := turn.text.replace(IMAGE, "").strip()) != trace.question.strip():
-            raise checks.DataError(
-                f"{here} asks {question!r}, the trace's question is {trace.question!r}; write the same"
-            )
+            yield f"{here} asks {question!r}, the trace's question is {trace.question!r}; write the same"
         if number == 0 and turn.pictures != trace.frames[:1]:
-            raise checks.DataError(
+            yield (
                 f"{here} shows {list(turn.pictures)}; a question shows the first of its frames and nothing "
                 f"else: {[trace.frames[0]]}"
             )
         if turn.role == "assistant":
             failed = number + 1 < len(trace.turns) and trace.turns[number + 1].error is not None
             last, frames = number == len(trace.turns) - 1, len(trace.frames)
-            _check_assistant_turn(
+            yield from _assistant_faults(
                 turn, last=last, failed=failed, first=first, frames=frames, handles=handles, where=here
             )
         else:
             handles |= set(HANDLE.findall(turn.text))
     if len(trace.turns) % 2:
-        raise checks.DataError(f"{where}: the last turn is the user's; a trace ends with the answer")
-    _check_targets(trace, where)
+        yield f"{where}: the last turn is the user's; a trace ends with the answer"
+    yield from _target_faults(trace, where)
 
 
-def _check_pictures_of(turn: Turn, folder: Path, where: str) -> None:
+def _picture_faults(turn: Turn, folder: Path, where: str) -> Iterator[str]:
     """Check that a turn shows as many pictures as it says, that they are there, and that its text holds no
     other token for pixels."""
     marks = turn.text.count(IMAGE)
     if turn.role == "assistant" and (marks or turn.pictures):
-        raise checks.DataError(f"{where} is the model's and shows pictures; only the user's turns show some")
+        yield f"{where} is the model's and shows pictures; only the user's turns show some"
     if marks != len(turn.pictures):
-        raise checks.DataError(
-            f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each"
-        )
+        yield f"{where} has {marks} {IMAGE} and {len(turn.pictures)} pictures; write one for each"
     checks.without_reserved(turn.text.replace(IMAGE, ""), where=where)
     if token := next((token for token in TEMPLATE if token in turn.text), None):
-        raise checks.DataError(f"{where} holds {token!r}, which begins or ends a turn; take it out")
+        yield f"{where} holds {token!r}, which begins or ends a turn; take it out"
     for name in turn.pictures:
         checks.shown_size(checks.inside(folder, name, where=where), where=where)
 
 
-def _check_assistant_turn(
+def _assistant_faults(
     turn: Turn, *, last: bool, failed: bool, first: ImageHandle, frames: int, handles: Set[str], where: str
-) -> None:
+) -> Iterator[str]:
     """A call in every turn but the last; where it is a target, a well-formed one that worked. handles: the
     handles told of so far."""
     try:
@@ -246,16 +240,14 @@ def _check_assistant_turn(
             _check_possible(call, first, frames, handles)
     except Refused as refused:
         if turn.trainable or not failed:
-            raise checks.DataError(
-                f"{where}: {refused.message}; correct the call, or mark the next turn with its error"
-            ) from None
+            yield f"{where}: {refused.message}; correct the call, or mark the next turn with its error"
         return
     if last and call is not None:
-        raise checks.DataError(f"{where}: a trace ends with an answer, not with a call")
+        yield f"{where}: a trace ends with an answer, not with a call"
     if not last and call is None:
-        raise checks.DataError(f"{where}: no call, but turns follow; remove them or write the call")
+        yield f"{where}: no call, but turns follow; remove them or write the call"
     if turn.trainable and failed:
-        raise checks.DataError(f"{where}: a call that failed is trainable; a model would learn to make it")
+        yield f"{where}: a call that failed is trainable; a model would learn to make it"
 
 
 def _check_possible(call: Call, first: ImageHandle, frames: int, handles: Set[str]) -> None:
@@ -280,26 +272,26 @@ def _check_possible(call: Call, first: ImageHandle, frames: int, handles: Set[st
         raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {frames - 1}")
 
 
-def _check_targets(trace: Trace, where: str) -> None:
+def _target_faults(trace: Trace, where: str) -> Iterator[str]:
     assistant_turns = [turn for turn in trace.turns if turn.role == "assistant"]
     right = same_answer(trace.final_answer, trace.answer)
     if trace.kind == "trap" and (right or any(turn.trainable for turn in assistant_turns)):
-        raise checks.DataError(f"{where}: a trap ends in a wrong answer and nothing of it is trainable")
+        yield f"{where}: a trap ends in a wrong answer and nothing of it is trainable"
     if trace.kind != "trap" and not right:
-        raise checks.DataError(
+        yield (
             f"{where}: ends in {trace.final_answer!r}, the answer is {trace.answer!r}; only a trap may end "
             "wrong"
         )
     if trace.kind != "trap" and not any(turn.trainable for turn in assistant_turns):
         numbers = ", ".join(str(number) for number in range(1, len(trace.turns), 2))
-        raise checks.DataError(
+        yield (
             f"{where}: nothing of it is trainable, so nothing can be learned; mark turns (of {numbers}), or "
             "leave it out"
         )
     if trace.kind == "self_correction" and (
         len(assistant_turns) < 3 or any(turn.trainable for turn in assistant_turns[:-2])
     ):
-        raise checks.DataError(
+        yield (
             f"{where}: of a self-correction (two calls at least) only the last call and the answer are "
             "trainable"
         )

@@ -9,4 +9,10 @@ from ans_core.agent.world.families.pattern import PATTERN
 from ans_core.agent.world.families.text import TEXT
 from ans_core.agent.world.question import Family
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (EASY, PATTERN, TEXT, LARGER, MOVES)}
+FAMILIES: dict[str, Family] = {
+    "easy": EASY,
+    "pattern": PATTERN,
+    "text": TEXT,
+    "larger": LARGER,
+    "moves": MOVES,
+}

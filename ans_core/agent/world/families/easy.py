@@ -13,7 +13,7 @@ from ans_core.data.scene_text import Query, phrase, resolve
 from ans_core.pictures.colours import COLOURS
 
 
-def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+def draw(rng: np.random.Generator, side: int) -> Question:
     while True:
         things = drawing.random_things(rng, int(rng.integers(2, 5)))
         queries = [(i, Query(size=thing.size, shape=thing.shape)) for i, thing in enumerate(things)]
@@ -23,15 +23,11 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     index, query = candidates[int(rng.integers(len(candidates)))]
     scene = drawing.draw(rng, side, things)
     return Question(
-        question_id=question_id,
-        family="easy",
         frames=(drawing.png(scene.image),),
         text=f"Which colour is {phrase(query)}?",
         answer=things[index].colour,
         choices=tuple(COLOURS),
-        prior=None,
         targets=(scene.target(index, query),),
-        plan=(),
     )
 
 
@@ -39,4 +35,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return question.answer
 
 
-EASY = Family(name="easy", draw=draw, conclude=conclude, needs_operation=False)
+EASY = Family(draw=draw, conclude=conclude, needs_operation=False)

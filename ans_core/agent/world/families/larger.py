@@ -18,7 +18,7 @@ RATIO = (1.2, 1.8)
 """Of the two areas. Both things have the same size word."""
 
 
-def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+def draw(rng: np.random.Generator, side: int) -> Question:
     while True:
         things = drawing.unplaced(rng, int(rng.integers(2, 5)), least_meant=2)
         (larger, query), (smaller, other_query) = drawing.meant(rng, things, 2)
@@ -40,13 +40,10 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     segments = [drawing.segment(target.masks[0]) for target in (first, second)]
     compare = Call(name="get_properties", arguments={"masks": ["mask_1", "mask_2"], "properties": ["rank"]})
     return Question(
-        question_id=question_id,
-        family="larger",
         frames=(drawing.png(scene.image),),
         text=f"Which is larger, {first.phrase} or {second.phrase}?",
         answer=phrase(query),
         choices=(first.phrase, second.phrase),
-        prior=None,
         targets=(first, second),
         plan=(*segments, compare),
         look="mask",
@@ -71,4 +68,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return question.choices[ranks.index(1)] if 1 in ranks else None
 
 
-LARGER = Family(name="larger", draw=draw, conclude=conclude)
+LARGER = Family(draw=draw, conclude=conclude)

@@ -22,7 +22,7 @@ LENGTH = (0.25, 0.45)
 nothing about the direction."""
 
 
-def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+def draw(rng: np.random.Generator, side: int) -> Question:
     things = drawing.random_things(rng, int(rng.integers(2, 5)), least_meant=2)
     directions = [str(rng.choice(list(DIRECTIONS))) for _ in things]
     ways = [np.array(DIRECTIONS[direction]) * rng.uniform(*LENGTH) for direction in directions]
@@ -37,13 +37,10 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     (index, query), (other, _) = drawing.meant(rng, things, 2)
     target = Target(phrase=phrase(query), masks=tuple(rle.encode(masks[index]) for _, masks, _ in shots))
     return Question(
-        question_id=question_id,
-        family="moves",
         frames=tuple(drawing.png(image) for image, _, _ in shots),
         text=f"Where does {target.phrase} go?",
         answer=directions[index],
         choices=tuple(DIRECTIONS),
-        prior=None,
         targets=(target,),
         plan=(drawing.segment(target.masks[0]), Call(name="track_object", arguments={"mask": "mask_1"})),
         look="track",
@@ -56,4 +53,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return direction if direction in DIRECTIONS else None
 
 
-MOVES = Family(name="moves", draw=draw, conclude=conclude)
+MOVES = Family(draw=draw, conclude=conclude)

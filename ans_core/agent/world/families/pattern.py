@@ -17,7 +17,7 @@ PRIOR = 0.2
 all."""
 
 
-def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+def draw(rng: np.random.Generator, side: int) -> Question:
     things = drawing.random_things(rng, int(rng.integers(2, 5)), least_meant=2)
     scene = drawing.draw(rng, side, things)
     patterns = []
@@ -28,8 +28,6 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     (index, query), (other, other_query) = drawing.meant(rng, things, 2)
     target = scene.target(index, query)
     return Question(
-        question_id=question_id,
-        family="pattern",
         frames=(drawing.png(scene.image),),
         text=f"Which pattern is on {target.phrase}?",
         answer=patterns[index],
@@ -47,4 +45,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return question.answer if observations and observations[-1].pictures else None
 
 
-PATTERN = Family(name="pattern", draw=draw, conclude=conclude)
+PATTERN = Family(draw=draw, conclude=conclude)

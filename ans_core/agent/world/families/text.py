@@ -17,7 +17,7 @@ PRIOR = 0.4
 """Share of things that carry their colour's favourite."""
 
 
-def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
+def draw(rng: np.random.Generator, side: int) -> Question:
     things = drawing.random_things(rng, int(rng.integers(2, 5)), least_meant=2)
     scene = drawing.draw(rng, side, things)
     texts = []
@@ -27,12 +27,9 @@ def draw(rng: np.random.Generator, side: int, question_id: str) -> Question:
     (index, query), (other, other_query) = drawing.meant(rng, things, 2)
     target = scene.target(index, query)
     return Question(
-        question_id=question_id,
-        family="text",
         frames=(drawing.png(scene.image),),
         text=f"What is written on {target.phrase}?",
         answer=texts[index],
-        choices=(),
         prior=_liked(things[index].colour),
         targets=(target,),
         plan=(drawing.zoom(target.masks[0]), Call(name="read_text", arguments={"image": "image_2"})),
@@ -51,4 +48,4 @@ def conclude(question: Question, observations: Sequence[Observation]) -> str | N
     return str(max(lines, key=lambda line: line["confidence"])["text"]) if lines else None
 
 
-TEXT = Family(name="text", draw=draw, conclude=conclude)
+TEXT = Family(draw=draw, conclude=conclude)
