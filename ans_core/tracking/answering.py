@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from ans_core.benchmarks.public.asked import Answerer, Item
 from ans_core.model.grounding import Grounding
-from ans_core.model.masks import upsample_logits
-from ans_core.pictures import rle, transforms
-from ans_core.tracking.follow import ObjectPrompt, follow, label_map
+from ans_core.pictures import rle
+from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits, label_map
 from ans_core.types import RLE, Masklet, Prediction
 
 
@@ -25,16 +24,10 @@ def masklets(sam2: Grounding, item: Item) -> tuple[Masklet, ...]:
     objects overlap."""
     assert item.objects is not None, f"{item.name}: a clip of video object segmentation has objects"
     objects, frames = item.objects(), item.request.frames
-    width, height = transforms.image_size(frames[0])
     prompts = [_first(masklet) for masklet in objects.masklets]
-    for name, prompt in zip(objects.names, prompts, strict=True):
-        prompt.check(width=width, height=height, frames=len(frames), where=f"{item.name}, object {name}")
+    check_prompts(prompts, frames, where=[f"{item.name}, object {name}" for name in objects.names])
     predicted: list[list[RLE]] = [[] for _ in prompts]
-    for _, low in follow(
-        sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
-    ):
-        # one object at a time
-        logits = (upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low)
+    for logits in frame_logits(sam2, frames, prompts):
         labels = None if objects.overlap else label_map(logits)
         masks = (
             (z > 0 for z in logits) if labels is None else (labels == n for n in range(1, len(prompts) + 1))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ans_core import dist
+from ans_core.written import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,8 @@ class EpochWeights:
 
     def scores(self) -> dict[int, float]:
         file = self.folder / "scores.json"
-        return (
-            {int(epoch): score for epoch, score in json.loads(file.read_text()).items()}
-            if file.exists()
-            else {}
-        )
+        stored = json.loads(file.read_text()) if file.exists() else {}
+        return {int(epoch): score for epoch, score in stored.items()}
 
     def best(self) -> int:
         """Return the epoch with the highest score, the earlier of two equal ones."""
@@ -49,12 +47,9 @@ class EpochWeights:
         if dist.rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(epoch, tensors)
-            scores = {earlier: value for earlier, value in self.scores().items() if earlier < epoch} | {
-                epoch: score
-            }
-            partial = self.folder / "scores.json.partial"
-            partial.write_text(json.dumps(scores))
-            partial.replace(self.folder / "scores.json")
+            scores = {earlier: value for earlier, value in self.scores().items() if earlier < epoch}
+            scores[epoch] = score
+            write_atomically(self.folder / "scores.json", json.dumps(scores))
             stay = {self.file(number).name for number in self.present()}
             for file in self.folder.glob("epoch-*.safetensors"):
                 if file.name not in stay:

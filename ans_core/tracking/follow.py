@@ -21,8 +21,10 @@ from sam2.modeling.sam2_base import NO_OBJ_SCORE
 from torch import Tensor
 
 from ans_core.model.grounding import FrameFeatures, Grounding
+from ans_core.model.masks import upsample_logits
 from ans_core.pictures import transforms
 from ans_core.tracking.simulator import BOTTOM_RIGHT, TOP_LEFT, center_at
+from ans_core.types import ImageRef
 
 AT_ONCE = 32
 """Most objects of one pass: the memory of a frame is a few megabytes an object."""
@@ -138,6 +140,27 @@ def follow(
                 for chosen, outputs in running:
                     logits[chosen] = next(outputs)[1].float()
             yield index, logits
+
+
+def check_prompts(
+    prompts: Sequence[ObjectPrompt], frames: Sequence[ImageRef], *, where: Sequence[str]
+) -> None:
+    """Raise ValueError, as `ObjectPrompt.check`, for a prompt that its video can't have; `where`: of each prompt."""
+    width, height = transforms.image_size(frames[0])
+    for prompt, place in zip(prompts, where, strict=True):
+        prompt.check(width=width, height=height, frames=len(frames), where=place)
+
+
+def frame_logits(
+    sam2: Grounding, frames: Sequence[ImageRef], prompts: Sequence[ObjectPrompt], *, memory: bool = True
+) -> Iterator[Iterator[Float[np.ndarray, "H W"]]]:
+    """Yield the mask logits of `follow` for every frame, at its size, one object at a time."""
+    width, height = transforms.image_size(frames[0])
+    followed = follow(
+        sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames), memory=memory
+    )
+    for _, logits in followed:
+        yield (upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in logits)
 
 
 def _alike(prompts: Sequence[ObjectPrompt]) -> dict[tuple[int, int], list[int]]:

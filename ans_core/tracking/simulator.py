@@ -68,10 +68,8 @@ def noisy_box(mask: Bool[np.ndarray, "H W"], *, rng: Random) -> Points:
     def moved(value: float, by: float, most: int) -> float:
         return min(max(value + rng.uniform(-by, by), 0.0), most - 1.0)
 
-    return [[moved(x1, dx, width), moved(y1, dy, height)], [moved(x2, dx, width), moved(y2, dy, height)]], [
-        TOP_LEFT,
-        BOTTOM_RIGHT,
-    ]
+    corners = [[moved(x, dx, width), moved(y, dy, height)] for x, y in ((x1, y1), (x2, y2))]
+    return corners, [TOP_LEFT, BOTTOM_RIGHT]
 
 
 def negative_point(height: int, width: int, *, count: int, rng: Random) -> Points:
@@ -92,11 +90,9 @@ def points_for(
     for an empty mask."""
     if not mask.any():
         return negative_point(*mask.shape, count=count if kind == "point" else 2, rng=rng)
-    return (
-        noisy_box(mask, rng=rng)
-        if kind == "box"
-        else positive_points(mask, count=count, include_center=include_center, rng=rng)
-    )
+    if kind == "box":
+        return noisy_box(mask, rng=rng)
+    return positive_points(mask, count=count, include_center=include_center, rng=rng)
 
 
 @torch.no_grad()

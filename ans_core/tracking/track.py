@@ -13,9 +13,8 @@ from tqdm import tqdm
 from ans_core import dist
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
-from ans_core.model.masks import upsample_logits
 from ans_core.pictures import media, overlay, rle, transforms
-from ans_core.tracking.follow import ObjectPrompt, follow, label_map
+from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits, label_map
 
 MOST = 255
 """Objects that a palette PNG tells apart; 0 is none of them."""
@@ -50,15 +49,14 @@ def write_track(
             f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's"
         )
     frames = media.clip(source)
-    width, height = transforms.image_size(frames[0])
     paths = (
         [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
     )
     prompts = read_prompts(arguments)
-    for number, (prompt, (kind, value, _)) in enumerate(zip(prompts, arguments, strict=True), start=1):
-        prompt.check(
-            width=width, height=height, frames=len(frames), where=f"object {number} (--{kind} {value})"
-        )
+    numbered = enumerate(arguments, start=1)
+    check_prompts(
+        prompts, frames, where=[f"object {n} (--{kind} {value})" for n, (kind, value, _) in numbered]
+    )
     folder = out / "masks"
     old = _former(out)
     check(
@@ -84,13 +82,9 @@ def write_track(
     pixels = [0] * len(prompts)
 
     def overlays() -> Iterator[Image.Image]:
-        tracked = follow(
-            sam2, lambda index: transforms.open_image(frames[index]), prompts, frames=len(frames)
-        )
-        for index, low in tqdm(tracked, total=len(frames), desc="frames"):
-            labels = label_map(
-                upsample_logits(z, size=sam2.image_size, height=height, width=width) for z in low
-            )
+        tracked = tqdm(frame_logits(sam2, frames, prompts), total=len(frames), desc="frames")
+        for index, logits in enumerate(tracked):
+            labels = label_map(logits)
             overlay.index_picture(labels).save(folder / _name(index))
             masks = [rle.encode(labels == n) for n in range(1, len(prompts) + 1)]
             for n, mask in enumerate(masks):

@@ -240,8 +240,5 @@ def places(step: int, micro: int, *, batch: int, micros: int, per_epoch: int) ->
     processes and micro-batches.
 
     `per_epoch`: clips of an epoch. An epoch's last batch goes on into the next epoch."""
-    first = step * batch
-    for number in range(first, first + batch)[
-        micro * dist.world_size() + dist.rank() :: micros * dist.world_size()
-    ]:
+    for number in dist.own_share(range(step * batch, (step + 1) * batch), micro=micro, micros=micros):
         yield divmod(number, per_epoch)

@@ -12,10 +12,9 @@ import torch
 from ans_core import dist
 from ans_core.metrics.video import j_and_f
 from ans_core.model.grounding import Grounding
-from ans_core.model.masks import upsample
-from ans_core.pictures import rle, transforms
+from ans_core.pictures import rle
 from ans_core.tracking.clips import Clip
-from ans_core.tracking.follow import ObjectPrompt, follow
+from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits
 from ans_core.tracking.simulator import PromptKind, center
 from ans_core.types import RLE
 
@@ -82,23 +81,12 @@ def follow_clip(
     if not objects:
         return [], []
     prompts = [true_prompt(clip, n, prompt) for n in objects]
-    width, height = transforms.image_size(clip.frames[0])
-    for n, object_prompt in zip(objects, prompts, strict=True):
-        object_prompt.check(
-            width=width, height=height, frames=len(clip.frames), where=f"{clip.name}, object {n}"
-        )
+    check_prompts(prompts, clip.frames, where=[f"{clip.name}, object {n}" for n in objects])
     masks: list[list[RLE]] = [[] for _ in objects]
     try:
-        shown = follow(
-            sam2,
-            lambda index: transforms.open_image(clip.frames[index]),
-            prompts,
-            frames=len(clip.frames),
-            memory=memory,
-        )
-        for _, logits in shown:
+        for logits in frame_logits(sam2, clip.frames, prompts, memory=memory):
             for masklet, z in zip(masks, logits, strict=True):
-                masklet.append(rle.encode(upsample(z, size=sam2.image_size, height=height, width=width)))
+                masklet.append(rle.encode(z > 0))
     except ValueError as error:
         raise ValueError(f"{clip.name}: {error}") from error
     return objects, masks

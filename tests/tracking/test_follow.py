@@ -188,7 +188,7 @@ def test_scores_count_the_frames_after_the_prompt_that_have_ground_truth(
             (index, inside if index == 2 else torch.full((1, 16, 16), -10.0)) for index in range(frames)
         )
 
-    monkeypatch.setattr("ans_core.tracking.validation.follow", predicted)
+    monkeypatch.setattr("ans_core.tracking.follow.follow", predicted)
     [scores] = clip_scores(sam2, clip, prompt="mask")
     assert sorted(scores) == [1, 3]
     assert scores[1][0] > 0.9
