@@ -4,7 +4,7 @@ depend on from step to step."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +25,7 @@ from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import episode_parts, shaping
 from ans_core.agent.world import FAMILIES, Question, is_right
 from ans_core.config.agent import Episode as EpisodeSettings
-from ans_core.config.rft import RewardPhases
+from ans_core.config.rft import Rft
 from ans_core.dist import rank, wait_for_all
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.network import Network
@@ -60,24 +60,21 @@ class AgentPractice:
         ask: Callable[[Question], Request],
         families: Sequence[str],
         limits: EpisodeSettings,
-        weights: Mapping[str, float],
-        curious_steps: int,
-        rules: RewardPhases,
+        settings: Rft,
         seed: int,
-        least_calls: float = 0.0,
     ) -> None:
-        """question: id -> question. ask: as the model was taught to be asked. weights: of the shaping parts
-        curiosity, evidence, coherence, penalty, and of dynamics, which is not computed without one. curious_steps:
-        the curiosity's bonus falls to 0 over these. least_calls: share of the episodes that need an operation,
-        below which the run stops."""
+        """question: id -> question. ask: as the model was taught to be asked. settings: weights of the
+        shaping parts, of which dynamics is not computed without one, and when phases change."""
         self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
-        self.weights, self.curious_steps, self.rules = dict(weights), curious_steps, rules
+        self.settings = settings
+        self.curious_steps = max(
+            1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)
+        )
         self.features = CropFeatures(model, most=KEPT_CROPS)
         self.use = {family: ToolUse() for family in families}
         self.norm = RunningNorm()
-        self.dynamics = Dynamics(self.features, seed=seed) if self.weights.get("dynamics") else None
+        self.dynamics = Dynamics(self.features, seed=seed) if settings.dynamics else None
         self.curriculum = Curriculum()
-        self.least_calls = least_calls
         self.looks: list[float] = []
         """Of the last steps: the share of episodes with a successful call, of those that need one."""
         self._needing = torch.zeros(2, dtype=torch.float64)
@@ -117,7 +114,9 @@ class AgentPractice:
         learning: dict[str, float] = {}
         if self.dynamics is not None:
             parts["dynamics"], learning = self.dynamics.earned(played)
-        active = {name: self.weights[name] for name in PARTS[self.curriculum.phase] if name in parts}
+        active = {
+            name: getattr(self.settings, name) for name in PARTS[self.curriculum.phase] if name in parts
+        }
         rewards = {"task": float(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
@@ -143,7 +142,7 @@ class AgentPractice:
             self.use[family] = self.use[family].after(ToolUse(with_call=with_call, without=without))
         self.norm = self.norm.after(episodes, summed, squares)
         accuracy = float(counts[:, 2].sum()) / max(episodes, 1.0)
-        self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.rules)
+        self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.settings.phases)
         if self.dynamics is not None:
             self.dynamics.end_rollouts(total)
         self._watch_calls(*total(self._needing).tolist())
@@ -156,10 +155,10 @@ class AgentPractice:
         """Raise RuntimeError where the agent has unlearned to look (`least_calls`)."""
         if needing:
             self.looks = [*self.looks, with_call / needing][-COLLAPSE_STEPS:]
-        if len(self.looks) == COLLAPSE_STEPS and (share := fmean(self.looks)) < self.least_calls:
+        if len(self.looks) == COLLAPSE_STEPS and (share := fmean(self.looks)) < self.settings.least_calls:
             raise RuntimeError(
                 f"rft: in {share:.2f} of the episodes that need an operation one was called and worked, over the "
-                f"last {COLLAPSE_STEPS} steps; agent.rft.least_calls is {self.least_calls:g}. Raise "
+                f"last {COLLAPSE_STEPS} steps; agent.rft.least_calls is {self.settings.least_calls:g}. Raise "
                 "agent.rft.curiosity or evidence, lower the learning rate, or teach more calls (agent.sft)"
             )
 
@@ -173,7 +172,7 @@ class AgentPractice:
     def change_phase(self, step: int, weights: Weights, folder: Path) -> None:
         """Go on to the next phase, keeping the weights of the boundary in `folder`, or back to the one before
         with its weights."""
-        move = self.curriculum.move(self.rules)
+        move = self.curriculum.move(self.settings.phases)
         file = boundary_name(self.curriculum.phase, step + 1)
         if move == "advance":
             save_weights(folder / file, weights)

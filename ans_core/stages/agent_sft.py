@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -44,7 +45,7 @@ from ans_core.model.supervised import Supervised, layout_of
 from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
 from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.train import loop
-from ans_core.train.loop import Curves
+from ans_core.train.loop import Curves, Machine
 from ans_core.types import Log
 
 DIFFICULTIES = ("simple", "medium", "hard")
@@ -64,31 +65,18 @@ def run(
     # an adapter's optimizer is small
     machine = replace(machine_of(cfg.launch, settings.dtype, log=log), deepspeed_stage=0)
     loop.let_processes_talk(machine)  # they check parts together
-    path = inputs["model"]
     folder = Path(settings.traces) if settings.traces else inputs["agent/cota"] / "train"
     traces = rows.lessons(read_traces(folder))
     if row == "direct":
         traces = [rows.direct(trace) for trace in traces]
     readers = readers_of(traces)
     warn_of_other_reader(readers, here=cfg.agent.reader, what=f"the traces in {folder} were made")
-    tuned = tuned_weights(Path(settings.lora_ranks_from), base=path) if settings.lora_ranks_from else None
-    model = base_of(cfg, path, device=machine.device, dtype=weights_dtype(machine.dtype))
-    trained_rows = set(add_call_tokens(model, OPERATIONS))
-    if settings.rows == "said":
-        trained_rows |= set(
-            token_rows(model, (turn.text for trace in traces for turn in trace.turns if turn.trainable))
-        )
-    seed = dist.seed_of(cfg.seed, "agent lora")
-    lora = lora_of(settings, model, tuned)
-    del tuned  # it is as large as the model
-    show_ranks(lora, log)
-    policy = AgentPolicy(model, lora=lora, rows=sorted(trained_rows), seed=seed)
-    model.checkpointing = layers_again(settings.checkpointing)
-    before = hashes(model)
+    policy = new_policy(cfg, inputs["model"], traces, machine, log)
+    before = hashes(policy.model)
     # losses of masks are means over the rows that have some: by their share, over all rows
     share = settings.referring
     module = Supervised(
-        model,
+        policy.model,
         mask_weight=share * cfg.sft.mask_weight,
         dice_weight=share * cfg.sft.dice_weight,
         points=cfg.sft.mask_points,
@@ -96,37 +84,24 @@ def run(
     schedule = schedule_of(settings.optim)
     curves: Curves = []
     judged: list[dict[str, object]] = []
-    with toolbox_of(cfg, model, adapters_off=policy.base) as toolbox:
+    with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
         maker = TraceBatches(cfg, policy, toolbox, inputs, folder, row)
         maker.check(traces)
         for part in curriculum(traces, settings.curriculum, settings.optim.steps):
-            right_before = _right(cfg, policy, toolbox, row, part.before)
-            start = {
-                name: tensor.clone()
-                for name, tensor in policy.adapters.tensors(policy.adapters.names[0]).items()
-            }
-            part_curves = loop.train(
-                module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps),
-                machine=machine,
-                seed=cfg.seed, scratch=scratch, log=log,
-            )  # fmt: skip
-            reached = _right(cfg, policy, toolbox, row, part.before)
-            taken_back = costs(right_before, reached, settings.allowed_loss)
-            if taken_back:
-                policy.adapters.load(policy.adapters.names[0], start)
+            with judged_part(cfg, policy, toolbox, row, part) as judgement:
+                part_curves = loop.train(
+                    module, maker.of(part), name=part.name, schedule=replace(schedule, steps=part.steps),
+                    machine=machine, seed=cfg.seed, scratch=scratch, log=log,
+                )  # fmt: skip
+            judged.append(judgement)
             curves += [(part.first + step, name, value) for step, name, value in part_curves]
-            shares = {
-                "before": fmean(right_before) if right_before else None,
-                "after": fmean(reached) if reached else None,
-            }
-            judged.append({"part": part.name, "steps": part.steps, **shares, "taken_back": taken_back})
-    moved = check_moved(before, model)
+    moved = check_moved(before, policy.model)
     if dist.rank() == 0:
         policy.operations_told = cfg.agent.episode.operations_told and row == "tools"
         policy.operations = list(OPERATIONS)
         policy.ocr = readers.pop() if len(readers) == 1 else None
         about = {"stage": "agent_sft", "row": row, "seed": cfg.seed}
-        policy.save(out, base_hash=checkpoint.weights_hash(path), about=about)
+        policy.save(out, base_hash=checkpoint.weights_hash(inputs["model"]), about=about)
         loop.write_curves(out / "curves.csv", {"agent_sft": curves})
         (out / "moved.json").write_text(json.dumps(moved, indent=1))
         (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
@@ -135,6 +110,41 @@ def run(
         "traces": float(len(traces)),
         "taken_back": float(sum(bool(j["taken_back"]) for j in judged)),
     }
+
+
+def new_policy(cfg: Config, base: Path, traces: Sequence[Trace], machine: Machine, log: Log) -> AgentPolicy:
+    """Return the base with a new adapter, which can learn to say these traces."""
+    settings = cfg.agent.sft
+    # as large as the model, and gone with this function
+    tuned = tuned_weights(Path(settings.lora_ranks_from), base=base) if settings.lora_ranks_from else None
+    model = base_of(cfg, base, device=machine.device, dtype=weights_dtype(machine.dtype))
+    trained = set(add_call_tokens(model, OPERATIONS))
+    if settings.rows == "said":
+        texts = [turn.text for trace in traces for turn in trace.turns if turn.trainable]
+        trained.update(token_rows(model, texts))
+    lora = lora_of(settings, model, tuned)
+    show_ranks(lora, log)
+    model.checkpointing = layers_again(settings.checkpointing)
+    return AgentPolicy(model, lora=lora, rows=sorted(trained), seed=dist.seed_of(cfg.seed, "agent lora"))
+
+
+@contextmanager
+def judged_part(
+    cfg: Config, policy: AgentPolicy, toolbox: Toolbox, row: str, part: Part
+) -> Iterator[dict[str, object]]:
+    """Inside, the part is learned; afterwards it is taken back if it cost too much of what came before it. Yields
+    the record of that, filled in at the end."""
+    adapter, adapters = policy.adapters.names[0], policy.adapters
+    right_before = _right(cfg, policy, toolbox, row, part.before)
+    start = {name: tensor.clone() for name, tensor in adapters.tensors(adapter).items()}
+    judgement: dict[str, object] = {"part": part.name, "steps": part.steps}
+    yield judgement
+    reached = _right(cfg, policy, toolbox, row, part.before)
+    judgement["before"] = fmean(right_before) if right_before else None
+    judgement["after"] = fmean(reached) if reached else None
+    judgement["taken_back"] = costs(right_before, reached, cfg.agent.sft.allowed_loss)
+    if judgement["taken_back"]:
+        adapters.load(adapter, start)
 
 
 def tuned_weights(folder: Path, *, base: Path) -> dict[str, Tensor]:
@@ -157,12 +167,8 @@ def lora_of(settings: AgentSft, base: Network, tuned: Mapping[str, Tensor] | Non
     copies of the layers."""
     if settings.whole:
         return None
-    lora = settings.lora.model_dump()
-    return (
-        lora
-        if tuned is None
-        else {**lora, "rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
-    )
+    ranks = {} if tuned is None else {"rank_pattern": rank_pattern(base, tuned, energy=settings.lora_energy)}
+    return settings.lora.model_dump() | ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +198,12 @@ def curriculum(traces: Sequence[Trace], shares: Sequence[float], steps: int) -> 
     families: tuple[str, ...] = ()
     for name in names:
         easier = DIFFICULTIES[: DIFFICULTIES.index(name) + 1]
-        part_traces = (
-            tuple(traces)
-            if name == names[-1]
-            else tuple(trace for trace in traces if trace.difficulty in easier)
-        )
+        part_traces = tuple(trace for trace in traces if name == names[-1] or trace.difficulty in easier)
         end = steps if name == names[-1] else first + round(shares[DIFFICULTIES.index(name)] * steps)
         if end > first:
             yield Part(name=name, traces=part_traces, before=families, first=first, steps=end - first)
-            first, families = (
-                end,
-                tuple(dict.fromkeys(trace.family for trace in part_traces if trace.family in FAMILIES)),
-            )
+            first = end
+            families = tuple(dict.fromkeys(t.family for t in part_traces if t.family in FAMILIES))
 
 
 class TraceBatches:
@@ -229,13 +229,11 @@ class TraceBatches:
         self.layout = layout_of(self.model, mask_size=cfg.sft.mask_size, max_length=cfg.agent.episode.tokens)
         self.mixture = None
         if self.referring:
-            sources = data.sources(inputs["data"], "train", ["referring", "extra"])
             shares = {"referring": 1.0, "extra": 1.0}
-            questions_per_image = cfg.sft.questions_per_image
             self.mixture = Mixture(
-                sources,
+                data.sources(inputs["data"], "train", list(shares)),
                 shares,
-                questions=questions_per_image,
+                questions=cfg.sft.questions_per_image,
                 frames=1,
                 seed=cfg.seed,
                 turn=conversation.turn,
@@ -260,19 +258,14 @@ class TraceBatches:
         each = self.batch - self.referring
 
         def make(step: int, micro: int) -> Batch:
-            read = []
             of_step = [order.number(number) for number in range(step * each, (step + 1) * each)]
             place, places = micro * dist.world_size() + dist.rank(), self.micros * dist.world_size()
-            for trace in shared_out(of_step, place, places):
-                read.append(
-                    rows.read_trace(
-                        self.model,
-                        trace,
-                        self.folder,
-                        question=self._question(trace),
-                        max_length=self.max_length,
-                    )
+            read = [
+                rows.read_trace(
+                    self.model, trace, self.folder, question=self._question(trace), max_length=self.max_length
                 )
+                for trace in shared_out(of_step, place, places)
+            ]
             # several questions each: the longest rows
             if self.mixture is not None and micro == self.micros - 1:
                 referring_rows = self.mixture.rows(part.first + step, 0, batch=self.referring, micros=1)
@@ -297,7 +290,7 @@ def _right(
     if not families or not each:
         return []
     policy.model.eval()
-    questions: list[Question] = held_out(
+    questions = held_out(
         families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM
     )
     operations = operations_told(toolbox, episode.operations_told and row == "tools")

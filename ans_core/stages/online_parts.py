@@ -18,10 +18,9 @@ from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.workspace import Workspace
 from ans_core.checkpoints import checkpoint
-from ans_core.config import Config, Lora, Rl
+from ans_core.config import Config, Rl
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.config.online import Shift
-from ans_core.config.training import KeepingOptim
 from ans_core.online.admission import Gate
 from ans_core.online.canary import right
 from ans_core.online.embedding import encoder_name
@@ -36,7 +35,7 @@ from ans_core.online.verifiers import confirmed_answer
 from ans_core.online.worker import ADAPTERS, Worker
 from ans_core.precision import inference_dtype
 from ans_core.stages.launch import schedule_of
-from ans_core.stages.operations import toolbox_of
+from ans_core.stages.operations import rl_of_episodes, toolbox_of
 from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request
 
@@ -245,11 +244,9 @@ def loop_of(parts: Parts, worker: Worker, *, guard: Guard | None = None, log: Lo
 def rl_settings(cfg: Config, guard: Guard) -> Rl:
     """Return the settings of RL's steps. Advantages are centred rewards alone, so that a label's weight
     scales them. Without the release tier the moving average has decay 0: it is the policy."""
-    update, episode = cfg.agent.online.update, cfg.agent.episode
-    optim = KeepingOptim(**update.optim.model_dump())
-    return Rl(
-        loops={"agent": 1.0}, lora=Lora(dropout=0.0), optim=optim, dtype="fp32", group=update.group,
-        temperature=update.temperature, max_tokens=(episode.calls + 2) * episode.turn_tokens,
+    update = cfg.agent.online.update
+    return rl_of_episodes(
+        cfg, update.optim, dtype="fp32", group=update.group, temperature=update.temperature,
         clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta, scale_rewards="none",
         ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
@@ -13,9 +14,13 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_base
 from ans_core.checkpoints import checkpoint
-from ans_core.config import Config
+from ans_core.config import Config, Lora, Optim, Rl
+from ans_core.config.training import KeepingOptim
 from ans_core.model.network import Network
 from ans_core.precision import inference_dtype
+
+LOOP: Final = "agent"
+"""The loop of RL that practises in episodes."""
 
 
 def base_of(cfg: Config, path: Path, *, device: torch.device, dtype: torch.dtype | None) -> Network:
@@ -48,6 +53,13 @@ def toolbox_of(
         reader=agent.reader,
         segmenter=_segmenter(agent.segmenter, model.device) if agent.segmenter else None,
     )
+
+
+def rl_of_episodes(cfg: Config, optim: Optim, **settings: Any) -> Rl:
+    """Return the settings of RL's steps on whole episodes. Of the longest episode all turns count."""
+    tokens = (cfg.agent.episode.calls + 2) * cfg.agent.episode.turn_tokens
+    optim = KeepingOptim(**optim.model_dump())
+    return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **settings)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from ans_core import dist
 from ans_core.agent.episode import Toolbox
@@ -25,25 +24,23 @@ from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.practice import AgentPractice, boundary_name, sample_of, save_weights
-from ans_core.agent.rewards.curriculum import PARTS, PHASES
+from ans_core.agent.rewards.curriculum import PHASES
 from ans_core.agent.world import Question
 from ans_core.agent.world.bank import QuestionBank, divided, picture_share
 from ans_core.checkpoints import checkpoint
-from ans_core.config import Config, Lora, Rl
-from ans_core.config.training import KeepingOptim
+from ans_core.config import Config, Rl
 from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
-from ans_core.stages.operations import toolbox_of
+from ans_core.stages.operations import LOOP, rl_of_episodes, toolbox_of
 from ans_core.train import loop
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")
 """All begin as the agent's SFT; the first is trained, the second its moving average, the last stays."""
-LOOP: Final = "agent"
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
@@ -86,7 +83,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             return metrics
 
         curves = loop.train(
-            module, questions.batches(policy.model), name="rft",
+            module, partial(questions.batch, policy.model), name="rft",
             schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine,
             seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
         )  # fmt: skip
@@ -108,7 +105,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 
 def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Questions) -> AgentPractice:
-    settings, episode = cfg.agent.rft, cfg.agent.episode
+    episode = cfg.agent.episode
     operations = operations_told(toolbox, episode.operations_told)
     return AgentPractice(
         policy.model,
@@ -117,25 +114,15 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         ask=lambda question: request_of(question, operations),
         families=questions.bank.families("train"),
         limits=episode,
-        weights={part: getattr(settings, part) for part in PARTS[PHASES[-1]]},
-        curious_steps=max(1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)),
-        rules=settings.phases,
+        settings=cfg.agent.rft,
         seed=cfg.seed,
-        least_calls=settings.least_calls,
     )
 
 
 def grpo_settings(cfg: Config) -> Rl:
-    """Return the settings of RL's steps: those that are the same for every loop. Of the longest episode all
-    turns count."""
-    s, episode = cfg.agent.rft, cfg.agent.episode
-    names = (
-        "dtype", "checkpointing", "group", "inner_steps", "temperature", "objective", "clip_low", "clip_high",
-        "kl", "entropy", "scale_rewards", "std_floor", "ema", "monitor_every", "samples_every",
-    )  # fmt: skip
-    shared = {name: getattr(s, name) for name in names}
-    optim, tokens = KeepingOptim(**s.optim.model_dump()), (episode.calls + 2) * episode.turn_tokens
-    return Rl(loops={LOOP: 1.0}, optim=optim, lora=Lora(dropout=0.0), max_tokens=tokens, **shared)
+    """Return the settings of RL's steps: those that are the same for every loop."""
+    shared = cfg.agent.rft.model_dump(include=Rl.model_fields.keys() - {"optim"})
+    return rl_of_episodes(cfg, cfg.agent.rft.optim, **shared)
 
 
 class Questions:
@@ -161,8 +148,17 @@ class Questions:
         index = turns * turn.count(name) + turn[:place].count(name)
         return self.named(self.bank.id_of(name, "train", self.first(name) + index))
 
-    def batches(self, model: Network) -> RftBatches:
-        return RftBatches(self, model)
+    def batch(self, model: Network, step: int, micro: int) -> Batches:
+        """Return this process's questions of a step's micro-batch."""
+        s = self.settings
+        rollout, inner = divmod(step, s.inner_steps)
+        numbers = range(rollout * s.optim.batch, (rollout + 1) * s.optim.batch)
+        chosen = [self.number(n) for n in dist.own_share(numbers, micro=micro, micros=s.optim.accumulate)]
+        batch = rl_batch([sample_of(q) for q in chosen], [q.text for q in chosen], model, mask_size=1)
+        return Batches(
+            batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner,
+            step=step
+        )  # fmt: skip
 
 
 def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
@@ -171,26 +167,6 @@ def turn_of(families: Sequence[str], often: Mapping[str, int]) -> list[str]:
         ((i + 0.5) / often.get(family, 1), family) for family in families for i in range(often.get(family, 1))
     ]
     return [family for _, family in sorted(places, key=lambda place: place[0])]
-
-
-class RftBatches:
-    """(step, micro-batch) -> this process's questions."""
-
-    def __init__(self, questions: Questions, model: Network) -> None:
-        self.questions, self.model, self.settings = questions, model, questions.settings
-
-    def __call__(self, step: int, micro: int) -> Batches:
-        s = self.settings
-        rollout, inner = divmod(step, s.inner_steps)
-        numbers = range(rollout * s.optim.batch, (rollout + 1) * s.optim.batch)
-        chosen = [
-            self.questions.number(n) for n in dist.own_share(numbers, micro=micro, micros=s.optim.accumulate)
-        ]
-        batch = rl_batch([sample_of(q) for q in chosen], [q.text for q in chosen], self.model, mask_size=1)
-        return Batches(
-            batches=[batch], of={LOOP: 0}, learned=len(chosen), rollout=rollout, micro=micro, inner=inner,
-            step=step
-        )  # fmt: skip
 
 
 def keep_boundaries(folder: Path, out: Path) -> None:

@@ -21,9 +21,9 @@ from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.practice import AgentPractice
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import Question, draw_question
-from ans_core.config import Config
+from ans_core.config import Config, Optim
 from ans_core.config.agent import Episode as EpisodeSettings
-from ans_core.config.rft import PhaseEnd, RewardPhases
+from ans_core.config.rft import PhaseEnd, RewardPhases, Rft
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.pictures.overlay import COLOURS, OPACITY
@@ -147,13 +147,14 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
         [look, look, look, look, question.answer],
         [call_text(TRACK_OF_NOTHING), question.answer],
     ]
-    weights = dict.fromkeys(("curiosity", "evidence", "coherence", "penalty"), 1.0)
     end = PhaseEnd(threshold=2.0, slope=-9.0, steps=9)
     with Toolbox(model) as toolbox:
         practice = AgentPractice(
             model, toolbox, question=lambda name: question, ask=request_of, families=[family], limits=LIMITS,
-            weights=weights, curious_steps=1,
-            rules=RewardPhases(base=end, coherence=end, every=1, allowed_loss=0.0), seed=0,
+            settings=Rft(
+                evidence=1.0, coherence=1.0, optim=Optim(steps=1, batch=8, lr=1e-3),
+                phases=RewardPhases(base=end, coherence=end, every=1, allowed_loss=0.0),
+            ), seed=0,
         )  # fmt: skip
         practice.steps = 1  # curiosity's bonus is over
     records = []

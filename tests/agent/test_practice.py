@@ -24,9 +24,9 @@ from ans_core.agent.practice import AgentPractice, sample_of
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.rewards.curiosity import ToolUse
 from ans_core.agent.world import Question, draw_question
-from ans_core.config import Rl
+from ans_core.config import Optim, Rl
 from ans_core.config.agent import Episode as EpisodeSettings
-from ans_core.config.rft import PhaseEnd, RewardPhases
+from ans_core.config.rft import PhaseEnd, RewardPhases, Rft
 from ans_core.model import adapters
 from ans_core.model.network import Network
 from ans_core.rl.batch import rl_batch
@@ -86,12 +86,14 @@ def practice(
     def ask(asked: Question) -> Request:
         return Request(frames=asked.frames, text=tokens.first_question(asked.text))
 
-    weights = {"curiosity": 1.0, "evidence": 0.2, "coherence": 0.1, "penalty": 1.0, "dynamics": dynamics}
+    settings = Rft(
+        dynamics=dynamics, phases=rules, curious_share=1.0, optim=Optim(steps=10, batch=8, lr=1e-3)
+    )
     limits = EpisodeSettings(calls=4, pictures=16, turn_tokens=4)
     families = ("easy", "pattern")
     return AgentPractice(
         model, toolbox, question=question, ask=ask, families=families, limits=limits.model_copy(update={"batch": at_a_time}),
-        weights=weights, curious_steps=10, rules=rules, seed=0,
+        settings=settings, seed=0,
     )  # fmt: skip
 
 
@@ -346,7 +348,7 @@ def test_the_bonus_of_curiosity_falls_to_zero_and_comes_back_only_before_that(to
 def test_a_run_stops_where_the_agent_has_unlearned_to_look(own_model: Network) -> None:
     with Toolbox(reader="template") as toolbox:
         own = practice(own_model, toolbox)
-        own.least_calls = 0.5
+        own.settings = own.settings.model_copy(update={"least_calls": 0.5})
 
         def step(called: int, needing: int) -> None:
             own._needing += torch.tensor([called, needing])
