@@ -8,13 +8,13 @@ from statistics import fmean
 
 from ans_core.agent.evaluation import costs
 from ans_core.agent.play import PlayedEpisode
-from ans_core.online.voting import normal
+from ans_core.agent.world.question import same_answer
 
 
 def right(played: Sequence[PlayedEpisode], answers: Sequence[str]) -> list[bool]:
     """Tell of each question whether its answer is right."""
     return [
-        episode.answer is not None and normal(episode.answer) == normal(answer)
+        episode.answer is not None and same_answer(episode.answer, answer)
         for episode, answer in zip(played, answers, strict=True)
     ]
 

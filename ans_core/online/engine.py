@@ -110,7 +110,7 @@ class Engine:
         try:
             self.neighbours.follow(self.store)
             nearest = self.store.votes([number for number, _ in self.neighbours.search(vector, NEAREST)])
-            shares = [share for _, share, _, _ in nearest.values()]
+            shares = [share for _, share, _ in nearest.values()]
             if not self.read_only:
                 self._evict()
                 new = Experience(

@@ -20,13 +20,14 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.practice import play_groups, rollout_of
 from ans_core.agent.workspace import Workspace
+from ans_core.agent.world.question import normal, same_answer
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.config.online import RELEASES
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.online.admission import Gate, Marginal
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.store import Outcome, Store, Task, Verdict
-from ans_core.online.voting import Decision, Strategy, Vote, decide, entropy, normal
+from ans_core.online.voting import Decision, Strategy, Vote, decide, entropy
 from ans_core.rl.batch import Box
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
@@ -153,34 +154,29 @@ class OnlinePractice:
                 _rollout(episode, label=normal(lesson.truth), weight=1.0, measured={}) for episode in group
             ]
         decision, verdict = self._judged(lesson, lesson.task, group)
-        admitted = verdict == "admitted" and decision.label is not None
-        weight = 1.0
-        if admitted and decision.label is not None and self.weigh_labels:
-            weight = self.progress.marginal.weight(lesson.form, decision.label)
+        label, weight = decision.label if verdict == ADMITTED else None, 1.0
+        truth = None if lesson.truth is None else normal(lesson.truth)
         measured = {
-            "admitted": float(admitted),
+            "admitted": float(label is not None),
             "share": decision.share,
             "verified": float(decision.verified),
         }
         # after them come near-duplicates' votes
         if (differ := entropy(decision.votes[: len(group)])) is not None:
             measured["answer_entropy"] = differ
-        if lesson.truth is not None and admitted:
-            measured["label_right"] = float(decision.label == normal(lesson.truth))
-        if admitted and decision.label is not None:
-            self.progress.marginal.add(lesson.form, decision.label)
+        if label is not None:
+            if self.weigh_labels:
+                weight = self.progress.marginal.weight(lesson.form, label)
+            self.progress.marginal.add(lesson.form, label)
+            if truth is not None:
+                measured["label_right"] = float(label == truth)
         rollouts = []
         for episode in group:
             metrics = dict(measured)
-            if lesson.truth is not None and admitted and episode.answer is not None:
-                rewarded, right = (
-                    normal(episode.answer) == decision.label,
-                    normal(episode.answer) == normal(lesson.truth),
-                )
-                metrics["reward_right"] = float(rewarded == right)
-            rollouts.append(
-                _rollout(episode, label=decision.label if admitted else None, weight=weight, measured=metrics)
-            )
+            if label is not None and truth is not None and episode.answer is not None:
+                answer = normal(episode.answer)
+                metrics["reward_right"] = float((answer == label) == (answer == truth))
+            rollouts.append(_rollout(episode, label=label, weight=weight, measured=metrics))
         return rollouts
 
     def _judged(self, lesson: Lesson, task: Task, group: Sequence[PlayedEpisode]) -> tuple[Decision, Verdict]:
@@ -190,7 +186,8 @@ class OnlinePractice:
             decision = decide([*votes, person], self.strategy).with_label(task.true_answer)
             verdict = ADMITTED
         else:
-            decision = decide([vote for vote in votes if not _is(vote, task.wrong_answer)], self.strategy)
+            wrong = None if task.wrong_answer is None else normal(task.wrong_answer)
+            decision = decide([vote for vote in votes if wrong is None or vote.label != wrong], self.strategy)
             if self.relabel is not None:
                 decision = self.relabel(task, decision)
             verdict = self.gate.verdict(task, decision)
@@ -217,9 +214,7 @@ class OnlinePractice:
             if verified_answer is None and answer is not None and self.confirm is not None:
                 verified_answer = self.confirm(lesson, episode.episode.workspace)
             verified = (
-                answer is not None
-                and verified_answer is not None
-                and normal(answer) == normal(verified_answer)
+                answer is not None and verified_answer is not None and same_answer(answer, verified_answer)
             )
             votes.append(
                 Vote(source=f"rollout {number}", answer=answer, verified=verified, by=by if verified else "")
@@ -237,7 +232,7 @@ class OnlinePractice:
         near = [number for number, similar in nearest if similar >= NEAR and number != task.experience]
         return [
             Vote(source=f"experience {number}", answer=label)
-            for number, (label, _, question, _) in self.store.votes(near, verdict="admitted").items()
+            for number, (label, _, question) in self.store.votes(near, verdict="admitted").items()
             if normal(question) == normal(task.question)
         ]
 
@@ -299,10 +294,6 @@ class OnlinePractice:
 
     def load(self, state: dict[str, Any]) -> None:
         self.progress, self.outcomes, self._before = Progress.of(state), [], None
-
-
-def _is(vote: Vote, answer: str | None) -> bool:
-    return vote.answer is not None and answer is not None and normal(vote.answer) == normal(answer)
 
 
 def _rollout(

@@ -26,6 +26,8 @@ from ans_core.config.online import Keeping
 from ans_core.online import picture_files, schema
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
+TASK = ("id", "request", "question", "clip", "form", "policy", "label", "verdict", "visits", "flips")
+"""The columns of an experience that a Task has."""
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
@@ -302,7 +304,7 @@ class Store:
         """Return these experiences as tasks, in this order; those that are gone are left out."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            "SELECT id, request, question, clip, form, policy, label, verdict, visits, flips, "
+            f"SELECT {', '.join(TASK)}, "
             "CASE WHEN feedback.right THEN experiences.answer ELSE feedback.answer END, "
             "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END "
             f"FROM experiences LEFT JOIN feedback ON experience = id WHERE id IN ({marks})",
@@ -313,15 +315,12 @@ class Store:
             f"SELECT experience, digest FROM pictures WHERE experience IN ({marks}) ORDER BY place", *numbers
         ):
             pictures.setdefault(number, []).append(picture_files.path_of(self.pictures, digest))
-        by_id = {
-            row[0]: Task(
-                experience=row[0], request=row[1], question=row[2], frames=tuple(pictures[row[0]]),
-                clip=bool(row[3]), form=row[4], policy=row[5], label=row[6], verdict=row[7], visits=row[8],
-                flips=row[9], true_answer=row[10], wrong_answer=row[11],
-            )
-            for row in rows
-            if row[0] in pictures  # else it was forgotten between the two questions
-        }  # fmt: skip
+        by_id: dict[int, Task] = {}
+        for number, *values, true, wrong in rows:
+            if number in pictures:  # else it was forgotten between the two questions
+                columns = dict(zip(TASK[1:], values, strict=True))
+                columns |= {"clip": bool(columns["clip"]), "frames": tuple(pictures[number])}
+                by_id[number] = Task(experience=number, true_answer=true, wrong_answer=wrong, **columns)
         return [by_id[number] for number in numbers if number in by_id]
 
     def labelled(self, verdict: Verdict, most: int) -> list[int]:
@@ -331,20 +330,17 @@ class Store:
 
     def votes(
         self, numbers: Sequence[int], *, verdict: Verdict | None = None
-    ) -> dict[int, tuple[str, float, str, bool]]:
-        """Return (label, share, question, verified) of those of these experiences that have a label, and this
+    ) -> dict[int, tuple[str, float, str]]:
+        """Return (label, share, question) of those of these experiences that have a label, and this
         verdict if one is named."""
         marks = ",".join("?" * len(numbers))
         rows = self.rows(
-            "SELECT id, label, share, question, verified FROM experiences WHERE label IS NOT NULL AND id "
+            "SELECT id, label, share, question FROM experiences WHERE label IS NOT NULL AND id "
             f"IN ({marks}) AND verdict = COALESCE(?, verdict)",
             *numbers,
             verdict,
         )
-        return {
-            number: (label, share, question, bool(verified))
-            for number, label, share, question, verified in rows
-        }
+        return {number: (label, share, question) for number, label, share, question in rows}
 
     def add_feedback(self, number: int, *, right: bool, answer: str | None = None) -> None:
         """Write down what a person says of an answer, in place of what was said before, and let the worker look at the question
@@ -446,11 +442,8 @@ def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digest
             "SELECT digest FROM pictures WHERE experience = ? ORDER BY place", (number,)
         )
     ]
-    return (question, bool(clip), stored_digests) == (
-        experience.question,
-        experience.clip,
-        list(digests),
-    )
+    asked = (experience.question, experience.clip, list(digests))
+    return (question, bool(clip), stored_digests) == asked
 
 
 def _note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

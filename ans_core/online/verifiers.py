@@ -9,9 +9,8 @@ shares with the drawn world (READ_TEXT's templates know its font) makes it an up
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.protocol import Call
@@ -53,18 +52,13 @@ def _boxes(looked: Workspace) -> list[Box]:
     return masks or crops
 
 
-Confirm = Callable[[_Path, re.Match[str]], str | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verifier:
+class Verifier(NamedTuple):
     """One form of question: `asks` matches its words, `confirm` answers it, or gives None."""
 
-    name: str
-    asks: re.Pattern[str]
-    confirm: Confirm
-    operations: tuple[str, ...]
-    """What it calls."""
+    asks: str
+    confirm: Callable[[_Path, re.Match[str]], str | None]
+    operations: tuple[str, ...] = ()
+    """What it calls, beside segment_object_at."""
 
 
 def _measured(path: _Path, words: str, wanted: str) -> str | None:
@@ -117,27 +111,18 @@ def _moves(path: _Path, match: re.Match[str]) -> str | None:
     return direction if direction in DIRECTIONS else None
 
 
-def _verifier(name: str, asks: str, confirm: Confirm, *operations: str) -> Verifier:
-    return Verifier(
-        name=name, asks=re.compile(asks), confirm=confirm, operations=("segment_object_at", *operations)
-    )
-
-
-VERIFIERS: Mapping[str, Verifier] = {
-    verifier.name: verifier
-    for verifier in (
-        _verifier("pattern", r"Which pattern is on (?P<thing>.+)\?", _pattern, "get_properties"),
-        _verifier("text", r"What is written on (?P<thing>.+)\?", _text, "read_text"),
-        _verifier("larger", r"Which is larger, (?P<thing>.+) or (?P<other>.+)\?", _larger),
-        _verifier("moves", r"Where does (?P<thing>.+) go\?", _moves, "select_frames", "track_object"),
-        _verifier("easy", r"Which colour is (?P<thing>.+)\?", _colour, "get_properties"),
-    )
+VERIFIERS = {
+    "pattern": Verifier(r"Which pattern is on (?P<thing>.+)\?", _pattern, ("get_properties",)),
+    "text": Verifier(r"What is written on (?P<thing>.+)\?", _text, ("read_text",)),
+    "larger": Verifier(r"Which is larger, (?P<thing>.+) or (?P<other>.+)\?", _larger),
+    "moves": Verifier(r"Where does (?P<thing>.+) go\?", _moves, ("select_frames", "track_object")),
+    "easy": Verifier(r"Which colour is (?P<thing>.+)\?", _colour, ("get_properties",)),
 }
 
 
 def form_of(question: str) -> str:
     """Return the name of the verifier that knows this form of question; empty if none does."""
-    return next((name for name, verifier in VERIFIERS.items() if verifier.asks.fullmatch(question)), "")
+    return next((name for name, verifier in VERIFIERS.items() if re.fullmatch(verifier.asks, question)), "")
 
 
 def confirmed_answer(
@@ -150,8 +135,8 @@ def confirmed_answer(
     looked; None = found by words, which also tells an episode that looked elsewhere.
     """
     verifier = VERIFIERS.get(form_of(question))
-    if verifier is None or not set(verifier.operations) <= toolbox.operations.keys():
+    if verifier is None or not {"segment_object_at", *verifier.operations} <= toolbox.operations.keys():
         return None
-    match = verifier.asks.fullmatch(question)
+    match = re.fullmatch(verifier.asks, question)
     assert match is not None, "form_of matched it"
     return verifier.confirm(_Path(toolbox, workspace, looked), match)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from ans_core.agent.world.question import normal
+
 Strategy = Literal["majority", "weighted"]
 OMEGA = 5.0
 """How much more a verified vote weighs (T3RL)."""
@@ -26,6 +28,11 @@ class Vote:
     """An independent operation path gives the same answer."""
     by: str = ""
     """How that path found the thing: `words` or `place`."""
+
+    @property
+    def label(self) -> str | None:
+        """What equal answers have in common."""
+        return None if self.answer is None else normal(self.answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,23 +54,15 @@ class Decision:
         return tuple(asdict(vote) | {"strategy": self.strategy} for vote in self.votes)
 
 
-def normal(answer: str) -> str:
-    """Return what two equal answers have in common (as `same_answer` compares them)."""
-    return answer.strip().removesuffix(".").strip().lower()
-
-
 def decide(votes: Sequence[Vote], strategy: Strategy) -> Decision:
     """Choose the label with the largest share; of equal ones the first in the alphabet, so that the order of
     the votes does not count."""
     by_answer = shares(votes, strategy)
     label = min(by_answer, key=lambda answer: (-by_answer[answer], answer)) if by_answer else None
-    verified = any(
-        vote.verified and vote.answer is not None and normal(vote.answer) == label for vote in votes
-    )
     return Decision(
         label=label,
         share=by_answer[label] if label is not None else 0.0,
-        verified=verified,
+        verified=any(vote.verified and vote.label == label for vote in votes),
         strategy=strategy,
         votes=tuple(votes),
     )
@@ -73,7 +72,7 @@ def entropy(votes: Sequence[Vote]) -> float | None:
     """Return the entropy of the answers, each vote counted once, as a share of the largest that so many votes
     can have: 0 if all are equal, 1 if no two are. Abstentions are left out; None with fewer than two
     answers."""
-    counts = Counter(normal(vote.answer) for vote in votes if vote.answer is not None)
+    counts = Counter(vote.label for vote in votes if vote.label is not None)
     total = counts.total()
     if total < 2:
         return None
@@ -85,7 +84,6 @@ def shares(votes: Sequence[Vote], strategy: Strategy) -> dict[str, float]:
     omega = OMEGA if strategy == "weighted" else 0.0
     weights: dict[str | None, float] = defaultdict(float)
     for vote in votes:
-        answer = None if vote.answer is None else normal(vote.answer)
-        weights[answer] += 1.0 if answer is None else 1 + omega * vote.verified
+        weights[vote.label] += 1.0 if vote.label is None else 1 + omega * vote.verified
     total = sum(weights.values())
     return {answer: weight / total for answer, weight in weights.items() if answer is not None}

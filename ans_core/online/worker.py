@@ -184,17 +184,8 @@ class Worker:
         progress, served = self.practice.progress, self.snapshots.served()
         if step == 0:
             self._take(self._served_at_begin(served))
-        elif (
-            served > progress.version
-            and not self.snapshots.rolled_back()
-            and progress.version in self.snapshots.versions()
-        ):
-            self.snapshots.roll_back(
-                progress.version,
-                why="the worker goes on from an earlier training state",
-                frozen=self.snapshots.frozen(),
-                instead_of=served,
-            )
+        elif served > progress.version:
+            self._go_back(progress.version, served, why="the worker goes on from an earlier training state")
         self._load("served", self.snapshots.load(self.snapshots.served()).tensors)
 
     def _settle(self, update: int) -> None:
@@ -208,17 +199,18 @@ class Worker:
         """Return the version with which this segment begins. One that a killed worker has published since is
         taken back: the tasks that it learned from wait again. What somebody rolled back to by hand stands."""
         base, version = json.loads(self.store.meta(BEGUN) or "[-1, -1]")
-        if (
-            base == self.base
-            and version != served
-            and not self.snapshots.rolled_back()
-            and version in self.snapshots.versions()
-        ):
-            why = "the worker begins its segment again"
-            self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
+        begun_again = base == self.base and version != served
+        if begun_again and self._go_back(version, served, why="the worker begins its segment again"):
             return int(version)
         self.store.set_meta({BEGUN: json.dumps([self.base, served])})
         return served
+
+    def _go_back(self, version: int, served: int, *, why: str) -> bool:
+        """Serve an earlier version again, if it is there and nobody went back by hand; return whether."""
+        if self.snapshots.rolled_back() or version not in self.snapshots.versions():
+            return False
+        self.snapshots.roll_back(version, why=why, frozen=self.snapshots.frozen(), instead_of=served)
+        return True
 
     def _adopt(self) -> None:
         """Go on from another version if somebody rolled back to it."""

@@ -90,7 +90,7 @@ def test_tasks_of_updates_whose_weights_are_lost_come_back(tmp_path: Path) -> No
         assert store.waiting(9) == [2, 3, 4]
         assert store.labelled("admitted", 9) == [1]
         asked = "Which pattern is on the red square?"
-        assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked, True)}
+        assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked)}
         store.drop([4], "stale")
         assert (store.waiting(9), overview.counts(store)["stale"]) == ([2, 3], 1)
 

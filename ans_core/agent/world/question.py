@@ -93,10 +93,13 @@ class Family:
     needs_operation: bool = True
 
 
+def normal(answer: str) -> str:
+    """Return an answer without what makes no difference: case, spaces around it and a full stop."""
+    return answer.strip().removesuffix(".").strip().lower()
+
+
 def same_answer(prediction: str, answer: str) -> bool:
-    """Compare two answers apart from case, spaces around them and a full stop."""
-    left, right = (text.strip().removesuffix(".").strip().lower() for text in (prediction, answer))
-    return left == right
+    return normal(prediction) == normal(answer)
 
 
 def is_right(prediction: str, question: Question) -> bool:
