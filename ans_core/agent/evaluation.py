@@ -10,7 +10,7 @@ from ans_core.agent import tokens
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
-from ans_core.agent.world import FAMILIES, Question, draw_question, evidence, is_right
+from ans_core.agent.world import FAMILIES, Question, evidence, is_right
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.question import faithful_calls
 from ans_core.agent.world.question_sets import is_question_set
@@ -80,20 +80,6 @@ def outcome_of(question: Question, played: PlayedEpisode) -> Outcome:
 def looked(question: Question, played: PlayedEpisode) -> bool:
     """Return the episode's `evidence`."""
     return evidence(question, played.episode.workspace, played.episode.observations)
-
-
-def held_out_names(families: Sequence[str], *, each: int, first: int = 0) -> list[tuple[str, int]]:
-    """Return (family, index) of `each` questions of every family, from index `first`; families take turns, so
-    that a batch has some of each."""
-    return [(family, first + i) for i in range(each) for family in families]
-
-
-def held_out(
-    families: Sequence[str], *, each: int, split: str, seed: int, tile: int, first: int = 0
-) -> list[Question]:
-    """Draw the questions of `held_out_names`."""
-    names = held_out_names(families, each=each, first=first)
-    return [draw_question(family, seed=seed, split=split, index=index, tile=tile) for family, index in names]
 
 
 def request_of(question: Question, operations: Mapping[str, Operation] | None = None) -> Request:

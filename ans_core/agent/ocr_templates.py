@@ -4,7 +4,6 @@ knows no letters."""
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,32 +32,22 @@ LEAST_HEIGHT = 10
 """Pixels of a digit after enlargement."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Letter:
-    text: str
-    box: Box
-    score: float
-
-    @property
-    def height(self) -> int:
-        return self.box[3] - self.box[1]
-
-
 def by_templates(grey: Float[np.ndarray, "H W"]) -> list[Line]:
     """Digits: spots that are darker or brighter than a threshold, each correlated with templates; the best of
     overlapping ones stay."""
-    candidates: list[_Letter] = []
+    candidates: list[Line] = []
     for level in np.linspace(grey.min(), grey.max(), LEVELS + 2)[1:-1]:
         for spots in (grey < level, grey > level):
             candidates += _letters(grey, spots)
-    letters: list[_Letter] = []
-    for letter in sorted(candidates, key=lambda one: -one.score):
+    letters: list[Line] = []
+    for letter in sorted(candidates, key=lambda one: -one.confidence):
         if all(_shared(letter.box, other.box) < 0.3 for other in letters):
             letters.append(letter)
     return _lines(letters)
 
 
-def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> list[_Letter]:
+def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> list[Line]:
+    """Each letter as a line of its own."""
     height, width = spots.shape
     labels, _ = ndimage.label(spots, np.ones((3, 3)))
     boxes, cells = [], []
@@ -83,7 +72,9 @@ def _letters(grey: Float[np.ndarray, "H W"], spots: Bool[np.ndarray, "H W"]) -> 
     best = scores.argmax(1)
     rated = zip(boxes, best, scores.max(1), strict=True)
     return [
-        _Letter(text=names[i], box=box, score=float(score)) for box, i, score in rated if score >= LEAST_SCORE
+        Line(text=names[i], box=box, confidence=float(score))
+        for box, i, score in rated
+        if score >= LEAST_SCORE
     ]
 
 
@@ -125,15 +116,19 @@ def _shared(one: Box, other: Box) -> float:
     return max(0, wide) * max(0, high) / smaller
 
 
-def _lines(letters: list[_Letter]) -> list[Line]:
+def _height(letter: Line) -> int:
+    return letter.box[3] - letter.box[1]
+
+
+def _lines(letters: list[Line]) -> list[Line]:
     """Letters of about one height, side by side."""
-    rows: list[list[_Letter]] = []
+    rows: list[list[Line]] = []
     for letter in sorted(letters, key=lambda one: one.box[0]):
         for row in rows:
-            last = row[-1]
-            alike = 0.75 < letter.height / last.height < 1.33
-            level = abs(letter.box[1] + letter.box[3] - last.box[1] - last.box[3]) < 0.5 * last.height
-            if alike and level and letter.box[0] - last.box[2] < 1.5 * last.height:
+            last, height = row[-1], _height(row[-1])
+            alike = 0.75 < _height(letter) / height < 1.33
+            level = abs(letter.box[1] + letter.box[3] - last.box[1] - last.box[3]) < 0.5 * height
+            if alike and level and letter.box[0] - last.box[2] < 1.5 * height:
                 row.append(letter)
                 break
         else:
@@ -142,10 +137,14 @@ def _lines(letters: list[_Letter]) -> list[Line]:
     for row in rows:
         text = row[0].text
         for before, letter in itertools.pairwise(row):
-            text += (" " if letter.box[0] - before.box[2] > 0.5 * before.height else "") + letter.text
+            text += (" " if letter.box[0] - before.box[2] > 0.5 * _height(before) else "") + letter.text
         corners = np.array([letter.box for letter in row])
         (x1, y1), (x2, y2) = corners[:, :2].min(0).tolist(), corners[:, 2:].max(0).tolist()
         lines.append(
-            Line(text=text, box=(x1, y1, x2, y2), confidence=float(np.mean([letter.score for letter in row])))
+            Line(
+                text=text,
+                box=(x1, y1, x2, y2),
+                confidence=float(np.mean([letter.confidence for letter in row])),
+            )
         )
     return lines

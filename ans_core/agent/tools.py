@@ -52,7 +52,10 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
     if arguments.source is None:
         raise ValueError(f"ans tools {arguments.name} IMAGE key=value ...: IMAGE is missing")
     call = protocol.Call(name=arguments.name, arguments=parse_settings(arguments.settings))
-    check(call)
+    try:  # before a model is loaded
+        protocol.checked(call, OPERATIONS)
+    except Refused as refused:
+        raise ValueError(refused.message) from None
     if arguments.name == "read_text":
         check_reader(arguments.reader, setting="--reader")
     for path in arguments.mask or ():
@@ -78,14 +81,6 @@ def run_operation(arguments: argparse.Namespace, *, out: Path, newest_model: Cal
             toolbox.tile,
         )
     return f"{observation.text}\n{', '.join(map(str, files))}"
-
-
-def check(call: protocol.Call) -> None:
-    """Before a model is loaded."""
-    try:
-        protocol.checked(call, OPERATIONS)
-    except Refused as refused:
-        raise ValueError(refused.message) from None
 
 
 def parse_settings(words: Sequence[str]) -> dict[str, Any]:

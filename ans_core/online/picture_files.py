@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 from ans_core.pictures import transforms
+from ans_core.train.states import sync
 
 
 def as_png(encoded: bytes) -> bytes:
@@ -43,7 +44,7 @@ def read(path: Path) -> bytes:
 
 def put(folder: Path, encoded: bytes) -> str:
     """Write a picture unless it is there; return its digest once file and name are on disk. A `sweep` at the
-    same time may take it away again: who counts on it looks (`are_there`) while no sweep can run."""
+    same time may take it away again: who counts on it looks for it while no sweep can run."""
     digest = digest_of(encoded)
     path = path_of(folder, digest)
     while not path.exists():
@@ -61,28 +62,10 @@ def put(folder: Path, encoded: bytes) -> str:
             raise OSError(
                 f"{path} can't be written ({error.strerror}); free space on its disk, or mend its rights"
             ) from None
-    # also where it is there: another process may not have come so far yet
-    for entry in (path, path.parent, folder):
-        _keep_entry(entry)
+    # the names; also where it is there: another process may not have come so far yet
+    for parent in (path.parent, folder, folder.parent):
+        sync(parent)
     return digest
-
-
-def are_there(folder: Path, digests: Iterable[str]) -> bool:
-    return all(path_of(folder, digest).exists() for digest in digests)
-
-
-def _keep_entry(path: Path) -> None:
-    """Bring the name of a file or folder to the disk."""
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove(folder: Path, digests: Collection[str]) -> None:
-    for digest in digests:
-        path_of(folder, digest).unlink(missing_ok=True)
 
 
 def sweep(folder: Path, keep: Collection[str]) -> int:

@@ -270,19 +270,17 @@ class Store:
             if waiting >= self.limits.queue:
                 count(db, "flooded")
                 return True, None
-            if not (written and picture_files.are_there(self.pictures, digests)):
+            paths = [picture_files.path_of(self.pictures, digest) for digest in digests]
+            if not (written and all(path.exists() for path in paths)):
                 return False, None
             return True, _insert(db, experience, vector, digests)
 
     def remove_unused(self, digests: Iterable[str]) -> None:
         """Remove pictures that no experience has. In a transaction, so that nobody adds one meanwhile."""
         with self.writing() as db:
-            left = [
-                one
-                for one in digests
-                if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (one,)).fetchone()
-            ]
-            picture_files.remove(self.pictures, left)
+            for digest in digests:
+                if not db.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone():
+                    picture_files.path_of(self.pictures, digest).unlink(missing_ok=True)
 
     def size(self) -> int:
         """Return the number of experiences."""

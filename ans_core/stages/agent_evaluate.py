@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,7 +25,6 @@ from ans_core.agent.album import album_entry, chosen, write_album
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.evaluation import (
     Outcome,
-    held_out_names,
     metrics,
     operations_told,
     outcome_of,
@@ -110,9 +110,11 @@ class HeldOut:
         families = [
             family for family in self.bank.families(self.split) if not (with_plan and is_question_set(family))
         ]
-        names = held_out_names(families, each=each)
         return [
-            (family, index) for family, index in names if index < self.bank.at_most(each, family, self.split)
+            (family, index)
+            for index in range(each)
+            for family in families
+            if index < self.bank.at_most(each, family, self.split)
         ]
 
     def question(self, family: str, index: int) -> Question:
@@ -230,12 +232,10 @@ class _Asking:
         def made(batch: Sequence[tuple[str, int]]) -> list[Outcome]:
             questions = [self.held_out.question(*name) for name in batch]
             plans = [[call_text(call) for call in question.plan] for question in questions] if plan else None
-            allowed = (
-                [text for question in questions for text in (question.answer, *question.choices)]
-                if answers_alone
-                else []
-            )
-            forbidden = tokens.all_but(self.policy.model, allowed) if answers_alone else openers
+            forbidden: Sequence[int] = openers
+            if answers_alone:
+                allowed = [text for question in questions for text in (question.answer, *question.choices)]
+                forbidden = tokens.all_but(self.policy.model, allowed)
             played = play(
                 self.policy.model,
                 used,
@@ -245,13 +245,11 @@ class _Asking:
                 plans=plans,
                 change=change,
             )
-            episodes.update(
-                {question.question_id: rollout for question, rollout in zip(questions, played, strict=True)}
-            )
-            return [
-                without_frames(outcome_of(question, rollout))
-                for question, rollout in zip(questions, played, strict=True)
-            ]
+            outcomes = []
+            for question, rollout in zip(questions, played, strict=True):
+                episodes[question.question_id] = rollout
+                outcomes.append(without_frames(outcome_of(question, rollout)))
+            return outcomes
 
         return dist.by_turns(names, episode.batch, made, desc=desc), episodes
 
@@ -260,12 +258,11 @@ def referring(cfg: Config, policy: AgentPolicy, prepared: Path) -> dict[str, flo
     """Return gIoU over all samples with the agent's adapter, and with the base alone; nothing where there are
     no samples."""
     settings, benchmark = cfg.agent.evaluate, BENCHMARKS["referring"]
-    held = [
+    held = (
         s for source in data.sources(prepared, settings.split, ["referring", "extra"]) for s in source.samples
-    ]
-    samples: list[Sample] = [s for s in held if s.task == "referring" and len(s.frames) == 1][
-        : settings.referring
-    ]
+    )
+    single = (s for s in held if s.task == "referring" and len(s.frames) == 1)
+    samples: list[Sample] = list(islice(single, settings.referring))
     if not samples:
         return {}
 

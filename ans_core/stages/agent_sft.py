@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,12 +25,12 @@ from torch import Tensor
 from ans_core import data, dist
 from ans_core.agent import rows, tokens
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import costs, held_out, operations_told, outcome_of, request_of
+from ans_core.agent.evaluation import costs, operations_told, outcome_of, request_of
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens, token_rows, warn_of_other_reader
-from ans_core.agent.world import FAMILIES, Question
+from ans_core.agent.world import FAMILIES, Question, draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config
@@ -290,9 +291,9 @@ def _right(
     if not families or not each:
         return []
     policy.model.eval()
-    questions = held_out(
-        families, each=each, split="val", seed=cfg.seed, tile=toolbox.tile, first=CHECKED_FROM
-    )
+    draw = partial(draw_question, seed=cfg.seed, split="val", tile=toolbox.tile)
+    # families take turns, so that a batch has some of each
+    questions = [draw(family, index=CHECKED_FROM + i) for i in range(each) for family in families]
     operations = operations_told(toolbox, episode.operations_told and row == "tools")
     forbidden = tokens.call_openers(policy.model) if row == "direct" else ()
 

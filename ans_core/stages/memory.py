@@ -124,11 +124,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             "J&F/best": scores[best],
             "best_epoch": float(best),
             "trained": 1.0,
+            "J&F/before_without_memory": before,
+            "J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before,
+            "tensors_without_gradient": float(unreached),
+            "left_out_clips": float(len(pool.left_out)),
+            **{name: value for name, value in last_means(curves).items() if "/val_" not in name},
         }
-        metrics |= {"J&F/before_without_memory": before}
-        metrics |= {"J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before}
-        metrics |= {"tensors_without_gradient": float(unreached), "left_out_clips": float(len(pool.left_out))}
-        metrics |= {name: value for name, value in last_means(curves).items() if "/val_" not in name}
     if stills:
         metrics["pseudo_clips"] = float(len(held_out))
     if dist.rank() == 0:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ans_core.agent.refusal import Refused
-from ans_core.agent.workspace import FIRST, THOUSAND, Box, Handle, ImageHandle, Workspace, box_of
+from ans_core.agent.workspace import THOUSAND, Box, Handle, ImageHandle, Workspace, box_of
 
 if TYPE_CHECKING:
     from ans_core.model.network import Network
@@ -135,20 +135,22 @@ def check_size(box: Box, *, smallest: int) -> None:
         )
 
 
-def image_or_mask(
-    workspace: Workspace, image: str | None, mask: str | None, *, smallest: int, margin: float
-) -> ImageHandle:
-    """An image as it is (default: the first), or the box around a mask, larger by `margin` of its longer side
-    on every side."""
-    if mask is None:
-        return workspace.image(image or FIRST)
-    if image is not None:
-        raise Refused("wrong_type", "image and mask are given; give one of them")
-    return around(workspace, mask, smallest=smallest, margin=margin)
+def check_point(point_2d: Sequence[int], image: str) -> None:
+    if not all(0 <= value <= THOUSAND for value in point_2d):
+        raise Refused(
+            "bad_box",
+            f"point_2d {list(point_2d)} is outside of {image}; x and y go from 0 to {THOUSAND}",
+        )
+
+
+def check_frames(numbers: Sequence[int], count: int) -> None:
+    if not all(0 <= frame < count for frame in numbers):
+        raise Refused("bad_box", f"frames {list(numbers)}: the clip has frames 0 to {count - 1}")
 
 
 def around(workspace: Workspace, mask: str, *, smallest: int, margin: float) -> ImageHandle:
-    """The box around a mask, larger by `margin`, and by what is missing to `smallest`."""
+    """The box around a mask, larger by `margin` of its longer side on every side, and by what is missing to
+    `smallest`."""
     x1, y1, x2, y2 = box_of(workspace.pixels(mask))
     more = round(margin * max(x2 - x1, y2 - y1))
     across, down = max(more, -(-(smallest - x2 + x1) // 2)), max(more, -(-(smallest - y2 + y1) // 2))

@@ -10,10 +10,10 @@ from ans_core.agent.operations.base import (
     Operation,
     Result,
     Tools,
-    image_or_mask,
+    around,
 )
 from ans_core.agent.refusal import Refused
-from ans_core.agent.workspace import Workspace, opened
+from ans_core.agent.workspace import FIRST, Workspace, opened
 
 MARGIN = 0.05
 """Read around a mask, as a share of its box's longer side."""
@@ -26,7 +26,12 @@ class ReadText(Arguments):
 
 
 def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
-    part = image_or_mask(workspace, arguments.image, arguments.mask, smallest=tools.smallest, margin=MARGIN)
+    if arguments.mask is None:
+        part = workspace.image(arguments.image or FIRST)
+    elif arguments.image is None:
+        part = around(workspace, arguments.mask, smallest=tools.smallest, margin=MARGIN)
+    else:
+        raise Refused("wrong_type", "image and mask are given; give one of them")
     lines = ocr.read_lines(opened(workspace.frames[part.frame]).crop(part.box), by=tools.ocr)[:MOST_LINES]
     if not lines:
         raise Refused("nothing_found", "no text was found there; zoom in on it first, or try another place")

@@ -16,6 +16,7 @@ from ans_core.agent.operations.base import (
     Point2D,
     Result,
     Tools,
+    check_point,
     pixel_box,
 )
 from ans_core.agent.refusal import Refused
@@ -74,10 +75,7 @@ def _points(
 
     if arguments.point_2d is not None:
         x, y = arguments.point_2d
-        if not (0 <= x <= THOUSAND and 0 <= y <= THOUSAND):
-            raise Refused(
-                "bad_box", f"point_2d {[x, y]} is outside of {image}; x and y go from 0 to {THOUSAND}"
-            )
+        check_point(arguments.point_2d, image)
         return [(x / THOUSAND, y / THOUSAND, INSIDE)]
     assert arguments.bbox_2d is not None
     pixel_box(workspace, image, arguments.bbox_2d, smallest=tools.smallest)

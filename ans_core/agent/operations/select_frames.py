@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ans_core.agent.operations.base import Arguments, Operation, Result, Tools
+from ans_core.agent.operations.base import Arguments, Operation, Result, Tools, check_frames
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import ImageHandle, Workspace
 
@@ -21,9 +21,7 @@ class SelectFrames(Arguments):
 def run(workspace: Workspace, arguments: SelectFrames, tools: Tools) -> Result:
     if not workspace.clip:
         raise Refused("not_a_clip", "select_frames needs a clip, and there is none here")
-    last = len(workspace.frames) - 1
-    if any(not 0 <= frame <= last for frame in arguments.frames):
-        raise Refused("bad_box", f"frames {arguments.frames}: the clip has frames 0 to {last}")
+    check_frames(arguments.frames, len(workspace.frames))
     made = tuple(ImageHandle(frame=frame, box=(0, 0, *workspace.size(frame))) for frame in arguments.frames)
     names = workspace.next_names(made)
     shown = dict(zip(names, arguments.frames, strict=True))

@@ -24,10 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ans_core.agent import protocol
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.operations.base import SMALLEST, part_of
+from ans_core.agent.operations.base import SMALLEST, check_frames, check_point, part_of
 from ans_core.agent.protocol import IMAGE, Call
 from ans_core.agent.refusal import ErrorKind, Refused
-from ans_core.agent.workspace import FIRST, THOUSAND, ImageHandle
+from ans_core.agent.workspace import FIRST, ImageHandle
 from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
@@ -266,10 +266,8 @@ def _check_possible(call: Call, first: ImageHandle, frames: int, handles: Set[st
     if box := arguments.get("bbox_2d"):
         image = arguments.get("image") or FIRST
         part_of(first, image, box, smallest=SMALLEST if image == FIRST else 1)
-    if (point := arguments.get("point_2d")) and not all(0 <= value <= THOUSAND for value in point):
-        raise Refused("bad_box", f"point_2d {point} is outside; x and y go from 0 to {THOUSAND}")
-    if (chosen := arguments.get("frames")) and not all(0 <= frame < frames for frame in chosen):
-        raise Refused("bad_box", f"frames {chosen}: the clip has frames 0 to {frames - 1}")
+    check_point(arguments.get("point_2d") or (), arguments.get("image") or FIRST)
+    check_frames(arguments.get("frames") or (), frames)
 
 
 def _target_faults(trace: Trace, where: str) -> Iterator[str]:
