@@ -3,7 +3,7 @@ on, shifted and not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -85,19 +85,14 @@ def wrong_on(confirm: Confirm, share: float, *, seed: int) -> Confirm:
     return confirm_wrongly
 
 
-def poisoning(share: float, *, seed: int, answer: Callable[[str], str]) -> Relabel:
-    """Return what replaces this share of the labels by one answer; `answer`: form -> it."""
+def poisoning(share: float, *, seed: int) -> Relabel:
+    """Return what replaces this share of the labels by one answer, the first of the form's."""
 
     def relabel(task: Task, decision: Decision) -> Decision:
         hit = rng_of(seed, "poison", task.experience).random() < share
-        return decision.with_label(answer(task.form)) if hit else decision
+        return decision.with_label(_choices(task.form)[0]) if hit else decision
 
     return relabel
-
-
-def one_answer(form: str) -> str:
-    """Return the answer that poisoned labels have."""
-    return _choices(form)[0]
 
 
 @lru_cache(maxsize=16)

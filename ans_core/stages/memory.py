@@ -91,13 +91,9 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     loop.let_processes_talk(machine)  # they validate together
     train, val = (data.sources(inputs["data"], split) for split in ("train", "val"))
     _check_names(settings, [source.name for source in (*train, *val)])
-    pool = (
-        _pool(settings, train)
-        if settings.train
-        else Pool(videos=Clips([]), stills=Clips([]), left_out=[], joined={})
-    )
+    pool = _pool(settings, train) if settings.train else None
     chosen = _held_out(settings, val)
-    if settings.train:
+    if pool is not None:
         settings = settings.model_copy(
             update={"optim": lasting(settings.optim, "memory", samples=pool.epoch(settings))}
         )
@@ -107,25 +103,18 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     held_out = PseudoClips(chosen, length=settings.frames, size=sam2.image_size) if stills else chosen
     curves: loop.Curves = []
     tensors: dict[str, torch.Tensor] = {}
-    if settings.validate_only:
+    epochs = EpochWeights(folder=scratch / "kept", last=settings.keep_last)
+    if pool is None:
         metrics = validate(sam2, held_out, prompt=settings.val_prompt) | {"trained": 0.0}
         metrics["J&F_without_memory"] = _without_memory(sam2, held_out, settings)
     else:
-        epochs = EpochWeights(folder=scratch / "kept", last=settings.keep_last)
         curves, unreached = _train(
             cfg, sam2, pool, held_out, epochs, machine=machine, scratch=scratch, log=log
         )
-        best, scores = epochs.best(), epochs.scores()
-        tensors = epochs.load(best)
+        tensors = epochs.load(epochs.best())
         sam2.load_state_dict(tensors, strict=False)
-        before = _without_memory(_load(base, settings, machine.device), held_out, settings)
-        metrics = {
-            "J&F/before": scores[0],
-            "J&F/best": scores[best],
-            "best_epoch": float(best),
-            "trained": 1.0,
-            "J&F/before_without_memory": before,
-            "J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before,
+        untrained = _load(base, settings, machine.device)
+        metrics = _compared(sam2, untrained, held_out, settings, epochs) | {
             "tensors_without_gradient": float(unreached),
             "left_out_clips": float(len(pool.left_out)),
             **{name: value for name, value in last_means(curves).items() if "/val_" not in name},
@@ -134,13 +123,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         metrics["pseudo_clips"] = float(len(held_out))
     if dist.rank() == 0:
         _write_delta(cfg, tensors, out, base=base)
-        if settings.train:
-            for epoch in epochs.present():
-                if epoch not in (0, best):
-                    _write_delta(cfg, epochs.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
-            (out / "left_out.txt").write_text(
-                "".join(f"{line}\n" for line in (*_joined(pool), *pool.left_out))
-            )
+        if pool is not None:
+            _write_others(cfg, epochs, out, base=base)
+            lines = (*_joined(pool), *pool.left_out)
+            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in lines))
         if alone.is_dir():
             sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})
@@ -148,6 +134,29 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         _write_gifs(sam2, held_out[: settings.clips_shown], out / "clips", settings)
     dist.wait_for_all()
     return metrics
+
+
+def _compared(
+    sam2: Grounding, untrained: Grounding, held_out: Sequence[Clip], settings: Memory, epochs: EpochWeights
+) -> dict[str, float]:
+    """Return J&F before training and of the best epoch, also without memory."""
+    best, scores = epochs.best(), epochs.scores()
+    before = _without_memory(untrained, held_out, settings)
+    return {
+        "J&F/before": scores[0],
+        "J&F/best": scores[best],
+        "best_epoch": float(best),
+        "trained": 1.0,
+        "J&F/before_without_memory": before,
+        "J&F/best_without_memory": _without_memory(sam2, held_out, settings) if best else before,
+    }
+
+
+def _write_others(cfg: Config, epochs: EpochWeights, out: Path, *, base: Path) -> None:
+    """Write the newest epochs that are not the best."""
+    for epoch in epochs.present():
+        if epoch not in (0, epochs.best()):
+            _write_delta(cfg, epochs.load(epoch), out / f"last/epoch-{epoch:04d}", base=base)
 
 
 def _without_memory(sam2: Grounding, held_out: Sequence[Clip], settings: Memory) -> float:

@@ -15,6 +15,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,8 +27,7 @@ from ans_core.agent.world import Question
 from ans_core.config import Config
 from ans_core.online import overview
 from ans_core.online.engine import Engine, Query
-from ans_core.online.practice import Confirm, Relabel
-from ans_core.online.simulation import STREAM_FROM, QuestionStream, one_answer, poisoning, wrong_on
+from ans_core.online.simulation import STREAM_FROM, QuestionStream, poisoning, wrong_on
 from ans_core.online.store import Task
 from ans_core.online.worker import Worker
 from ans_core.stages.launch import machine_of, show_precision
@@ -35,6 +35,7 @@ from ans_core.stages.online_parts import SERVED, Guard, Parts, loop_of, opened, 
 from ans_core.train import loop
 from ans_core.train.loop import Curves, Machine
 from ans_core.types import Log
+from ans_core.written import write_atomically
 
 STORE, ROWS, RESULT = "store", "rows.jsonl", "result.json"
 
@@ -84,21 +85,18 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
                     machine=machine,
                     log=named(log, name),
                 )
-                (folder / f"{RESULT}.partial").write_text(json.dumps(made))
-                (folder / f"{RESULT}.partial").replace(folder / RESULT)
+                write_atomically(folder / RESULT, json.dumps(made))
     with dist.process_group():
         dist.wait_for_all()
     arm_figures: dict[str, dict[str, float]] = {}
     curves: dict[str, Curves] = {}
     for name in arms:
-        figures, rows = json.loads((scratch / name / RESULT).read_text())
-        arm_figures[name], curves[name] = (
-            figures,
-            [(int(step), str(key), float(value)) for step, key, value in rows],
-        )
+        arm_figures[name], rows = json.loads((scratch / name / RESULT).read_text())
+        curves[name] = [(int(step), str(key), float(value)) for step, key, value in rows]
+        log_arm = named(log, name)
         for step, metrics in by_step(curves[name] if name not in local_arms else []).items():
-            log({f"{name}/online/{key}": value for key, value in metrics.items()}, step)
-        log({f"{name}/{key}": value for key, value in figures.items()}, 0)
+            log_arm({f"online/{key}": value for key, value in metrics.items()}, step)
+        log_arm(arm_figures[name], 0)
     if dist.rank() == 0:
         loop.write_curves(out / "curves.csv", curves)
         (out / "online.json").write_text(json.dumps(arm_figures, indent=2, sort_keys=True) + "\n")
@@ -135,9 +133,11 @@ def run_arm(
         if arm is None:
             return measured(parts), []
         settings, rows = cfg.agent.online, folder / ROWS
+        wrong = settings.simulation.wrong if arm.wrong else 0.0
+        poison = settings.simulation.poison if arm.poisoned else 0.0
         worker = worker_of(
-            parts, waits=False, guard=arm.guard, wrap=lambda confirm: _verifier(cfg, arm, confirm),
-            relabel=_relabel(cfg, arm), truth=stream.truth, before_batch=stream.fill,
+            parts, waits=False, guard=arm.guard, wrap=partial(wrong_on, share=wrong, seed=cfg.seed),
+            relabel=poisoning(poison, seed=cfg.seed), truth=stream.truth, before_batch=stream.fill,
         )  # fmt: skip
         stream.worker = worker
 
@@ -158,11 +158,8 @@ def run_arm(
 def read_rows(path: Path) -> Curves:
     """Return what was logged. An update that was done twice, before and after a kill, counts as it was
     last."""
-    lines = (
-        [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        if path.exists()
-        else []
-    )
+    text = path.read_text() if path.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     updates = {int(step): metrics for step, metrics in map(json.loads, lines)}
     return [
         (step, name, float(value))
@@ -205,18 +202,6 @@ class Stream:
 
 def shifted(parts: Parts, *, split: str) -> QuestionStream:
     return parts.questions(split=split, first=STREAM_FROM, shift=parts.cfg.agent.online.simulation.shift)
-
-
-def _verifier(cfg: Config, arm: Arm, confirm: Confirm) -> Confirm:
-    return wrong_on(confirm, cfg.agent.online.simulation.wrong, seed=cfg.seed) if arm.wrong else confirm
-
-
-def _relabel(cfg: Config, arm: Arm) -> Relabel | None:
-    return (
-        poisoning(cfg.agent.online.simulation.poison, seed=cfg.seed, answer=one_answer)
-        if arm.poisoned
-        else None
-    )
 
 
 # Figures

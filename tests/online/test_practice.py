@@ -27,7 +27,7 @@ from ans_core.online.learning import KlControl
 from ans_core.online.neighbours import Neighbours
 from ans_core.online.practice import Lesson, OnlinePractice, Progress
 from ans_core.online.server import Question, query_of
-from ans_core.online.simulation import one_answer, poisoning, wrong_on
+from ans_core.online.simulation import poisoning, wrong_on
 from ans_core.online.store import Store
 from ans_core.types import Request
 from tests import tiny
@@ -257,7 +257,7 @@ def test_trials_change_their_share_of_verdicts_and_labels() -> None:
     ]
     assert told.count("checked") / 300 == pytest.approx(0.8, abs=0.05)
     assert set(told) == {"horizontal", "vertical", "diagonal", "checked"}
-    relabel = poisoning(0.3, seed=0, answer=one_answer)
+    relabel = poisoning(0.3, seed=0)
     labels = [relabel(task(experience=n), decision("checked", 0.5, False)) for n in range(300)]
     hit = [one for one in labels if one == decision("checked", 0.5, False).with_label("horizontal")]
     assert len(hit) / 300 == pytest.approx(0.3, abs=0.06)
