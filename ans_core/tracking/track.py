@@ -15,6 +15,7 @@ from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
 from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits, label_map
+from ans_core.types import ImageRef
 
 MOST = 255
 """Objects that a palette PNG tells apart; 0 is none of them."""
@@ -49,31 +50,13 @@ def write_track(
             f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's"
         )
     frames = media.clip(source)
-    paths = (
-        [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
-    )
     prompts = read_prompts(arguments)
     numbered = enumerate(arguments, start=1)
     check_prompts(
         prompts, frames, where=[f"object {n} (--{kind} {value})" for n, (kind, value, _) in numbered]
     )
-    folder = out / "masks"
-    old = _former(out)
-    check(
-        [source, *paths, *(Path(value) for kind, value, _ in arguments if kind == "mask")],
-        paths,
-        old,
-        earlier="an earlier `ans track`",
-    )
-    written = [
-        *(folder / _name(index) for index in range(len(frames))),
-        *(out / name for name in (TOLD, *SHOWN)),
-    ]
-    if foreign := [path for path in written if path.exists() and path not in old]:
-        raise ValueError(
-            f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another "
-            "--out"
-        )
+    folder, old = out / "masks", _former(out)
+    _check_files(source, arguments, frames, out, old)
     sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
     folder.mkdir(parents=True, exist_ok=True)
     remove(old)
@@ -105,6 +88,28 @@ def write_track(
     }
     (out / TOLD).write_text(json.dumps(record, indent=1) + "\n")
     return f"{len(prompts)} objects in {len(frames)} frames: {folder}, {shown}, {out / TOLD}"
+
+
+def _check_files(
+    source: Path,
+    arguments: Sequence[PromptArgument],
+    frames: Sequence[ImageRef],
+    out: Path,
+    old: Sequence[Path],
+) -> None:
+    """Raise ValueError where what is to be written would replace what is read, or a file of somebody else."""
+    paths = (
+        [] if isinstance(frames, media.VideoFile) else [frame for frame in frames if isinstance(frame, Path)]
+    )
+    masks = [Path(value) for kind, value, _ in arguments if kind == "mask"]
+    check([source, *paths, *masks], paths, old, earlier="an earlier `ans track`")
+    pictures = (out / "masks" / _name(index) for index in range(len(frames)))
+    written = [*pictures, *(out / name for name in (TOLD, *SHOWN))]
+    if foreign := [path for path in written if path.exists() and path not in old]:
+        raise ValueError(
+            f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another "
+            "--out"
+        )
 
 
 def _name(index: int) -> str:
