@@ -276,15 +276,3 @@ def _quantize_with_copies(language_model: Any, quantize: Quantization) -> None:
             if isinstance(module, ModulesToSaveWrapper):
                 module.modules_to_save.to(module.original_module.weight.dtype)
         work(layer)
-
-
-def token_rows(model: Network, texts: Iterable[str]) -> list[int]:
-    """Return every token that these turns are said with."""
-    suffix = prompts.TEMPLATES[model.config.template].suffix
-    return sorted(
-        {
-            number
-            for text in set(texts)
-            for number in model.tokenizer.encode(text + suffix, add_special_tokens=False)
-        }
-    )

@@ -20,7 +20,6 @@ from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
 from ans_core.data.views import Views
 from ans_core.dist import in_epochs
 from ans_core.model.network import Network
-from ans_core.rl.rollout import Rollout, Segment
 
 SHOWN = 3
 """Faulty traces that an error names."""
@@ -63,26 +62,29 @@ def check_lengths(
         if length > max_length:
             too_long.append(f"{trace.trace_id} ({length} tokens)")
     if too_long:
-        named = ", ".join(too_long[:SHOWN]) + (", ..." if len(too_long) > SHOWN else "")
         raise ValueError(
             f"{folder}: {len(too_long)} of {len(traces)} traces are longer than agent.episode.tokens, "
-            f"{max_length}: {named}; raise it, or leave them out, or use fewer tiles"
+            f"{max_length}: {_some(too_long)}; raise it, or leave them out, or use fewer tiles"
         )
 
 
 def warn_of_limits(model: Network, traces: Sequence[Trace], folder: Path, limits: EpisodeSettings) -> None:
     """Warn of traces that no episode can repeat to their end: what is learned of them runs into a limit when
     it is played."""
-    reasons = {trace.trace_id: why for trace in traces if (why := beyond(model, trace, limits)) is not None}
-    if reasons:
-        named = ", ".join(f"{trace_id} ({why})" for trace_id, why in list(reasons.items())[:SHOWN]) + (
-            ", ..." if len(reasons) > SHOWN else ""
-        )
+    too_much = []
+    for trace in traces:
+        if (why := beyond(model, trace, limits)) is not None:
+            too_much.append(f"{trace.trace_id} ({why})")
+    if too_much:
         logging.warning(
             "%s: no episode can repeat %d of %d traces within the limits of agent.episode: %s; raise "
             "these, or leave the traces out",
-            folder, len(reasons), len(traces), named,
+            folder, len(too_much), len(traces), _some(too_much),
         )  # fmt: skip
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
 
 
 def beyond(model: Network, trace: Trace, limits: EpisodeSettings) -> str | None:
@@ -124,31 +126,20 @@ def read_trace(model: Network, trace: Trace, folder: Path, *, question: str, max
 def packed(
     model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]
 ) -> PackedRow:
-    """Return the tokens of a trace; `grids` of its pictures in the order of the text."""
-    opening, segments = segments_of(model, trace, question, grids)
-    row = pack_row(
-        opening[:-1], [([], [*opening[-1:], *(number for segment in segments for number in segment.ids)])]
-    )
-    learned = [segment.trainable for segment in segments for _ in segment.ids]
-    return replace(row, learned=[False] * len(opening) + learned)
-
-
-def segments_of(
-    model: Network, trace: Trace, question: str, grids: Sequence[Sequence[tuple[int, int]]]
-) -> tuple[list[int], Rollout]:
-    """Return the first user's turn, and what was said and what came back after it: the format of played
-    episodes."""
+    """Return the tokens of a trace, as those of a played episode: the first user's turn, and what was said and what
+    came back after it. `grids` of its pictures in the order of the text."""
     overview, *later = grids
     opening = tokens.opening_ids(model, question, [overview])
-    segments = []
+    ids, learned = opening[-1:], [False] * len(opening)
     for turn in trace.turns[1:]:
         if turn.role == "assistant":
-            ids = tokens.turn_ids(model, turn.text)
+            new = tokens.turn_ids(model, turn.text)
         else:
             shown, later = later[: len(turn.pictures)], later[len(turn.pictures) :]
-            ids = tokens.observed_ids(model, turn.text, shown)
-        segments.append(Segment(ids=tuple(ids), trainable=turn.trainable))
-    return opening, tuple(segments)
+            new = tokens.observed_ids(model, turn.text, shown)
+        ids += new
+        learned += [turn.trainable] * len(new)
+    return replace(pack_row(opening[:-1], [([], ids)]), learned=learned)
 
 
 class TraceOrder:

@@ -55,11 +55,15 @@ def call_openers(model: Network) -> list[int]:
     return sorted(number for token, number in vocabulary.items() if token.startswith(protocol.OPEN))
 
 
+def said_with(model: Network, texts: Iterable[str]) -> set[int]:
+    """Return every token that these turns are said with."""
+    return {number for text in set(texts) for number in turn_ids(model, text)}
+
+
 def all_but(model: Network, texts: Iterable[str]) -> list[int]:
     """Return the tokens that none of these turns is said with. Without them nothing but their words is
     said."""
-    used = {number for text in texts for number in turn_ids(model, text)}
-    return [number for number in range(model.vocabulary) if number not in used]
+    return sorted(set(range(model.vocabulary)) - said_with(model, texts))
 
 
 def _with_pictures(model: Network, text: str, grids: Sequence[Sequence[Grid]]) -> str:

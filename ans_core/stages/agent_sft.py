@@ -29,7 +29,7 @@ from ans_core.agent.evaluation import costs, operations_told, outcome_of, reques
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import play
-from ans_core.agent.policy import AgentPolicy, add_call_tokens, token_rows, warn_of_other_reader
+from ans_core.agent.policy import AgentPolicy, add_call_tokens, warn_of_other_reader
 from ans_core.agent.world import FAMILIES, Question, draw_question
 from ans_core.agent.world.trace_file import Trace, read_traces, readers_of
 from ans_core.checkpoints import checkpoint
@@ -122,7 +122,7 @@ def new_policy(cfg: Config, base: Path, traces: Sequence[Trace], machine: Machin
     trained = set(add_call_tokens(model, OPERATIONS))
     if settings.rows == "said":
         texts = [turn.text for trace in traces for turn in trace.turns if turn.trainable]
-        trained.update(token_rows(model, texts))
+        trained |= tokens.said_with(model, texts)
     lora = lora_of(settings, model, tuned)
     show_ranks(lora, log)
     model.checkpointing = layers_again(settings.checkpointing)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch
 from ans_core import dist
 from ans_core.agent.evaluation import accuracy, outcome_of
 from ans_core.agent.ocr import check_reader
-from ans_core.agent.world import Question
 from ans_core.config import Config
 from ans_core.online import overview
 from ans_core.online.engine import Engine, Query
@@ -215,18 +213,12 @@ def measured(parts: Parts) -> dict[str, float]:
         "target": shifted(parts, split="val"),
         "source": parts.questions(split="val", first=STREAM_FROM),
     }
-    return {
-        name: _accuracy(parts, [source.number(number) for number in range(count)])
-        for name, source in sets.items()
-    }
-
-
-def _accuracy(parts: Parts, questions: Sequence[Question]) -> float:
-    requests = [parts.ask(question.text, question.frames, len(question.frames) > 1) for question in questions]
-    played = parts.play(SERVED, requests)
-    return accuracy(
-        [outcome_of(question, rollout) for question, rollout in zip(questions, played, strict=True)]
-    )
+    figures = {}
+    for name, source in sets.items():
+        questions = [source.number(number) for number in range(count)]
+        played = parts.play(SERVED, [parts.ask(question.text, question.frames) for question in questions])
+        figures[name] = accuracy([outcome_of(*pair) for pair in zip(questions, played, strict=True)])
+    return figures
 
 
 def of_store(parts: Parts) -> dict[str, float]:

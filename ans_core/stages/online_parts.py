@@ -77,8 +77,8 @@ class Parts:
     def limits(self) -> EpisodeSettings:
         return self.cfg.agent.episode
 
-    def ask(self, question: str, frames: Sequence[ImageRef], clip: bool) -> Request:
-        """Return a question as the agent was taught to be asked."""
+    def ask(self, question: str, frames: Sequence[ImageRef], clip: bool = False) -> Request:
+        """Return a question as the agent was taught to be asked. Several frames are a clip anyway."""
         operations = operations_told(
             self.toolbox, self.policy.lists_operations(self.cfg.agent.episode.operations_told)
         )
@@ -95,11 +95,7 @@ class Parts:
     def labelled(self, questions: QuestionStream, number: int) -> tuple[Request, str, str]:
         """Return a drawn question as request, answer and form."""
         question = questions.number(number)
-        return (
-            self.ask(question.text, question.frames, len(question.frames) > 1),
-            question.answer,
-            question.family,
-        )
+        return self.ask(question.text, question.frames), question.answer, question.family
 
     def play(self, adapter: str, requests: Sequence[Request]) -> list[PlayedEpisode]:
         """Play an episode for each request with an adapter, greedily."""

@@ -112,11 +112,7 @@ def _prompt(batch: TrackingBatch, group: PromptedObjects, index: int) -> dict[st
         return {"masks": target[:, None].float()}
     place = group.frames.index(index)
     prompt = {"point_coords": group.coordinates[:, place], "point_labels": group.labels[:, place]}
-    return {"prompt": prompt, "correct": partial(_correct, target=target), "corrections": group.clicks}
-
-
-def _correct(prompt: dict[str, Tensor], logits: Tensor, *, target: Tensor) -> dict[str, Tensor]:
-    return corrected(prompt, logits, target)
+    return {"prompt": prompt, "correct": partial(corrected, target=target), "corrections": group.clicks}
 
 
 def encode(sam2: Grounding, frames: Tensor, *, at_once: int, recompute: bool) -> FrameFeatures:

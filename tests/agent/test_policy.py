@@ -28,7 +28,6 @@ from ans_core.agent.policy import (
     load_policy,
     reader_of,
     set_resolution,
-    token_rows,
     warn_of_other_reader,
 )
 from ans_core.agent.protocol import Call, call_text, call_tokens
@@ -190,7 +189,7 @@ def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file
         == model.vocabulary
     )
     assert predict(model, ASKED, max_tokens=8, batch=3) == before
-    taught = sorted({*new, *token_rows(model, ["red"])})
+    taught = sorted({*new, *tokens.said_with(model, ["red"])})
     policy = AgentPolicy(model, lora=lora, rows=taught, seed=1)
     parameters = policy.adapters.parameters(AGENT)
     assert sum("q_proj" in name and name.endswith("weight") for name in parameters) == len(

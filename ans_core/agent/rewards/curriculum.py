@@ -71,7 +71,8 @@ class Curriculum:
         ends = rules.base if self.phase == "base" else rules.coherence
         measure = [one[PHASES.index(self.phase)] for one in self.evaluated]
         reached = measure[-1] >= ends.threshold or self.steps >= ends.steps * 2**self.roll_backs
-        return "advance" if reached or (len(measure) == PLATEAU and _slope(measure) < ends.slope) else "stay"
+        flat = len(measure) == PLATEAU and linear_regression(range(PLATEAU), measure).slope < ends.slope
+        return "advance" if reached or flat else "stay"
 
     def moved(self, move: Move, file: str = "") -> Curriculum:
         """Return the beginning of another phase. `file`: where the weights of its beginning are."""
@@ -85,7 +86,3 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         return dict(vars(self))
-
-
-def _slope(values: list[float]) -> float:
-    return linear_regression(range(len(values)), values).slope

@@ -122,7 +122,8 @@ def write(
     image: UInt8[np.ndarray, "H W 3"], mask: Bool[np.ndarray, "H W"], text: str, colour: tuple[int, int, int]
 ) -> None:
     """In place: a text in the middle of a thing, black or white, whichever is clearer on its colour."""
-    y, x = _deepest(mask)
+    # the pixel farthest from the edge
+    y, x = (int(v) for v in np.unravel_index(ndimage.distance_transform_edt(mask).argmax(), mask.shape))
     bright = float(np.dot(colour, (0.299, 0.587, 0.114)))
     picture = Image.fromarray(image)
     font = ImageFont.load_default(size=FONT_SIZE)
@@ -130,12 +131,6 @@ def write(
         (x, y), text, fill=(10, 10, 10) if bright > DARK else (245, 245, 245), font=font, anchor="mm"
     )
     image[:] = np.asarray(picture)
-
-
-def _deepest(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int]:
-    """Row and column of the pixel farthest from the mask's edge."""
-    row, column = np.unravel_index(ndimage.distance_transform_edt(mask).argmax(), mask.shape)
-    return int(row), int(column)
 
 
 def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
