@@ -55,13 +55,13 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         type=float,
         default=0.5,
         metavar="SHARE",
-        help="caption: of the captions, those that gained most by being chosen (default: 0.5)",
+        help="caption: of the captions, those whose words gained most over the samples' (default: 0.5)",
     )
     it.add_argument(
         "--kl",
         type=float,
         default=0.05,
-        help="caption: weight of its log-probability (default: 0.05 a nat; less for captions of sentences)",
+        help="caption: IoU that a word must bring for each nat of its log-probability (default: 0.05)",
     )
     it.add_argument("--device", help="of caption: cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     it.add_argument(

@@ -38,8 +38,7 @@ BATCH = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Captioned(Prediction):
-    whole: float = 0.0
-    score: float = 0.0
+    iou: float = 0.0
     gain: float = 0.0
     left_out: str = ""
     """Why the mask has no caption, where it or its picture can't be read."""
@@ -122,17 +121,17 @@ def caption(
         reason = f"; {len(left_out):,} can't be read, {left_out[0]}" if left_out else ""
         raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}{reason}")
     captioned = (
-        replace(region, text=line["text"], meta={"score": line["score"]})
+        replace(region, text=line["text"], meta={"iou": line["iou"]})
         for region in regions()
         if (line := best.get(region.sample_id))
     )
     with atomic_folder(out) as partial:
         shard.write(captioned, partial / split)
     shutil.rmtree(parts)
-    whole, score = (fmean(line[key] for line in best.values()) for key in ("whole", "score"))
+    iou = fmean(line["iou"] for line in best.values())
     return (
-        f"{len(best):,} captions of {len(chosen):,} masks are kept; what the model draws from them has an IoU "
-        f"of {whole:.3f}, with words left out and in turned pictures, too, {score:.3f} in the mean\n"
+        f"{len(best):,} captions of {len(chosen):,} masks are kept; what the model draws from them has a mean "
+        f"IoU of {iou:.3f}\n"
         + (f"{len(left_out):,} masks can't be read and are left out, {left_out[0]}\n" if left_out else "")
         + f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
     )
@@ -158,9 +157,9 @@ def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " so
 def _captioned(best: SelfCaption | None) -> _Captioned:
     if best is None:
         return _Captioned(text="")
-    return _Captioned(text=best.text, whole=best.ious[0], score=best.score, gain=best.gain)
+    return _Captioned(text=best.text, iou=best.iou, gain=best.gain)
 
 
 def _record(item: Item, answer: Prediction) -> dict[str, Any]:
     assert isinstance(answer, _Captioned)
-    return {key: getattr(answer, key) for key in ("text", "whole", "score", "gain", "left_out")}
+    return {key: getattr(answer, key) for key in ("text", "iou", "gain", "left_out")}

@@ -1,87 +1,80 @@
-"""Captions for masks that have none, from the model itself: of several samples the one is taken from which the
-model draws the mask best, also when words are missing and the picture is turned.
+"""Captions for masks that have none, from the model itself: what its own samples say, with the words kept from
+which it finds the thing again.
 
 What a caption is worth, nobody has to say: the thing must be found again from it, as in loop 1. From a whole
 caption it is found by its place alone, nearly always, so a right colour is worth next to nothing. Random
 choices of its words have other words to find it by, and in a turned picture words of place mislead.
 
-The caption that is taken maximizes score + kl x log p(caption): of the samples the likeliest under the policy
-that RL with this reward and this weight of the KL divergence ends at, p(caption) exp(score / kl). SFT on such
-captions is a step of expectation maximization (ReST-EM, Singh et al. 2023, arXiv:2312.06585; RAFT, Dong et al.
-2023, arXiv:2304.06767).
+Few samples have all words right, but nearly every right word is in some of them. So words are valued, not
+captions: by a linear regression (ridge) of the IoU of what the model draws from a choice of words, over all
+choices of all samples. The caption is then decoded anew, greedily, where each token's log-probability is raised
+by value / kl the first time that it is said: of the policy at which RL with this reward and this weight of the KL
+divergence ends, p(caption) exp(sum of values / kl), the likeliest caption. SFT on such captions is a step of
+expectation maximization (ReST-EM, Singh et al. 2023, arXiv:2312.06585; RAFT, Dong et al. 2023, arXiv:2304.06767).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from statistics import fmean, median
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.dist import rng_of, seed_of
-from ans_core.inference.generation import spoken_ids, text_of
-from ans_core.inference.prefill import prompt, visible
+from ans_core.inference.decoding import decode
+from ans_core.inference.generation import cut_at_stop, spoken_ids, stop_ids, stopping, text_of
+from ans_core.inference.prefill import PrefilledBatch, prompt, visible
 from ans_core.model.network import Network
 from ans_core.pictures import transforms
 from ans_core.rl.batch import EncodedBatch, EncodedImages, RlBatch, rl_batch
-from ans_core.rl.caption_loop import half_of
 from ans_core.rl.drawing import drawn
 from ans_core.rl.rollout import Reader, sample
 from ans_core.types import Sample
 
 MASK_SIDE = 256
 """Masks are compared at this size."""
-WORDS = 256
-"""Of a longer caption no later word is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionOptions:
-    """How captions are sampled and chosen."""
+    """How captions are sampled and made of the samples."""
 
-    samples: int = 16
+    samples: int = 24
     """Captions of each mask."""
     kl: float = 0.05
-    """Weight of a caption's log-probability (nats, of all its tokens), beside its score."""
+    """IoU that a token's value must bring for each nat of its log-probability."""
+    min_p: float = 0.02
+    """Tokens with less than this share of the likeliest one's probability are not said, whatever their value: a
+    word can wait for its place."""
     max_tokens: int = 64
-    finalists: int = 8
-    """The captions, best by the whole, by the first half in the turned picture and by their log-probability,
-    that are compared by random choices of their words."""
-    choices: int = 4
-    """Random choices of words, in the picture as it is and turned; the same places in all captions of a
-    mask."""
+    choices: int = 3
+    """Random choices of words of each sample, drawn from in the picture as it is and turned."""
     kept: float = 0.6
     """Chance of a word to stay."""
+    ridge: float = 2.0
+    """Weight of the squared values, in choices."""
     seed: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SelfCaption:
-    """A caption that was sampled, and how well the thing is found again from it."""
+    """A caption of a mask, and how well the thing is found again from it."""
 
     text: str
-    logp: float
-    """Its log-probability, in nats."""
-    ious: list[float] = field(default_factory=list)
-    """IoU of the mask with what the model draws from the whole caption; from the first half of its words in
-    the turned picture; from random choices of its words in the picture as it is, and turned (means)."""
-    gain: float = 0.0
-    """What it scores above the mean of the finalists. Where its place alone finds the thing (in the middle of
-    the picture, which stays there as it is turned), all score high, and the choice says nothing."""
-
-    @property
-    def score(self) -> float:
-        return fmean(self.ious)
-
-    def value(self, kl: float) -> float:
-        return self.score + kl * self.logp
+    iou: float
+    """Of the mask with what the model draws from the caption."""
+    gain: float
+    """Value of its tokens above the mean of the samples, as IoU of what is drawn from random choices of words.
+    Where its place alone finds the thing (in the middle of the picture, which stays there as it is turned), all
+    words are worth the same, and the choice says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,43 +90,64 @@ class _Pictures(EncodedBatch):
 def self_captions(
     model: Network, regions: Sequence[Sample], options: CaptionOptions
 ) -> list[SelfCaption | None]:
-    """Caption the first mask of every region; None where no sample has a word. What is random depends on the
-    seed and the region alone."""
+    """Caption the first mask of every region; None where no sample has a word, and where the caption does not
+    end. What is random depends on the seed and the region alone."""
     with model.inference_autocast():
         seen = _encoded(model, rl_batch(regions, [""] * len(regions), model, mask_size=MASK_SIDE))
         turned = _encoded(model, _turned(seen.batch, model))
-        captions = _sampled(seen, options)
-        _compare(seen, captions, lambda region, text: [text])
-        _compare(turned, captions, lambda region, text: [half_of(text, "first")])
-        finalists = [_best(own, options)[: options.finalists] for own in captions]
-        for pictures in (seen, turned):
-            _compare(pictures, finalists, lambda region, text: choices_of(text, region, options))
-    chosen = [next(iter(_best(own, options)), None) for own in finalists]
-    for caption, others in zip(chosen, finalists, strict=True):
-        if caption is not None:
-            caption.gain = caption.score - fmean(one.score for one in others)
-    return chosen
-
-
-def _best(captions: Sequence[SelfCaption], options: CaptionOptions) -> list[SelfCaption]:
-    return sorted(captions, key=lambda caption: -caption.value(options.kl))
-
-
-def _compare(
-    seen: _Pictures,
-    captions: Sequence[Sequence[SelfCaption]],
-    parts_of: Callable[[Sample, str], list[str]],
-) -> None:
-    """Add to each caption the mean IoU of what the model draws from parts of it."""
-    parts = [
-        [parts_of(region, caption.text) for caption in own]
-        for region, own in zip(seen.batch.samples, captions, strict=True)
+        requests = [caption_request(region, true_mask(region)) for region in regions]
+        prompted = prompt(model, requests, seen.encoded.vision)
+        samples = _sampled(model, prompted, regions, options)
+        choices = [choices_of(own, region, options) for own, region in zip(samples, regions, strict=True)]
+        as_is, upside_down = (drawn_ious(pictures, choices) for pictures in (seen, turned))
+        values = [
+            token_values(
+                [_tokens(model, choice) for choice in own],
+                [fmean(pair) for pair in zip(*ious, strict=True)],
+                [_tokens(model, text) for text in texts],
+                ridge=options.ridge,
+            )
+            for own, texts, *ious in zip(choices, samples, as_is, upside_down, strict=True)
+        ]
+        texts = _written(model, prompted, values, options)
+        texts = [text if own else "" for text, own in zip(texts, samples, strict=True)]
+        found = drawn_ious(seen, [[text] if text else [] for text in texts])
+    return [
+        SelfCaption(text=text, iou=ious[0], gain=_gain(model, text, own, value)) if text else None
+        for text, ious, own, value in zip(texts, found, samples, values, strict=True)
     ]
-    compared = drawn_ious(seen, [list(chain.from_iterable(own)) for own in parts])
-    for own, texts, ious in zip(captions, parts, compared, strict=True):
-        rest = iter(ious)
-        for caption, some in zip(own, texts, strict=True):
-            caption.ious.append(fmean(islice(rest, len(some))))
+
+
+def token_values(
+    choices: Sequence[set[int]], ious: Sequence[float], texts: Sequence[set[int]], *, ridge: float
+) -> dict[int, float]:
+    """Return what each token adds to the IoU of what is drawn from words with it, by ridge regression.
+
+    choices, ious: the tokens of each choice of words, and the IoU of what is drawn from it. texts: the tokens of
+    the whole captions, whose mean value is 0, so that a longer caption is not worth more for its length."""
+    ids = sorted(set().union(*choices, *texts))
+    if not choices:
+        return {}
+    there = torch.tensor([[token in own for token in ids] for own in choices], dtype=torch.float64)  # (C, K)
+    there -= there.mean(0)
+    iou = torch.tensor(ious, dtype=torch.float64)
+    penalty = ridge * torch.eye(len(ids), dtype=torch.float64)
+    values = torch.linalg.solve(there.T @ there + penalty, there.T @ (iou - iou.mean())).tolist()
+    of_token = dict(zip(ids, values, strict=True))
+    mean = fmean(of_token[token] for token in chain.from_iterable(texts))
+    return {token: value - mean for token, value in of_token.items()}
+
+
+def _tokens(model: Network, text: str) -> set[int]:
+    """Return a text's tokens as they stand after other words."""
+    return {*model.tokenizer.encode(f" {text}", add_special_tokens=False)}
+
+
+def _gain(model: Network, text: str, samples: Sequence[str], values: dict[int, float]) -> float:
+    def value(words: str) -> float:
+        return sum(values.get(token, 0.0) for token in _tokens(model, words))
+
+    return value(text) - fmean(map(value, samples))
 
 
 def drawn_ious(seen: _Pictures, texts: Sequence[Sequence[str]]) -> list[list[float]]:
@@ -153,23 +167,21 @@ def _ious(logits: Float[Tensor, "P h w"], targets: Bool[Tensor, "P M M"]) -> Flo
     return both / either.clamp(min=1)
 
 
-def choices_of(text: str, region: Sample, options: CaptionOptions) -> list[str]:
-    """Return random choices of the caption's words, in order; the whole caption where none would stay. The
-    places of the words that stay are the same in all captions of a region."""
-    rng, words = rng_of(options.seed, "words", region.dataset, region.sample_id), text.split()
+def choices_of(texts: Sequence[str], region: Sample, options: CaptionOptions) -> list[str]:
+    """Return random choices of the words of each text, in order; the whole text where none would stay."""
+    rng = rng_of(options.seed, "words", region.dataset, region.sample_id)
     choices = []
-    for _ in range(options.choices):
-        stays = [rng.random() < options.kept for _ in range(WORDS)]
-        some = [word for place, word in enumerate(words) if place >= WORDS or stays[place]]
-        choices.append(" ".join(some) or text)
+    for text in texts:
+        for _ in range(options.choices):
+            some = [word for word in text.split() if rng.random() < options.kept]
+            choices.append(" ".join(some) or text)
     return choices
 
 
-def _sampled(seen: _Pictures, options: CaptionOptions) -> list[list[SelfCaption]]:
-    """Sample captions of every region; return its distinct ones that end and have no mark and at least half
-    as many words as is usual for the region: one word misleads nobody, so that it would score high."""
-    model, regions = seen.model, seen.batch.samples
-    requests = [caption_request(region, true_mask(region)) for region in regions]
+def _sampled(
+    model: Network, prompted: PrefilledBatch, regions: Sequence[Sample], options: CaptionOptions
+) -> list[list[str]]:
+    """Sample captions of every region; return its distinct ones that end and have words and no mark."""
     seeds = [
         seed_of(options.seed, "captions", region.dataset, region.sample_id, number)
         for region in regions
@@ -177,26 +189,60 @@ def _sampled(seen: _Pictures, options: CaptionOptions) -> list[list[SelfCaption]
     ]
     answers = sample(
         model,
-        prompt(model, requests, seen.encoded.vision),
+        prompted,
         group=options.samples,
         max_tokens=options.max_tokens,
         reader=Reader(temperature=1.0, forbidden=[model.image_token_id], guard="guard"),
         seeds=seeds,
     )
-    marks = set(model.tokenizer.get_added_vocab().values())  # [SEG] and the like, which are no words
-    captions: list[dict[str, SelfCaption]] = [{} for _ in regions]
+    marks = {*_marks(model)}
+    captions: list[dict[str, None]] = [{} for _ in regions]
     for number, answer in enumerate(answers):
         ids = spoken_ids(model, list(answer.ids))
         text = text_of(model, ids)
         if answer.complete and text.strip(" .") and not marks & {*ids}:
-            one = SelfCaption(text=text, logp=sum(answer.logps))
-            captions[number // options.samples].setdefault(text, one)
-    return [_not_short(list(own.values())) for own in captions]
+            captions[number // options.samples][text] = None
+    return [list(own) for own in captions]
 
 
-def _not_short(captions: Sequence[SelfCaption]) -> list[SelfCaption]:
-    least = median(len(one.text.split()) for one in captions) / 2 if captions else 0.0
-    return [one for one in captions if len(one.text.split()) >= least]
+def _marks(model: Network) -> list[int]:
+    """Return the ids of `[SEG]` and the like, which are no words; a turn may end with some."""
+    return list(model.tokenizer.get_added_vocab().values())
+
+
+def _written(
+    model: Network, prompted: PrefilledBatch, values: Sequence[dict[int, float]], options: CaptionOptions
+) -> list[str]:
+    """Decode a caption of each region by the values of its tokens; "" where it does not end or has no word."""
+    vocabulary = model.vlm.get_output_embeddings().weight.shape[0]
+    bonus = torch.zeros(len(values), vocabulary, device=model.device)
+    for row, own in zip(bonus, values, strict=True):
+        row[list(own)] = torch.tensor(list(own.values()), device=model.device) / options.kl
+    forbidden = torch.tensor([*({*_marks(model)} - {*stop_ids(model)})], device=model.device)
+
+    def best(logits: Float[Tensor, "R V"], count: Tensor) -> Tensor:
+        token = most_valued(logits.index_fill(1, forbidden, -torch.inf), bonus, min_p=options.min_p)
+        bonus.scatter_(1, token[:, None], 0.0)  # said again, a word finds nothing more
+        return token
+
+    written = decode(
+        model, prompted, answers=1, max_tokens=options.max_tokens, choose=best, **stopping(model)
+    )
+    texts = []
+    for row in written.tolist():
+        ids, ended = cut_at_stop(model, row)
+        text = text_of(model, spoken_ids(model, ids))
+        texts.append(text if ended and text.strip(" .") else "")
+    return texts
+
+
+def most_valued(
+    logits: Float[Tensor, "R V"], bonus: Float[Tensor, "R V"], *, min_p: float
+) -> Int[Tensor, " R"]:
+    """Return of each row the token with the largest sum of logit and bonus, of those with at least `min_p` of the
+    likeliest one's probability."""
+    unlikely = logits < logits.amax(1, keepdim=True) + math.log(min_p)
+    return (logits + bonus).masked_fill(unlikely, -torch.inf).argmax(1)
 
 
 def _encoded(model: Network, batch: RlBatch) -> _Pictures:

@@ -20,7 +20,7 @@ from ans_core.rl.self_captions import CaptionOptions
 from ans_core.types import Sample
 from tests import tiny
 
-OPTIONS = CaptionOptions(samples=8, max_tokens=60, finalists=2, choices=1)
+OPTIONS = CaptionOptions(samples=8, max_tokens=60, choices=1)
 MASKS = (tiny.square(8, 8, 24, 24), tiny.square(30, 30, 60, 50))
 
 
@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
     assert said.startswith(f"{len(samples)} captions of 10 masks are kept")
     assert 4 <= len(samples) <= 10
     assert {sample.task for sample in samples} == {"region_caption"}
-    assert all(sample.text and 0 <= sample.meta["score"] <= 1 for sample in samples)
+    assert all(sample.text and 0 <= sample.meta["iou"] <= 1 for sample in samples)
     outlines = {mask["counts"] for mask in MASKS}
     assert {sample.masks[0][0]["counts"] for sample in samples} == outlines  # type: ignore[index]
     assert rle.area(samples[0].masks[0][0])  # type: ignore[arg-type]

@@ -10,15 +10,19 @@ import pytest
 import torch
 from PIL import Image
 
+from ans_core.benchmarks.loops import caption_request, true_mask
+from ans_core.inference.generation import stop_ids
+from ans_core.inference.prefill import PrefilledBatch, prompt
 from ans_core.model.network import Network
 from ans_core.pictures import media, rle, transforms
 from ans_core.rl import self_captions as own
-from ans_core.rl.batch import RlBatch, rl_batch
+from ans_core.rl.batch import rl_batch
 from ans_core.rl.drawing import inverse_masks
+from ans_core.types import Sample
 from tests import tiny
 from tests.rl.test_dual_loop import a_round, loops
 
-OPTIONS = own.CaptionOptions(samples=8, max_tokens=60, finalists=3, choices=2)
+OPTIONS = own.CaptionOptions(samples=8, max_tokens=60, choices=2, kl=5.0, min_p=1e-6)
 REGIONS = (
     tiny.region(0, "", sample_id="a"),
     tiny.region(1, "", sample_id="b", masks=((tiny.square(24, 24, 60, 60),),)),
@@ -28,25 +32,35 @@ REGIONS = (
 
 @pytest.fixture
 def talker(own_model: Network) -> Network:
-    """A model that says all words with about the same chance, and so ends some answers."""
+    """A model that says twenty letters and the end with about the same chance, other tokens seldom."""
     own_model.internvl.lm_head.weight.mul_(0.1)
+    letters = own_model.tokenizer.encode("abcdefghijklmnopqrst", add_special_tokens=False)
+    logits, said = own_model.logits, [*letters, stop_ids(own_model)[0]]
+
+    def biased(states: torch.Tensor) -> torch.Tensor:
+        made = logits(states)
+        made[..., said] += 4.0
+        return made
+
+    own_model.logits = biased  # type: ignore[method-assign]
     return own_model
 
 
-def said(model: Network) -> list[list[own.SelfCaption]]:
-    batch = rl_batch(REGIONS, [""] * len(REGIONS), model, mask_size=32)
-    return own._sampled(own._encoded(model, batch), OPTIONS)
+def prompted(model: Network, regions: Sequence[Sample] = REGIONS) -> PrefilledBatch:
+    return prompt(model, [caption_request(region, true_mask(region)) for region in regions])
 
 
 def test_captions_depend_on_the_seed_and_the_region_alone(talker: Network):
     together = own.self_captions(talker, REGIONS, OPTIONS)
     alone = [own.self_captions(talker, [region], OPTIONS)[0] for region in REGIONS]
     assert [c and c.text for c in together] == [c and c.text for c in alone]
-    assert [c and c.score for c in together] == pytest.approx([c and c.score for c in alone], abs=1e-5)
+    assert [c and c.iou for c in together] == pytest.approx([c and c.iou for c in alone], abs=1e-5)
     assert any(together)
-    assert not any("[SEG]" in one.text or "<" in one.text for some in said(talker) for one in some)
-    other = own.self_captions(talker, REGIONS, replace(OPTIONS, seed=1))
-    assert [c and c.text for c in other] != [c and c.text for c in together]
+    sampled = own._sampled(talker, prompted(talker), REGIONS, OPTIONS)
+    assert all(len(some) > 1 for some in sampled)
+    assert not any("[SEG]" in text or "<" in text for some in sampled for text in some)
+    other = own._sampled(talker, prompted(talker), REGIONS, replace(OPTIONS, seed=1))
+    assert other != sampled
 
 
 def test_what_is_drawn_is_what_the_inverse_model_of_rl_draws(own_model: Network):
@@ -92,69 +106,72 @@ def test_the_turned_picture_shows_the_same_thing_turned(own_model: Network):
     assert all((a.pixels == b.pixels).all() for a, b in zip(turned.views, expected.views, strict=True))
 
 
-def test_the_caption_is_chosen_from_which_parts_find_the_thing_where_places_mislead(
-    own_model: Network, monkeypatch: pytest.MonkeyPatch
-):
-    """A listener that knows `red` everywhere, and `left` in the picture as it is alone: whole captions earn
-    the same."""
-    texts = ("a blue thing left", "a red thing left", "a red thing right", "a thing")
-    likely = dict.fromkeys(texts, -1.0)
-
-    def sampled(seen: own._Pictures, options: own.CaptionOptions) -> list[list[own.SelfCaption]]:
-        return [[own.SelfCaption(text=text, logp=logp) for text, logp in likely.items()]]
-
-    def listens(seen: own._Pictures, texts: Sequence[Sequence[str]]) -> list[list[float]]:
-        place = "right" if is_turned(seen.batch) else "left"
-        return [[float(bool({"red", place} & set(text.split()))) for text in some] for some in texts]
-
-    def is_turned(batch: RlBatch) -> bool:
-        return bool(batch.targets[0].numpy()[-1].any())
-
-    monkeypatch.setattr(own, "_sampled", sampled)
-    monkeypatch.setattr(own, "drawn_ious", listens)
-    region = tiny.region(0, "", masks=((tiny.square(0, 0, 24, 24),),))
-    (chosen,) = own.self_captions(own_model, [region], replace(OPTIONS, finalists=4, choices=8))
-    assert chosen is not None
-    assert "red" in chosen.text
-    assert chosen.ious[0] == 1.0
-    assert 0.5 < chosen.score <= 1.0
-    assert 0 < chosen.gain < chosen.score
-    likely["a thing"] = 1000.0  # so likely that what it is worth is nothing beside
-    (chosen,) = own.self_captions(own_model, [region], replace(OPTIONS, finalists=1))
-    assert chosen is not None
-    assert (chosen.text, chosen.score, chosen.gain) == ("a thing", 0.0, 0.0)
+def test_values_are_the_ridge_regression_of_what_words_find():
+    """By hand: x is 1 with token 5 and 0 without, y is .8 and .2; centred x'x is 1 and x'y .6 (of four choices,
+    two with it), so that the value is .6 / (1 + ridge)."""
+    choices, ious = [{5}, {5}, set[int](), set[int]()], [0.8, 0.8, 0.2, 0.2]
+    assert own.token_values(choices, ious, [{5}], ridge=0.0) == pytest.approx(
+        {5: 0.0}
+    )  # the mean of the texts
+    values = own.token_values(choices, ious, [{5}, {6}], ridge=1.0)
+    assert values == pytest.approx({5: 0.15, 6: -0.15})
+    assert own.token_values([], [], [], ridge=1.0) == {}
 
 
-def test_words_left_out_are_at_the_same_places_in_all_captions_of_a_mask():
-    options = own.CaptionOptions(choices=20)
-    region = REGIONS[0]
-    one, other = (own.choices_of(text, region, options) for text in ("a b c d e", "1 2 3 4 5"))
-    places = dict(zip("12345", "abcde", strict=True))
-    assert ["".join(places.get(letter, letter) for letter in text) for text in other] == one
-    assert len(set(one)) > 5
-    assert all(text for text in own.choices_of("word", region, options))
-    assert own.choices_of("a b c d e", REGIONS[1], options) != one
+def test_a_word_that_finds_the_thing_in_both_pictures_is_worth_most():
+    """A listener that knows `red` everywhere, `left` in half of what it is shown: with the words of three samples
+    none of which says both `red` and `square`, whose values add up."""
+    texts = ("a blue square", "a red circle", "a red thing left", "a blue thing left")
+    ids = {word: number for number, word in enumerate(dict.fromkeys(" ".join(texts).split()))}
+    options = own.CaptionOptions(choices=40)
+    choices = own.choices_of(texts, REGIONS[0], options)
+    ious = [
+        0.5 * ("red" in c.split()) + 0.3 * ("square" in c.split()) + 0.2 * ("left" in c.split())
+        for c in choices
+    ]
+    values = own.token_values(
+        [{ids[w] for w in c.split()} for c in choices],
+        ious,
+        [{ids[w] for w in t.split()} for t in texts],
+        ridge=2.0,
+    )
+    worth = {word: values[number] for word, number in ids.items()}
+    assert worth["red"] - worth["blue"] == pytest.approx(0.5, abs=0.08)
+    assert worth["square"] - worth["circle"] == pytest.approx(0.3, abs=0.08)
+    assert sorted(worth, key=worth.__getitem__)[-3:] == ["left", "square", "red"]
+    assert len(set(choices)) > 12
+    assert len(choices) == 40 * len(texts)
+    assert all(choice for choice in own.choices_of(["word"], REGIONS[0], options))
 
 
-def test_a_region_without_a_word_has_no_caption(own_model: Network, monkeypatch: pytest.MonkeyPatch):
-    sampled = [[own.SelfCaption(text=text, logp=-1.0)] if text else [] for text in ("a red square", "", "it")]
-    monkeypatch.setattr(own, "_sampled", lambda seen, options: sampled)
-    found = own.self_captions(own_model, REGIONS, OPTIONS)
-    assert [caption is not None for caption in found] == [True, False, True]
+def test_value_wins_among_the_tokens_that_the_model_finds_likely():
+    logits = torch.tensor([[0.5, 0.3, 0.195, 0.005]] * 3).log()
+    bonus = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0], [0.0, 0.6, 0.0, 100.0]])
+    assert own.most_valued(logits, bonus, min_p=0.02).tolist() == [0, 2, 1]
 
 
-def test_captions_far_shorter_than_the_others_are_left_out():
-    texts = ("a", "a red square at the top", "a small red square", "red", "a red square on the left")
-    captions = [own.SelfCaption(text=text, logp=-1.0) for text in texts]
-    assert [one.text for one in own._not_short(captions)] == [text for text in texts if " " in text]
-    assert own._not_short([]) == []
+def test_words_of_value_are_said_once_each_and_a_caption_that_does_not_end_is_none(talker: Network):
+    words = talker.tokenizer.encode(" red left", add_special_tokens=False)
+    end = stop_ids(talker)[0]
+    assert len({*words, end}) == len(words) + 1
+    values = {token: 300.0 - 10 * place for place, token in enumerate(words)}
+    both = prompted(talker, REGIONS[:2])
+    ending, endless = own._written(talker, both, [values | {end: 200.0}, values | {end: -500.0}], OPTIONS)
+    assert ending == talker.tokenizer.decode(words)
+    assert endless == ""
+
+
+def test_a_region_without_a_word_has_no_caption(talker: Network, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own, "_sampled", lambda *arguments: [["a red square"], [], ["it"]])
+    found = own.self_captions(talker, REGIONS, OPTIONS)
+    assert found[1] is None
 
 
 def test_weights_in_half_precision_caption_too(talker: Network):
     talker.to(torch.bfloat16).norms_in_fp32()  # as checkpoint.load does
     found = own.self_captions(talker, REGIONS, OPTIONS)
     assert any(found)
-    assert all(0 <= one.score <= 1 for one in found if one is not None)
+    assert all(0 <= one.iou <= 1 for one in found if one is not None)
 
 
 def test_a_picture_of_several_regions_is_encoded_once_and_each_region_as_if_alone(own_model: Network):
