@@ -30,12 +30,12 @@ from transformers import Qwen2Config, Qwen2Model
 
 from ans_core import prompts
 from ans_core.agent.episode import Toolbox
-from ans_core.agent.evaluation import held_out, operations_told
+from ans_core.agent.evaluation import operations_told
 from ans_core.agent.evaluation import request_of as question_request
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import play
 from ans_core.agent.policy import load_policy
-from ans_core.agent.world import is_right
+from ans_core.agent.world import draw_question, is_right
 from ans_core.config import load as load_config
 from ans_core.data.scene_text import single_expressions
 from ans_core.data.scenes import draw_scene
@@ -215,10 +215,12 @@ def of_agent(given: argparse.Namespace) -> None:
             Path(given.model), Path(given.agent), operations=OPERATIONS, device=device,
             quantize=None if kind is None else quantization.check(kind, device),
         )  # fmt: skip
-        model, asked = (
-            policy.model,
-            held_out(STILLS, each=given.scenes, split="val", seed=0, tile=policy.model.backbone.crop_side),
-        )
+        model = policy.model
+        asked = [
+            draw_question(family, seed=0, split="val", index=index, tile=model.backbone.crop_side)
+            for index in range(given.scenes)
+            for family in STILLS
+        ]
         with Toolbox(
             model, adapters_off=policy.base, seconds=episode.time_limit_s, reader=agent.reader
         ) as toolbox:
