@@ -29,7 +29,7 @@ from ans_core.evaluation.predictions import NAME, by_picture, predict_all
 from ans_core.evaluation.session import check_settings
 from ans_core.fingerprint import fingerprint
 from ans_core.inference.sa2va import Sa2VA
-from ans_core.rl.self_captions import CaptionOptions, SelfCaption, self_captions
+from ans_core.rl.self_captions import CaptionOptions, SelfCaption, UnreadableError, self_captions
 from ans_core.types import Prediction, Sample
 from ans_core.written import atomic_folder
 
@@ -103,7 +103,7 @@ def caption(
     def answer(items: Sequence[Item]) -> list[Prediction]:
         try:
             found = self_captions(network, [item.facts["region"] for item in items], options)
-        except ValueError as error:
+        except UnreadableError as error:
             if len(items) > 1:
                 return [prediction for item in items for prediction in answer([item])]
             logging.warning("%s is left out: %s", items[0].name, error)

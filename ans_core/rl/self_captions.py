@@ -1,15 +1,15 @@
-"""Captions for masks that have none, from the model itself: what its own samples say, with the words kept from
-which it finds the thing again.
+"""Captions for masks that have none, which the model makes itself from those words of its own samples that help it
+to find the thing again.
 
-What a caption is worth, nobody has to say: the thing must be found again from it, as in loop 1. From a whole
-caption it is found by its place alone, nearly always, so a right colour is worth next to nothing. Random
-choices of its words have other words to find it by, and in a turned picture words of place mislead.
+Nobody has to judge a caption: the thing must be found again from it, as in loop 1. From a whole caption its place
+alone finds it, nearly always, so a right colour is worth next to nothing. A random choice of the words has other
+words to find it by, and in a turned picture words of place mislead.
 
 Few samples have all words right, but nearly every right word is in some of them. So words are valued, not
-captions: by a linear regression (ridge) of the IoU of what the model draws from a choice of words, over all
-choices of all samples. The caption is then decoded anew, greedily, where each token's log-probability is raised
-by value / kl the first time that it is said: of the policy at which RL with this reward and this weight of the KL
-divergence ends, p(caption) exp(sum of values / kl), the likeliest caption. SFT on such captions is a step of
+captions, by a linear regression (ridge) of the IoU of what the model draws from a choice of words, over all choices
+of all samples. The caption is then decoded greedily, and each token's log-probability is raised by value / kl the
+first time that it is said. This approximates the likeliest caption of the policy to which RL with this reward and
+this weight of the KL divergence converges, p(caption) exp(sum of values / kl). SFT on such captions is a step of
 expectation maximization (ReST-EM, Singh et al. 2023, arXiv:2312.06585; RAFT, Dong et al. 2023, arXiv:2304.06767).
 """
 
@@ -50,7 +50,7 @@ class CaptionOptions:
     samples: int = 24
     """Captions of each mask."""
     kl: float = 0.05
-    """IoU that a token's value must bring for each nat of its log-probability."""
+    """IoU that a token must add to make up for one nat of log-probability."""
     min_p: float = 0.02
     """Tokens with less than this share of the likeliest one's probability are not said, whatever their value: a
     word can wait for its place."""
@@ -77,6 +77,10 @@ class SelfCaption:
     words are worth the same, and the choice says nothing."""
 
 
+class UnreadableError(ValueError):
+    """The picture or the mask of one of the regions can't be read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Pictures(EncodedBatch):
     network: Network
@@ -91,12 +95,15 @@ def self_captions(
     model: Network, regions: Sequence[Sample], options: CaptionOptions
 ) -> list[SelfCaption | None]:
     """Caption the first mask of every region; None where no sample has a word, and where the caption does not
-    end. What is random depends on the seed and the region alone."""
+    end. What is random depends on the seed and the region alone. Raises UnreadableError."""
     with model.inference_autocast():
-        seen = _encoded(model, rl_batch(regions, [""] * len(regions), model, mask_size=MASK_SIDE))
-        turned = _encoded(model, _turned(seen.batch, model))
-        requests = [caption_request(region, true_mask(region)) for region in regions]
-        prompted = prompt(model, requests, seen.encoded.vision)
+        try:
+            seen = _encoded(model, rl_batch(regions, [""] * len(regions), model, mask_size=MASK_SIDE))
+            turned = _encoded(model, _turned(seen.batch, model))
+            requests = [caption_request(region, true_mask(region)) for region in regions]
+            prompted = prompt(model, requests, seen.encoded.vision)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from error
         samples = _sampled(model, prompted, regions, options)
         choices = [choices_of(own, region, options) for own, region in zip(samples, regions, strict=True)]
         as_is, upside_down = (drawn_ious(pictures, choices) for pictures in (seen, turned))
@@ -259,10 +266,11 @@ def _encoded(model: Network, batch: RlBatch) -> _Pictures:
 
 def _turned(batch: RlBatch, model: Network) -> RlBatch:
     """Turn the pictures and masks by 180 degrees."""
-    images = [
-        transforms.open_image(region.frames[0]).transpose(Image.Transpose.ROTATE_180)
-        for region in batch.samples
-    ]
+    opened = {
+        frame: transforms.open_image(frame).transpose(Image.Transpose.ROTATE_180)
+        for frame in {region.frames[0] for region in batch.samples}
+    }
+    images = [opened[region.frames[0]] for region in batch.samples]
     return replace(
         batch,
         views=[visible(model, [image]) for image in images],

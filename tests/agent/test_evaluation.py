@@ -12,7 +12,7 @@ from ans_core.agent.controls import RandomCalls
 from ans_core.agent.episode import Observation
 from ans_core.agent.evaluation import Outcome, metrics, request_of
 from ans_core.agent.operations import OPERATIONS
-from ans_core.agent.play import Shown, play
+from ans_core.agent.play import Change, PlayedEpisode, Shown, play
 from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import draw_question
@@ -96,30 +96,16 @@ def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) ->
         # without the first episode
         again = play(own_model, toolbox, requests[1:], limits=EpisodeSettings(turn_tokens=2), plans=plans[1:])
         assert again[0].episode.observations[0].call == moved[1].episode.observations[0].call
-        swapped = play(
-            own_model,
-            toolbox,
-            requests,
-            limits=EpisodeSettings(turn_tokens=2),
-            plans=plans,
-            change=controls.shuffled,
-        )
-        grey = play(
-            own_model,
-            toolbox,
-            requests,
-            limits=EpisodeSettings(turn_tokens=2),
-            plans=plans,
-            change=controls.blank,
-        )
-        (alone,) = play(
-            own_model,
-            toolbox,
-            requests[:1],
-            limits=EpisodeSettings(turn_tokens=2),
-            plans=plans[:1],
-            change=controls.shuffled,
-        )
+        two_tokens = EpisodeSettings(turn_tokens=2)
+
+        def changed(count: int, change: Change) -> list[PlayedEpisode]:
+            return play(
+                own_model, toolbox, requests[:count], limits=two_tokens, plans=plans[:count], change=change
+            )
+
+        swapped = changed(len(requests), controls.shuffled)
+        grey = changed(len(requests), controls.blank)
+        (alone,) = changed(1, controls.shuffled)
     assert [e.crops[1].frame for e in swapped] == [questions[1].frames[0], questions[0].frames[0]]
     assert np.ptp(np.asarray(alone.crops[1].picture(least=64))) == 0  # there is nobody to exchange with
     for episode in grey:

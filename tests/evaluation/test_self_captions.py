@@ -119,6 +119,17 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_named(model: str, masks: 
         caption(model, masks, tmp_path / "none")
 
 
+def test_an_error_that_is_no_broken_record_ends_the_run(
+    model: str, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fails(*arguments: object, **settings: object) -> object:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("ans_core.rl.self_captions.token_values", fails)
+    with pytest.raises(ValueError, match=r"^a bug$"):
+        caption(model, masks, tmp_path / "out")
+
+
 def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_path: Path):
     (tmp_path / "a.png").write_bytes(tiny.picture(0))
     record = {"image": "a.png", "text": "red square", "masks": [MASKS[0]], "split": "train"}
