@@ -71,10 +71,13 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     of.add_argument("folder", help="a new one: experiences.jsonl and pictures")
     of = action("feedback", feedback)
     of.add_argument("id", type=int, help="of the experience, as the reply named it")
-    what = of.add_mutually_exclusive_group(required=True)
+    what = of.add_mutually_exclusive_group()
     what.add_argument("--right", action="store_true", help="the answer was right")
     what.add_argument("--wrong", action="store_true", help="it was wrong, and the true one is not known")
     what.add_argument("--answer", metavar="TEXT", help="it was wrong; this is the true one")
+    of.add_argument(
+        "--mask", metavar="PICTURE", help="of the first frame's size: what is asked about is not black"
+    )
     of = action("forget", forget)
     of.add_argument("id", type=int)
 
@@ -250,9 +253,13 @@ def _write_records(folder: Path, records: Sequence[dict[str, Any]]) -> None:
 
 def feedback(arguments: argparse.Namespace) -> int:
     """Says whether an answer was right, or what the true one is: the worker learns from that, whatever its own
-    votes are."""
+    votes are. Or shows what is asked about: of the worker's own answers those count that looked at it."""
+    from ans_core.inference.answer import read_mask
+
+    right = True if arguments.right else False if arguments.wrong or arguments.answer else None
+    mask = read_mask(arguments.mask) if arguments.mask else None
     with open_store(arguments) as (store, _):
-        store.add_feedback(_known_id(arguments.id, store), right=arguments.right, answer=arguments.answer)
+        store.add_feedback(_known_id(arguments.id, store), right=right, answer=arguments.answer, mask=mask)
     print(f"experience {arguments.id}: the worker learns from it next")
     return 0
 

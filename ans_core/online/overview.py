@@ -49,8 +49,12 @@ def counts(store: Store) -> dict[str, int]:
 def records(store: Store) -> Iterator[dict[str, Any]]:
     """Yield every experience with its pictures' files, and what a person said of it."""
     feedback = {
-        number: {"right": bool(right), "answer": answer}
-        for number, right, answer in store.rows("SELECT experience, right, answer FROM feedback")
+        number: {
+            "right": None if right is None else bool(right),
+            "answer": answer,
+            "mask": mask and json.loads(mask),
+        }
+        for number, right, answer, mask in store.rows("SELECT experience, right, answer, mask FROM feedback")
     }
     for row in store.rows(f"SELECT {', '.join(FIELDS)} FROM experiences ORDER BY id"):
         record = dict(zip(FIELDS, row, strict=True))

@@ -20,7 +20,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.practice import play_groups, rollout_of
 from ans_core.agent.workspace import Workspace
-from ans_core.agent.world.question import normal, same_answer
+from ans_core.agent.world.question import looked_at, normal, same_answer
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.config.online import RELEASES
 from ans_core.model.backbones.base import ImageFeatures
@@ -32,7 +32,7 @@ from ans_core.rl.batch import Box
 from ans_core.rl.grpo import Total
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import RolloutStep
-from ans_core.types import ImageRef, Request
+from ans_core.types import RLE, ImageRef, Request
 
 NEAR = 0.98
 """Similarity from which an experience with the same words counts as the same question. Others' answers are no
@@ -204,7 +204,10 @@ class OnlinePractice:
 
     def _rollout_votes(self, lesson: Lesson, group: Sequence[PlayedEpisode]) -> list[Vote]:
         """Return the rollouts' votes. Verified once by words; where words find nothing, each one where it
-        looked."""
+        looked. Where a person has shown what is asked about, those are verified that looked at it, and the
+        others have no voice."""
+        if lesson.task is not None and lesson.task.mask is not None:
+            return [_vote_of_look(n, lesson.task.mask, episode) for n, episode in enumerate(group)]
         confirmed = None if self.confirm is None else self.confirm(lesson, None)
         by = "words" if confirmed is not None else "place"
         votes = []
@@ -307,6 +310,15 @@ def _rollout(
     )
     return rollout_of(
         episode, rewards={"task": reward, "shaping": math.nan if lost else 0.0}, measured=measured
+    )
+
+
+def _vote_of_look(number: int, mask: RLE, episode: PlayedEpisode) -> Vote:
+    saw = not _is_lost(episode) and looked_at(mask, episode.episode.workspace)
+    answer = (episode.answer or None) if saw else None
+    verified = answer is not None
+    return Vote(
+        source=f"rollout {number}", answer=answer, verified=verified, by="person's mask" if verified else ""
     )
 
 

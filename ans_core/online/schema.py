@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-APPLICATION, VERSION = 0x414E534F, 2
+APPLICATION, VERSION = 0x414E534F, 3
 """SQLite's application_id ("ANSO") and user_version of our files."""
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -47,8 +47,9 @@ CREATE TABLE queue (
 CREATE TABLE feedback (
     experience INTEGER PRIMARY KEY REFERENCES experiences (id) ON DELETE CASCADE,
     time_s REAL NOT NULL,
-    right INTEGER NOT NULL,
-    answer TEXT
+    right INTEGER,
+    answer TEXT,
+    mask TEXT
 );
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE events (
@@ -72,7 +73,7 @@ CREATE TABLE before (
 """
 """label, share, verified, verdict, provenance: what the worker found (voting.py, admission.py). learned: the
 update that used a task; its row goes when that update's weights are safe. feedback: what a person said of the
-answer that was given, and the true one, if they know it. events: versions that were
+answer that was given, the true one, if they know it, and the mask (RLE as JSON) of what is asked about. events: versions that were
 published or rolled back to, and alerts; their body is JSON. before: what an experience's row was before update
 `learned` changed it, until that update's weights are safe."""
 FOUND = ("label", "share", "verified", "verdict", "provenance", "visits", "flips")

@@ -1,7 +1,8 @@
 """An engine as an HTTP server of JSON: questions with pictures in, answers out.
 
     POST /ask     {"question": "...", "image": "<base64>"}  (or "frames": ["<base64>", ...] of a clip; "request": a name of your own)
-    POST /feedback  {"experience": 17, "right": true}  (or "right": false, with "answer": "..." if the true one is known)
+    POST /feedback  {"experience": 17, "right": true}  (or "right": false, with "answer": "..." if the true one is known;
+                    "mask": "<base64>", with or without "right": a picture in which what is asked about is not black)
     GET  /status
     GET  /          a page that does all of it
 
@@ -21,10 +22,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field
 
 from ans_core.agent import asking
@@ -61,8 +64,9 @@ class Feedback(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     experience: int = Field(gt=0, lt=2**63)
-    right: bool
+    right: bool | None = None
     answer: str | None = Field(None, min_length=1, max_length=4000)
+    mask: str | None = None
 
 
 def query_of(sent: Question) -> Query:
@@ -71,10 +75,7 @@ def query_of(sent: Question) -> Query:
     encoded = [sent.image] if sent.frames is None else sent.frames
     if (sent.image is None) == (sent.frames is None):
         raise ValueError('give either "image" or "frames"')
-    try:
-        frames = tuple(base64.b64decode(one or "", validate=True) for one in encoded)
-    except ValueError as error:  # also of texts that are not ASCII
-        raise ValueError(f"a picture is no base64 ({error})") from None
+    frames = tuple(decoded(one or "") for one in encoded)
     pixels = sum(math.prod(transforms.image_size(frame)) for frame in frames)
     if pixels > MOST_PIXELS:
         raise ValueError(
@@ -83,6 +84,20 @@ def query_of(sent: Question) -> Query:
         )
     question = asking.checked(sent.question)
     return Query(request=sent.request, question=question, frames=frames, clip=sent.frames is not None)
+
+
+def decoded(picture: str) -> bytes:
+    try:
+        return base64.b64decode(picture, validate=True)
+    except ValueError as error:  # also of texts that are not ASCII
+        raise ValueError(f"a picture is no base64 ({error})") from None
+
+
+def mask_of(picture: bytes) -> Bool[np.ndarray, "H W"]:
+    """Read a mask: what is not black."""
+    if math.prod(transforms.image_size(picture)) > MOST_PIXELS:
+        raise ValueError("the mask is larger than any picture that is taken")
+    return np.asarray(transforms.open_image(picture).convert("L")) > 0
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -153,9 +168,8 @@ def app_of(engine: Engine, *, host: str, wait_s: float) -> FastAPI:
     def feedback(sent: Feedback) -> dict[str, Any]:
         if engine.read_only:
             raise ValueError("this server keeps nothing (--read-only)")
-        if sent.right and sent.answer is not None:
-            raise ValueError('a right answer needs no other: leave "answer" out')
-        engine.store.add_feedback(sent.experience, right=sent.right, answer=sent.answer)
+        mask = None if sent.mask is None else mask_of(decoded(sent.mask))
+        engine.store.add_feedback(sent.experience, right=sent.right, answer=sent.answer, mask=mask)
         return {"experience": sent.experience}
 
     @app.get("/status")

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from ans_core.config.online import Keeping
 from ans_core.online import picture_files, schema
+from ans_core.pictures import rle, transforms
+from ans_core.types import RLE
 
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 TASK = ("id", "request", "question", "clip", "form", "policy", "label", "verdict", "visits", "flips")
@@ -73,6 +75,8 @@ class Task:
     """As a person gave or confirmed it."""
     wrong_answer: str | None = None
     """That a person called wrong without a better one."""
+    mask: RLE | None = None
+    """Of what is asked about, in the first frame, by a person."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +308,7 @@ class Store:
         rows = self.rows(
             f"SELECT {', '.join(TASK)}, "
             "CASE WHEN feedback.right THEN experiences.answer ELSE feedback.answer END, "
-            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END "
+            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END, feedback.mask "
             f"FROM experiences LEFT JOIN feedback ON experience = id WHERE id IN ({marks})",
             *numbers,
         )
@@ -314,11 +318,14 @@ class Store:
         ):
             pictures.setdefault(number, []).append(picture_files.path_of(self.pictures, digest))
         by_id: dict[int, Task] = {}
-        for number, *values, true, wrong in rows:
+        for number, *values, true, wrong, mask in rows:
             if number in pictures:  # else it was forgotten between the two questions
                 columns = dict(zip(TASK[1:], values, strict=True))
                 columns |= {"clip": bool(columns["clip"]), "frames": tuple(pictures[number])}
-                by_id[number] = Task(experience=number, true_answer=true, wrong_answer=wrong, **columns)
+                by_id[number] = Task(
+                    experience=number, true_answer=true, wrong_answer=wrong, mask=mask and json.loads(mask),
+                    **columns,
+                )  # fmt: skip
         return [by_id[number] for number in numbers if number in by_id]
 
     def labelled(self, verdict: Verdict, most: int) -> list[int]:
@@ -340,10 +347,23 @@ class Store:
         )
         return {number: (label, share, question) for number, label, share, question in rows}
 
-    def add_feedback(self, number: int, *, right: bool, answer: str | None = None) -> None:
+    def add_feedback(
+        self,
+        number: int,
+        *,
+        right: bool | None = None,
+        answer: str | None = None,
+        mask: Bool[np.ndarray, "H W"] | None = None,
+    ) -> None:
         """Write down what a person says of an answer, in place of what was said before, and let the worker look at the question
-        (again). answer: the true one, where theirs was wrong. Raises ValueError for an unknown id, and for an
-        answer that can't be right, since none was given."""
+        (again). right: None = not said. answer: the true one, where theirs was wrong. mask: what is asked about, in the first
+        frame. Raises ValueError for an unknown id, for an answer that can't be right, since none was given, for a mask of
+        another size than the picture's or without a pixel, and where nothing is said."""
+        if right is None and mask is None:
+            raise ValueError("say whether the answer was right, or show what was asked about")
+        if right is not False and answer is not None:
+            raise ValueError("a true answer is given in place of a wrong one")
+        text = None if mask is None else json.dumps(self._checked_mask(number, mask))
         with self.writing() as db:
             row = db.execute("SELECT answer FROM experiences WHERE id = ?", (number,)).fetchone()
             if row is None:
@@ -351,13 +371,26 @@ class Store:
             if right and row[0] is None:
                 raise ValueError(f"experience {number} has no answer that could be right; give the true one")
             db.execute(
-                "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?)", (number, time.time(), right, answer)
+                "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?)",
+                (number, time.time(), right, answer, text),
             )
             # also if an update has used it whose weights are not safe yet
             db.execute(
                 "INSERT INTO queue (experience) VALUES (?) ON CONFLICT (experience) DO UPDATE SET learned = NULL",
                 (number,),
             )
+
+    def _checked_mask(self, number: int, mask: Bool[np.ndarray, "H W"]) -> RLE:
+        tasks = self.tasks([number])
+        if not tasks:
+            raise self.unknown(number)
+        width, height = transforms.image_size(tasks[0].frames[0])
+        if mask.shape != (height, width) or not mask.any():
+            raise ValueError(
+                f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, {int(mask.sum())} of them set, and the picture {width} x "
+                f"{height}: give one of the picture's size that shows what is asked about"
+            )
+        return rle.encode(mask)
 
     def unknown(self, number: int) -> ValueError:
         """Return what to raise where nobody knows an experience."""

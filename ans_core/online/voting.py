@@ -27,7 +27,8 @@ class Vote:
     verified: bool = False
     """An independent operation path gives the same answer."""
     by: str = ""
-    """How that path found the thing: `words` or `place`."""
+    """How that path found the thing: `words` or `place`; `person's mask`: the rollout looked at what a person has
+    shown; `person`."""
 
     @property
     def label(self) -> str | None:

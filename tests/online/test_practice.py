@@ -17,6 +17,7 @@ from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, add_call_tokens
+from ans_core.agent.protocol import Call, call_text
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.model.network import Network
 from ans_core.online.admission import Gate
@@ -29,6 +30,7 @@ from ans_core.online.practice import Lesson, OnlinePractice, Progress
 from ans_core.online.server import Question, query_of
 from ans_core.online.simulation import poisoning, wrong_on
 from ans_core.online.store import Store
+from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
 from tests.online.test_admission import decision, task
@@ -122,6 +124,31 @@ def test_votes_for_an_answer_that_a_person_called_wrong_do_not_count(
         scored = none._scored(lesson(wrong_answer="checked"), said(tiny_model, toolbox, "checked"))
         assert none.outcomes[0].verdict == "no_answer"
         assert all(math.isnan(rollout.rewards["task"]) for rollout in scored)
+
+
+def test_where_a_person_shows_the_thing_those_alone_vote_that_looked_at_it(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+) -> None:
+    """The square of the picture is at 8 to 24 of 64 pixels. No verifier knows the question."""
+    square = np.zeros((tiny.SIDE, tiny.SIDE), bool)
+    square[8:24, 8:24] = True
+    at_it, elsewhere = (
+        call_text(Call(name="zoom_in", arguments={"bbox_2d": box}))
+        for box in ([100, 100, 400, 400], [500, 500, 900, 900])
+    )
+    plans = [["checked"], [at_it, "vertical"], [elsewhere, "checked"], [at_it, "vertical"]]
+    with opened(tmp_path) as store:
+        group = play(tiny_model, toolbox, [REQUEST] * 4, limits=EpisodeSettings(turn_tokens=64), plans=plans)
+        own = practised(store, tiny_model, toolbox, None, share=0.8)
+        scored = own._scored(lesson(mask=rle.encode(square)), group)
+        (found,) = own.outcomes
+        assert (found.label, found.verified, found.verdict) == ("vertical", True, "admitted")
+        assert found.share == pytest.approx(12 / 14)
+        assert [rollout.rewards["task"] for rollout in scored] == [0.0, 1.0, 0.0, 1.0]
+        assert [vote["by"] for vote in found.provenance] == ["", "person's mask"] * 2
+        unseen = practised(store, tiny_model, toolbox, None, share=0.1)
+        unseen._scored(lesson(mask=rle.encode(square)), group[:1])
+        assert unseen.outcomes[0].verdict == "no_answer"
 
 
 def test_votes_come_from_the_same_question_alone(

@@ -25,6 +25,8 @@ from PIL import Image
 from ans_core.online import server as servers
 from ans_core.online.engine import Engine, Query, Reply
 from ans_core.online.server import LARGEST, listening, server_of
+from ans_core.pictures import rle
+from tests import tiny
 from tests.browser import found_by_probe
 from tests.online.test_practice import PICTURE
 from tests.online.test_store import experience, opened
@@ -115,8 +117,11 @@ def test_what_a_person_says_of_an_answer_reaches_the_store(server: Running, tmp_
         assert send(experience=number, right=False, answer="diagonal") == (200, "")
         assert store.tasks([number])[0].true_answer == "diagonal"
         assert send(experience=number, right=True, answer="x")[0] == 400
+        assert send(experience=number, mask=PICTURE) == (200, "")
+        assert store.tasks([number])[0].mask is not None
+        assert "is no base64" in send(experience=number, mask="?")[1]
         assert "there is no experience 7" in send(experience=7, right=True)[1]
-        assert "right: Field required" in send(experience=number)[1]
+        assert "say whether the answer was right, or show" in send(experience=number)[1]
 
 
 def test_a_store_that_cannot_be_read_is_told_in_a_status(
@@ -198,7 +203,8 @@ PROBE = f"""<script>
   const until = async done => {{ while (!done()) await new Promise(go => setTimeout(go, 50)); }};
   const bytes = Uint8Array.from(atob("{PICTURE}"), letter => letter.charCodeAt(0));
   const found = [];
-  for (const [question, frames, said] of [["One?", 1, "right"], ["A clip?", 3, "a <b>zebra</b>"], ["Bad?", 1, null]]) {{
+  const asked = [["One?", 1, "right"], ["A clip?", 3, "a <b>zebra</b>"], ["There?", 1, "box"], ["Bad?", 1, null]];
+  for (const [question, frames, said] of asked) {{
     const picked = new DataTransfer();
     for (let i = 0; i < frames; i++) picked.items.add(new File([bytes], `${{i}}.png`));
     const form = document.querySelector(".ask");
@@ -209,6 +215,14 @@ PROBE = f"""<script>
     await until(() => item.querySelector(".answer").textContent.length > 1);
     const feedback = item.querySelector(".feedback");
     if (said === "right") feedback.querySelector("[value=right]").click();
+    else if (said === "box") {{
+      const image = item.querySelector("img");
+      await until(() => image.complete && image.naturalWidth && !feedback.hidden);
+      const {{ left, top, width, height }} = image.getBoundingClientRect();
+      const at = (x, y) => ({{ clientX: left + x * width, clientY: top + y * height }});
+      image.dispatchEvent(new PointerEvent("pointerdown", at(0.75, 0.25)));
+      image.dispatchEvent(new PointerEvent("pointerup", at(0.25, 0.5)));
+    }}
     else if (said) {{ feedback.truth.value = said; feedback.requestSubmit(); }}
     if (said) await until(() => feedback.hidden);
     found.push([".answer", ".note", "pre"].map(name => item.querySelector(name).textContent));
@@ -228,13 +242,18 @@ def test_a_person_asks_and_judges_answers_on_the_page(server: Running, tmp_path:
         assert isinstance(server.server.config.app, FastAPI)
         server.server.config.app.add_api_route("/probed", lambda: HTMLResponse(probed))
         found = found_by_probe(f"http://127.0.0.1:{server.port}/probed", tmp_path)
-        assert store.tasks([number])[0].true_answer == "a <b>zebra</b>"
+        (task,) = store.tasks([number])  # what was said last counts
+        assert task.mask is not None
+        rows, columns = np.nonzero(rle.decode(task.mask))
+        box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) / tiny.SIDE
+        assert np.allclose(box, [0.25, 0.25, 0.75, 0.5], atol=0.03)
     assert found == [
         ["checked", f"version 0, experience {number}; you said: right", "one look"],
         ["checked", f"version 0, experience {number}; you said: a <b>zebra</b>", "one look"],
+        ["checked", f"version 0, experience {number}; you said: it is in that box", "one look"],
         ["the picture is cut", "", ""],
     ]
-    assert server.engine.asked == [["One?"], ["A clip?"], ["a damaged picture"]]
+    assert server.engine.asked == [["One?"], ["A clip?"], ["There?"], ["a damaged picture"]]
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/")
     reply_of_page = connection.getresponse()

@@ -20,6 +20,7 @@ from ans_core.config.online import Keeping
 from ans_core.online import overview, picture_files
 from ans_core.online.retention import evict, forget, sweep
 from ans_core.online.store import FILE, Experience, NameTaken, Outcome, Store, worker_lock
+from ans_core.pictures import rle, transforms
 from tests import tiny
 
 VECTOR = np.arange(4, dtype=np.float32)
@@ -133,9 +134,9 @@ def test_what_a_person_says_of_an_answer_brings_its_task_back_and_goes_with_it(t
         store.add_feedback(3, right=True)  # on second thoughts
         assert store.tasks([3])[0].true_answer == "vertical"
         assert [record["feedback"] for record in overview.records(store)] == [
-            {"right": True, "answer": None},
-            {"right": False, "answer": "diagonal"},
-            {"right": True, "answer": None},
+            {"right": True, "answer": None, "mask": None},
+            {"right": False, "answer": "diagonal", "mask": None},
+            {"right": True, "answer": None, "mask": None},
         ]
         forget(store, 2)
         assert overview.counts(store)["with a person's feedback"] == 2
@@ -144,6 +145,29 @@ def test_what_a_person_says_of_an_answer_brings_its_task_back_and_goes_with_it(t
             store.add_feedback(4, right=True)
         with pytest.raises(ValueError, match="there is no experience 2 in"):
             store.add_feedback(2, right=True)
+
+
+def test_a_person_can_show_what_is_asked_about(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.add(experience(0), VECTOR)
+        width, height = transforms.image_size(store.tasks([1])[0].frames[0])
+        mask = np.zeros((height, width), bool)
+        with pytest.raises(ValueError, match=f"0 of them set, and the picture {width} x {height}"):
+            store.add_feedback(1, mask=mask)
+        mask[2:4, 1:3] = True
+        with pytest.raises(ValueError, match="give one of the picture's size"):
+            store.add_feedback(1, mask=mask[1:])
+        with pytest.raises(ValueError, match="say whether the answer was right, or show"):
+            store.add_feedback(1)
+        with pytest.raises(ValueError, match="in place of a wrong one"):
+            store.add_feedback(1, answer="diagonal", mask=mask)
+        store.add_feedback(1, mask=mask)
+        (task,) = store.tasks([1])
+        assert (task.true_answer, task.wrong_answer) == (None, None)  # of the answer nothing is said
+        assert task.mask is not None
+        assert (rle.decode(task.mask) == mask).all()
+        store.add_feedback(1, right=False, mask=mask)
+        assert store.tasks([1])[0].wrong_answer == "vertical"
 
 
 def test_what_is_evicted_was_least_useful_and_its_id_never_comes_back(tmp_path: Path) -> None:

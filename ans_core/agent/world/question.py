@@ -142,6 +142,16 @@ def faithful_calls(question: Question, workspace: Workspace, observations: Seque
     )
 
 
+def looked_at(mask: RLE, workspace: Workspace) -> bool:
+    """Tell whether a crop shows the thing that has this mask in the first frame, or a mask there is its."""
+    target = Target(phrase="", masks=(mask,))
+    return any(
+        _shows(target, workspace, name)
+        for name, handle in workspace.handles
+        if not isinstance(handle, TrackHandle) and handle.frame == 0
+    )
+
+
 def _names_of(observation: Observation) -> set[str]:
     """Return the handles that a call made and was given."""
     arguments = observation.call.arguments if observation.call is not None else {}
