@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+CORES = "ANS_CORES"
+"""The variable that says how many of a node's cores a job of a cluster has, where the system lets it use more."""
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
 
@@ -38,9 +40,15 @@ def thread_variables(threads: int, *, processes: int, environment: Mapping[str, 
     )
     if threads:
         return variables | {"OMP_NUM_THREADS": str(threads)}
-    if processes > 1 and "OMP_NUM_THREADS" not in environment:
-        variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // processes))
+    if (processes > 1 or CORES in environment) and "OMP_NUM_THREADS" not in environment:
+        variables["OMP_NUM_THREADS"] = str(max(1, cores() // processes))
     return variables
+
+
+def cores() -> int:
+    """Return how many cores the processes of this run may use on this machine."""
+    usable = len(os.sched_getaffinity(0))
+    return min(usable, int(os.environ.get(CORES) or usable))
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ans_core.config import Launch
+from ans_core.config.launch import Resources
+from ans_core.processes import CORES
 from tasks.process import held, leave_note, read_note, write_error
 
 IN_JOB = "ANS_JOB"
@@ -39,10 +41,23 @@ class Job:
     """Of this task."""
     processes: int
     """All that share the stage."""
+    gpu: bool = True
+    """Whether the stage wants one, where launch.device allows it."""
     distributed: bool
     """Whether the job starts each of them; else the stage does, on one node."""
     root: Path
     """A folder that all nodes share."""
+
+    @property
+    def resources(self) -> Resources:
+        return self.launch.resources.get(self.task, Resources())
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that it asks of each node; unless the settings say more, one for each process there."""
+        nodes = self.resources.nodes if self.distributed else 1
+        uses_gpu = self.gpu and self.launch.device != "cpu"
+        return self.resources.gpus or uses_gpu * self.processes // nodes
 
     @property
     def notes(self) -> Path:
@@ -90,6 +105,8 @@ def run(job: Job, cluster: Cluster) -> int:
     # variables about this machine's files and processes stay here
     here = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER")
     environment = {key: value for key, value in os.environ.items() if key not in here}
+    if job.resources.cpus:
+        environment[CORES] = str(job.resources.cpus)
     number = None
     try:
         with held(Path(f"{job.notes}.lock"), f"the start of {job.name}"):

@@ -17,13 +17,12 @@ import yaml
 from urllib3.exceptions import HTTPError
 
 from ans_core.config import ConfigError
-from ans_core.config.launch import Resources
 from tasks.jobs import IN_JOB, Job, State, answer, unless_ending
 
 GROUP, VERSION, KIND = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 MANIFEST = "docker/kubernetes/trainjob.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-PASSED = re.compile(r"ANS_(PIPELINE|STORE_AWAY|MEDIA_CACHE_GB|TRACEBACK)|(NCCL|TORCH)_.*")
+PASSED = re.compile(r"ANS_(CORES|PIPELINE|STORE_AWAY|MEDIA_CACHE_GB|TRACEBACK)|(NCCL|TORCH)_.*")
 """Variables of the submitter that pods get, which anyone can read in the TrainJob; the runtime brings the
 others, with the keys."""
 TIMEOUT_S = 60.0
@@ -55,14 +54,12 @@ def submit(job: Job, environment: dict[str, str]) -> str:
 
 def manifest(job: Job, number: str, environment: dict[str, str]) -> dict[str, Any]:
     """Fill in the workspace's TrainJob. Paths in it are those in the workspace, which pods have elsewhere."""
-    wanted = job.launch.resources.get(job.task, Resources())
-    nodes = wanted.nodes if job.distributed else 1
-    on_gpu = job.launch.device != "cpu"
+    nodes = job.resources.nodes if job.distributed else 1
     paths = (f"{job.notes}-{number}", job.log(number))
     variables = {k: v for k, v in environment.items() if PASSED.fullmatch(k)} | {IN_JOB: "1"}
     values = {
         "NAME": name(job, number), "JOB": job.name, "NODES": nodes,
-        "GPUS": wanted.gpus or on_gpu * job.processes // nodes,
+        "GPUS": job.gpus, "CPUS": job.resources.cpus,
         "WORDS": json.dumps([*(os.path.relpath(path, job.root) for path in paths), *job.words]),
         "VARIABLES": json.dumps([{"name": k, "value": v} for k, v in variables.items()]),
     }  # fmt: skip

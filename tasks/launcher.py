@@ -131,8 +131,9 @@ def torchrun_options(processes: int, environment: Mapping[str, str]) -> list[str
 
 
 def is_job(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> bool:
-    """Tell whether the stage is to be submitted: those that want no GPU stay here."""
-    return awaits_job(launch, environment) and stage.gpu
+    """Tell whether the stage is to be submitted: those that want no GPU stay here, unless the settings name
+    resources for them."""
+    return awaits_job(launch, environment) and (stage.gpu or stage.task in launch.resources)
 
 
 def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
@@ -141,7 +142,7 @@ def run_job(stage: Stage, launch: Launch, root: Path, *, key: str) -> int:
     job = Job(
         name=f"ans-{stage.name.replace('@', '-')}-{key}", task=stage.task, words=tuple(stage_words(stage)),
         launch=launch, processes=processes_of(stage, launch), distributed=stage.distributed,
-        root=root.resolve(),
+        gpu=stage.gpu, root=root.resolve(),
     )  # fmt: skip
     return jobs.run(job, CLUSTERS[launch.launcher])
 

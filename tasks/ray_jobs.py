@@ -15,7 +15,6 @@ from urllib.error import HTTPError, URLError
 
 from ans_core import stop
 from ans_core.config import ConfigError
-from ans_core.config.launch import Resources
 from tasks.jobs import IN_JOB, Job, State, answer, unless_ending
 
 LIVE = {"PENDING", "RUNNING"}
@@ -66,15 +65,13 @@ def submit(job: Job, environment: dict[str, str]) -> str:
 
 
 def workers(job: Job) -> dict[str, Any]:
-    """Return how many workers of Ray Train the job has, and what each of them needs. A process needs a core;
-    and a GPU unless the settings say that it computes on a CPU."""
-    wanted = job.launch.resources.get(job.task, Resources())
-    on_gpu = int(bool(wanted.gpus) or job.launch.device != "cpu")
+    """Return how many workers of Ray Train the job has, and what each of them needs: of a training, a core or
+    its share of those asked for, and a GPU unless the settings say that it computes on a CPU."""
+    nodes, cpus = job.resources.nodes, job.resources.cpus
     if job.distributed:
-        each, spread = {"CPU": 1, "GPU": on_gpu}, wanted.nodes == job.processes
-        return {"workers": job.processes, "each": each, "spread": spread}
-    gpus = wanted.gpus or on_gpu * job.processes
-    return {"workers": 1, "each": {"CPU": job.processes, "GPU": gpus}, "spread": False}
+        each = {"CPU": max(1, cpus * nodes // job.processes), "GPU": int(job.gpus > 0)}
+        return {"workers": job.processes, "each": each, "spread": nodes == job.processes}
+    return {"workers": 1, "each": {"CPU": cpus or job.processes, "GPU": job.gpus}, "spread": False}
 
 
 def cancel(job: Job, number: str) -> None:

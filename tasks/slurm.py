@@ -71,6 +71,7 @@ def options(job: Job) -> tuple[str, ...]:
         flags += [
             f"--nodes={wanted.nodes}",
             *([f"--gpus-per-node={wanted.gpus}"] if wanted.gpus else []),
+            *([f"--cpus-per-task={wanted.cpus}"] if wanted.cpus else []),
             *wanted.options,
         ]
     elif not job.distributed:

@@ -166,7 +166,7 @@ def log_files(mlflow: MlflowClient, run_id: str, folder: Path) -> None:
 
 
 class Load:
-    """The machine's load: processor, memory, disk, network and, with the package nvidia-ml-py, GPUs."""
+    """The load of this machine: processor, memory, disk, network and NVIDIA's GPUs."""
 
     def __init__(self) -> None:
         from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
@@ -175,7 +175,7 @@ class Load:
         from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
         self._monitors: list[Any] = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-        with suppress(ImportError, RuntimeError):  # no nvidia-ml-py, or no GPU
+        with suppress(RuntimeError):  # no GPU
             self._monitors.append(GPUMonitor())
 
     def sample(self) -> dict[str, float]:

@@ -188,3 +188,17 @@ def check_an_evaluation_of_two_processes(folder: Path, variables: dict[str, str]
     assert "ans-eval-mine-" in lines
     assert json.loads((Path(lines.strip().splitlines()[-1]) / "metrics.json").read_text())
     assert executed(folder) == ["evaluate@rl from 0"] * 2
+
+
+def check_that_prepare_is_a_job_on_one_core(folder: Path, variables: dict[str, str], *words: str) -> None:
+    """Prepare data on a cluster; one core of two tells what the job may use. words: settings of the cluster."""
+    stage = folder / "ans_core/stages/prepare.py"
+    shown = '    print("in job", os.environ["ANS_JOB"], "with cores:", cores())\n    name ='
+    content = stage.read_text().replace("    name =", shown, 1)
+    stage.write_text(content.replace("import json", "import json\nfrom ans_core.processes import cores", 1))
+    ans(folder, "profile", "smoke", *words, "launch.resources={prepare: {cpus: 1}, sft: {nodes: 2}}")
+    lines = run(folder, "-m", "dvc", "repro", "prepare", **variables)
+    assert re.search(r"ans-prepare-\w+: job \w+ is submitted", lines)
+    assert "in job 1 with cores: 1" in lines
+    assert executed(folder) == ["prepare from 0"]
+    ans(folder, "profile", "smoke", *words)

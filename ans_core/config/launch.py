@@ -17,6 +17,9 @@ class Resources(Section):
     gpus: Count = 0
     """Of each node. Not 0: a training stage has nodes x gpus processes, whatever launch.processes says; an
     evaluation one on each GPU."""
+    cpus: Count = 0
+    """Cores of each node, which the job's processes there share, loader workers among them; 0 = one for each
+    process."""
     options: Listed[str] = ()
     """Options of sbatch for this stage alone, as --time=2:00:00."""
 
@@ -37,7 +40,8 @@ class Launch(Section):
     """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
     one process gets one node."""
     resources: dict[JobStage, Resources] = {}
-    """Of jobs: nodes, GPUs and (slurm) further options by stage, as {sft: {nodes: 4, gpus: 8}, evaluate: {gpus: 8}}."""
+    """Of jobs: nodes, GPUs, cores and (slurm) further options by stage, as {prepare: {cpus: 32}, sft: {nodes: 4, gpus: 8}}.
+    `prepare` needs no GPU and is a job only if it is named here."""
     ray_python: str = "python"
     """ray: the Python of Ray on its head node, as /shared/ray-env/bin/python. RAY_ADDRESS names the cluster."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -30,8 +30,10 @@ FORMATS = (
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""
 SEVERAL_NODES = ("memory", "sft", "rl", "agent_sft", "rft")
-JOB_STAGES = ("base", *SEVERAL_NODES, "evaluate", "cota", "agent_evaluate", "online")
-"""tasks/stages.py: the stages that want a GPU, and those of them whose processes may be on several nodes."""
+GPU_STAGES = ("base", *SEVERAL_NODES, "evaluate", "cota", "agent_evaluate", "online")
+JOB_STAGES = ("prepare", *GPU_STAGES)
+"""tasks/stages.py: the stages whose processes may be on several nodes, that want a GPU, and that may be a cluster's
+jobs."""
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
-from os import sched_getaffinity
 
 from tqdm import tqdm
 
 from ans_core.data import is_held_out
 from ans_core.data.formats.checks import DataError, Faults
+from ans_core.data.parallel import in_order
 from ans_core.pictures import orientation, transforms, video_file
 from ans_core.types import ImageRef, Sample, VideoFrames
 
-CHUNK = 1024
+CHUNK = 16
 """Pictures handed out at a time."""
 MANY = 50_000
-"""Pictures for which processes start, in half a minute. Below, threads do: Pillow decodes outside of Python's lock, which a
-dozen of them share."""
+"""Pictures for which processes start. Below, threads do: Pillow decodes outside of Python's lock."""
 
 
 def check_pictures(samples: Sequence[Sample], *, where: str, share: float = 1.0) -> list[ImageRef]:
@@ -41,32 +38,32 @@ def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -
     """As `check_pictures`, of pictures and videos with what shows each; return all pictures that an EXIF tag
     turns."""
     refs, faults = list(shown), Faults(where)
+    chunks = [refs[start : start + CHUNK] for start in range(0, len(refs), CHUNK)]
     turned: list[ImageRef] = []
-    pool = (
-        ProcessPoolExecutor(len(sched_getaffinity(0)), mp_context=get_context("forkserver"))
-        if len(refs) > MANY
-        else ThreadPoolExecutor()
-    )
-    with pool, tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
-        for start in range(0, len(refs), CHUNK):
-            chunk = refs[start : start + CHUNK]
-            for ref, reason in zip(chunk, pool.map(_fault, chunk, chunksize=16), strict=True):
+    with tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
+        for chunk, decoded in zip(chunks, in_order(_decode, chunks, many=MANY // CHUNK), strict=True):
+            for ref, (reason, is_turned) in zip(chunk, decoded, strict=True):
                 with faults:
                     if reason is not None:
                         raise DataError(f"{where}, {shown[ref]}: {reason}")
-                    if not isinstance(ref, VideoFrames) and transforms.stored(ref)[1] != orientation.UPRIGHT:
+                    if is_turned and not isinstance(ref, VideoFrames):
                         turned.append(ref)
             bar.update(len(chunk))
     faults.tell()
     return turned
 
 
-def _fault(ref: ImageRef | VideoFrames) -> str | None:
+def _decode(refs: Sequence[ImageRef | VideoFrames]) -> list[tuple[str | None, bool]]:
+    """Return of each why it can't be decoded, if so, and whether an EXIF tag turns it."""
+    return [_check(ref) for ref in refs]
+
+
+def _check(ref: ImageRef | VideoFrames) -> tuple[str | None, bool]:
     try:
         if isinstance(ref, VideoFrames):
             video_file.check(ref)
-        else:
-            transforms.check_image(ref)
+            return None, False
+        transforms.check_image(ref)
+        return None, transforms.stored(ref)[1] != orientation.UPRIGHT
     except ValueError as error:
-        return str(error)
-    return None
+        return str(error), False

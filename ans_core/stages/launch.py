@@ -17,6 +17,7 @@ from ans_core.config import Launch, Optim
 from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.model.network import Network
+from ans_core.processes import cores
 from ans_core.train.loop import Curves, Machine, Schedule
 from ans_core.train.watch import START, VALIDATION_LOSS
 from ans_core.types import Log
@@ -66,7 +67,7 @@ def show_precision(model: Network, log: Log) -> None:
 
 def cores_of_process() -> int:
     """Return this process's share of the cores that it and its neighbours on this machine may use."""
-    return max(1, len(os.sched_getaffinity(0)) // local_processes())
+    return max(1, cores() // local_processes())
 
 
 def local_processes() -> int:

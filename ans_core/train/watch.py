@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pynvml
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -121,20 +122,20 @@ class Speed:
 
     def metrics(self, device: torch.device) -> dict[str, float]:
         """Return this step's numbers: counts of all processes, how long the slowest and the median one took,
-        and which one waited longest for its data; waiting and memory of this one. All processes must call
-        it."""
+        which one waited longest for its data, and whose GPU is least at work; waiting and memory of this one.
+        All processes must call it."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds, processes = time.perf_counter() - self.began, world_size()
         names = sorted(self.done)
-        local_sums = torch.zeros(len(names) + 2 * processes, dtype=torch.float64)
+        local_sums = torch.zeros(len(names) + 3 * processes, dtype=torch.float64)
         local_sums[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
-        # each process has places of its own, so their sum has the seconds of all
-        local_sums[len(names) + rank()] = seconds
-        local_sums[len(names) + processes + rank()] = self.waited
-        summed = shared_sum(local_sums, device).tolist()
-        totals, of_processes = dict(zip(names, summed, strict=False)), summed[len(names) :]
-        times, waits = of_processes[:processes], of_processes[processes:]
+        # each process has places of its own, so their sum has the values of all
+        of_this = (seconds, self.waited, gpu_utilization(device))
+        local_sums[len(names) + rank() :: processes] = torch.tensor(of_this, dtype=torch.float64)
+        summed = shared_sum(local_sums, device)
+        totals = dict(zip(names, summed.tolist(), strict=False))
+        times, waits, loads = summed[len(names) :].view(3, processes).tolist()
         operations = totals.pop(OPERATIONS, 0.0)
         numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
         if "tokens" in totals:
@@ -149,6 +150,12 @@ class Speed:
                 "speed/median_wait_for_data_s": median(waits),
                 "speed/longest_waiting_process": float(waits.index(max(waits))),
             }
+            if not any(map(math.isnan, loads)):
+                numbers |= {
+                    "speed/lowest_gpu_utilization": min(loads),
+                    "speed/median_gpu_utilization": median(loads),
+                    "speed/lowest_gpu_utilization_process": float(loads.index(min(loads))),
+                }
         numbers |= {
             "speed/waiting_for_data": self.waited / seconds,
             "speed/step_s": seconds,
@@ -156,6 +163,17 @@ class Speed:
         }
         self.clear()
         return numbers
+
+
+def gpu_utilization(device: torch.device) -> float:
+    """Return the share of the last second in which a GPU computed, as NVIDIA's driver tells; NaN where it does
+    not, as in a part of a GPU (MIG), and on a CPU."""
+    if device.type != "cuda":
+        return math.nan
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (pynvml.NVMLError, RuntimeError):
+        return math.nan
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.data import pictures
+from ans_core.data import pictures, shard
 from ans_core.data.exports import cvat, import_export
-from ans_core.data.formats import FORMATS, SPLITS, infer
+from ans_core.data.formats import FORMATS, SPLITS, infer, shards
 from ans_core.data.formats.checks import DataError
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.pictures import check_pictures
@@ -283,6 +284,30 @@ def test_processes_check_many_pictures_and_a_share_of_them_is_the_same_every_tim
     count = int(re.search(r"set: (\d+) faults", told[1])[1])
     assert 6 < count < 30
     assert check_pictures(samples, where="set", share=0.0) == []
+
+
+@pytest.mark.slow
+def test_processes_parse_many_shards_and_name_every_damaged_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard, "SHARD_BYTES", 1)
+    for number in range(6):
+        Image.new("RGB", (40, 20), (40 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    records = [
+        {"image": f"{number}.png", "masks": [POLYGON], "text": f"thing {number}", "split": "train"}
+        for number in range(6)
+    ]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    shard.shard(tmp_path, "annotations", tmp_path / "shards")
+    read_shards = partial(FORMATS["shards"], tmp_path / "shards", name="mine", split="train")
+    expected = list(read_shards())
+    assert [sample.text for sample in expected] == [f"thing {number}" for number in range(6)]
+    monkeypatch.setattr(shards, "MANY", 1)
+    assert list(read_shards()) == expected
+    damaged = sorted((tmp_path / "shards/train").iterdir())[::2]
+    for file in damaged:
+        file.write_bytes(file.read_bytes().replace(b'"sample_id"', b'"sample_ID"'))
+    with pytest.raises(DataError, match="3 faults") as raised:
+        list(read_shards())
+    assert all(f"{file}: " in str(raised.value) for file in damaged)
 
 
 def test_a_long_and_narrow_picture_is_in_the_report(tmp_path):

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks import jobs, ray_jobs
+from tasks import jobs, ray_jobs, slurm
 from tasks.jobs import Job
 from tasks.launcher import check_sharding, check_shares, is_job, ranks_command, run_job
 from tasks.ports import free_port
@@ -126,6 +126,18 @@ def test_gpu_stages_alone_are_submitted_and_once(
     assert is_job(stage_named(stage), Launch.model_validate({"launcher": launcher}), environment) == submitted
 
 
+def test_prepare_is_submitted_where_resources_name_it() -> None:
+    launch = Launch.model_validate({"launcher": "ray", "resources": {"prepare": {"cpus": 32}}})
+    assert is_job(stage_named("prepare"), launch, {})
+    assert not is_job(stage_named("prepare"), launch, {"ANS_JOB": "1"})
+    job = Job(
+        name="j", task="prepare", words=(), launch=launch, processes=1, distributed=False, gpu=False,
+        root=Path(),
+    )  # fmt: skip
+    assert ray_jobs.workers(job)["each"] == {"CPU": 32, "GPU": 0}
+    assert "--cpus-per-task=32" in slurm.options(job)
+
+
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -165,6 +177,9 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
     assert request("base", 1, False, device="cpu") == (1, {"CPU": 1, "GPU": 0}, False)
     each = {"resources": {"rl": {"nodes": 2}}, "device": "cpu"}
     assert request("rl", 2, True, **each) == (2, {"CPU": 1, "GPU": 0}, True)
+    loaders = {"resources": {"sft": {"nodes": 2, "gpus": 8, "cpus": 96}, "evaluate": {"gpus": 2, "cpus": 16}}}
+    assert request("sft", 16, True, **loaders) == (16, {"CPU": 12, "GPU": 1}, False)
+    assert request("evaluate", 2, False, **loaders) == (1, {"CPU": 16, "GPU": 2}, False)
 
 
 def test_torch_knows_the_flight_recorders_variables() -> None:

@@ -16,6 +16,7 @@ from tests.job_workspace import (
     RESULT,
     again,
     check_an_evaluation_of_two_processes,
+    check_that_prepare_is_a_job_on_one_core,
     forget,
     logs,
     newest_log,
@@ -153,3 +154,7 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_worker(
     again(workspace, nodes.variables)
     executed(workspace)
     check_an_evaluation_of_two_processes(workspace, variables_of(workspace, nodes.variables))
+
+
+def test_prepare_is_a_job_where_resources_name_it(workspace: Path, nodes: ray_cluster.Nodes) -> None:
+    check_that_prepare_is_a_job_on_one_core(workspace, variables_of(workspace, nodes.variables), *TWO_NODES)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ans_core.config import PROFILES, Launch, dump, resolve
-from ans_core.config.names import JOB_STAGES, SEVERAL_NODES
+from ans_core.config.names import GPU_STAGES, SEVERAL_NODES
 from flows.eval_command import job_words
 from tasks import slurm, slurm_task
 from tasks.jobs import Job
@@ -28,6 +28,7 @@ from tests.job_workspace import (
     RESULT,
     again,
     check_an_evaluation_of_two_processes,
+    check_that_prepare_is_a_job_on_one_core,
     forget,
     logs,
     logs_of_starts,
@@ -112,7 +113,7 @@ def test_a_node_that_was_told_to_stop_says_so_whenever_slurm_ends_it() -> None:
 
 
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
-    assert {stage.task for stage in TABLE if stage.gpu} == {*JOB_STAGES}
+    assert {stage.task for stage in TABLE if stage.gpu} == {*GPU_STAGES}
     assert {stage.task for stage in TABLE if stage.distributed} == {*SEVERAL_NODES}
 
 
@@ -399,3 +400,8 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
     monkeypatch.chdir(tmp_path / "below")
     with pytest.raises(ValueError, match="call `ans eval` there, or give --device cpu"):
         job_words(argparse.Namespace(device=None, processes=None))
+
+
+@of_slurm
+def test_prepare_is_a_job_where_resources_name_it(workspace: Path, cluster: dict[str, str]) -> None:
+    check_that_prepare_is_a_job_on_one_core(workspace, variables_of(workspace, cluster), *TWO_NODES)

@@ -587,14 +587,20 @@ def test_the_module_that_spoils_a_step_is_named(tmp_path: Path, capfd: pytest.Ca
 
 
 def test_the_share_of_the_peak_and_the_slow_ones_of_three_processes_are_told(monkeypatch: pytest.MonkeyPatch):
-    """This process did 100 tokens with 4e6 operations in some 20 ms, the others as much, in .5 and 2
-    seconds, of which they waited .3 and .1."""
+    """This process did 100 tokens with 4e6 operations in some 20 ms on a GPU that was busy for .9 of it, the
+    others as much, in .5 and 2 seconds, of which they waited .3 and .1, on GPUs with .2 and .8."""
 
     def summed(own: Tensor, device: torch.device) -> Tensor:
         assert own.tolist()[:2] == [4e6, 100.0]
-        seconds, waited = [float(own[2]), 0.5, 2.0], [float(own[5]), 0.3, 0.1]
-        return torch.tensor([12e6, 300.0, *seconds, *waited], dtype=torch.float64)
+        seconds, waited, loads = (
+            [float(own[2]), 0.5, 2.0],
+            [float(own[5]), 0.3, 0.1],
+            [float(own[8]), *others],
+        )
+        return torch.tensor([12e6, 300.0, *seconds, *waited, *loads], dtype=torch.float64)
 
+    others = [0.2, 0.8]
+    monkeypatch.setattr(watching, "gpu_utilization", lambda device: 0.9)
     monkeypatch.setattr(watching, "world_size", lambda: 3)
     monkeypatch.setattr(watching, "shared_sum", summed)
     speed = watching.Speed(
@@ -610,7 +616,17 @@ def test_the_share_of_the_peak_and_the_slow_ones_of_three_processes_are_told(mon
     assert (told["speed/slowest_step_s"], told["speed/median_step_s"]) == (2.0, 0.5)
     assert (told["speed/longest_wait_for_data_s"], told["speed/median_wait_for_data_s"]) == (0.3, 0.1)
     assert told["speed/longest_waiting_process"] == 1
+    assert (told["speed/lowest_gpu_utilization"], told["speed/median_gpu_utilization"]) == (0.2, 0.8)
+    assert told["speed/lowest_gpu_utilization_process"] == 1
     assert "speed/operations_per_s" not in told
+    others[1] = math.nan  # a process whose driver does not tell
+    speed.take(iter([None]))
+    assert "speed/lowest_gpu_utilization" not in speed.metrics(CPU.device)
+
+
+def test_a_machine_without_nvidias_driver_has_no_utilization_of_gpus() -> None:
+    assert math.isnan(watching.gpu_utilization(CPU.device))
+    assert math.isnan(watching.gpu_utilization(torch.device("cuda", 0))) or torch.cuda.is_available()
 
 
 SIGNALLED = """

@@ -21,10 +21,13 @@ from ans_core import storage
 from ans_core.data.formats import checks
 from ans_core.data.formats.files import url_of
 from ans_core.data.index import FIELDS, tuples
+from ans_core.data.parallel import in_order
 from ans_core.types import FilePart, Sample
 
 NEW_FIELDS = {"stills"}
 """Which older shards lack: the defaults are right for them."""
+MANY = 100
+"""Shards for whose parsing processes start."""
 LAYOUT = "<split>/*.tar and no <split>.url; `ans data shard` writes shards"
 
 
@@ -48,9 +51,10 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults = checks.Faults(path)
     due, total = 0, None
     early: list[tuple[int, int, Sample]] = []
-    for shard in _shards(path / split):
+    shards = _shards(path / split)
+    for shard, (members, fault) in zip(shards, in_order(_parse, shards, many=MANY), strict=True):
         with faults:
-            for frames, content in _members(shard):
+            for frames, content in members:
                 total = content.total
                 for values in content.samples:
                     if (values.keys() ^ {"number", *FIELDS}) - NEW_FIELDS:
@@ -64,6 +68,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                 while early and early[0][0] == due:
                     yield heappop(early)[2]
                     due += 1
+            if fault is not None:
+                raise fault
     faults.tell()
     if due != total:
         raise checks.DataError(
@@ -83,6 +89,19 @@ def _shards(folder: Path) -> Sequence[Path | str]:
         return storage.matching(pattern) if pattern else sorted(folder.glob("*.tar"))
     except OSError as error:
         raise checks.DataError(f"{pattern} can't be listed: {error}") from None
+
+
+def _parse(
+    shard: Path | str,
+) -> tuple[list[tuple[tuple[FilePart, ...], Samples]], checks.DataError | None]:
+    """Return what a shard holds, up to its fault if it has one."""
+    members = []
+    try:
+        for member in _members(shard):
+            members.append(member)
+    except checks.DataError as error:
+        return members, error
+    return members, None
 
 
 def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]]:
