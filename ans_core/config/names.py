@@ -85,8 +85,6 @@ Reader = Literal["rapidocr", "template"]
 LoopName = Literal["caption", "mask", "refer", "ground", "describe", "vqa", "agent"]
 RewardName = Literal["iou", "soft_iou", "meteor", "meteor_nltk", "format", "confidence", "cider"]
 GroundRewardName = Literal["iou", "meteor", "meteor_nltk", "cider"]
-HalfName = Literal["first", "second"]
-"""Of a caption of loop 1 (ans_core/rl/caption_loop.py)."""
 TextRewardName = Literal["meteor", "meteor_nltk", "format", "cider"]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.names import GroundRewardName, HalfName, LoopName, RewardName, TextRewardName
+from ans_core.config.names import GroundRewardName, LoopName, RewardName, TextRewardName
 from ans_core.config.section import Count, Impossible, Positive, Rate, Share, Weight, some_weight
 from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, Validated, some_length
 
@@ -91,10 +91,6 @@ class Rl(Validated):
     the start. In a short run it then lags the policy by a few steps only, and the two agree on captions that
     no other model reads better (LOG); without warm-up it stays near SFT."""
     rewards_caption: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"iou": 1.0, "meteor": 1.0}
-    halves: dict[HalfName, Weight] = {}
-    """Halves of loop 1's captions that are redrawn by themselves as well, with weights beside 1 of the whole
-    caption; each reward is the weighted mean. Of a whole caption its place alone finds the thing, so nothing
-    pays for what the thing is; half of it has to do without the place (LOG)."""
     rewards_mask: Annotated[dict[RewardName, Weight], Field(min_length=1)] = {"meteor": 1.0, "iou": 0.5}
     rewards_refer: Annotated[dict[Literal["iou"], Weight], Field(min_length=1)] = {"iou": 1.0}
     """Reward of the loop refer, as gRefCOCO scores: the IoU; nothing meant and nothing drawn = 1."""

@@ -378,35 +378,6 @@ def test_soft_iou_is_that_of_the_probabilities_drawn(own_model: Network):
     assert soft.flatten().tolist() == pytest.approx([one.soft_iou for one in drawn])
 
 
-def test_a_caption_is_paid_by_the_mean_over_the_whole_and_its_halves(own_model: Network):
-    step = a_round(loops(own_model, halves={"first": 0.5, "second": 1.5}))
-    done = caption_loop.act(step)
-    done.texts = [f"a red circle in row {i} on the left of a square" for i in range(len(done.texts))]
-    done.rewards = score(step, inverse_masks(step, done.texts), ["iou", "meteor"])
-    meteor = done.rewards["meteor"]
-    heard = {"whole": done.texts} | {
-        name: [caption_loop.half_of(text, name) for text in done.texts] for name in ("first", "second")
-    }
-    alone = {name: score(step, inverse_masks(step, texts), ["iou"])["iou"] for name, texts in heard.items()}
-    assert len({values.sum().item() for values in alone.values()}) == 3, "the halves differ"
-    caption_loop._average_over_halves(step, done)
-    expected = (alone["whole"] + 0.5 * alone["first"] + 1.5 * alone["second"]) / 3
-    assert torch.allclose(done.rewards["iou"], expected, atol=1e-6)
-    assert torch.equal(done.rewards["meteor"], meteor), "of the whole caption alone"
-    for name, values in alone.items():
-        assert done.metrics[f"halves/{name}/iou"] == pytest.approx(float(values.mean()))
-
-
-def test_the_halves_of_a_caption_are_its_words() -> None:
-    text = "a red square  at the top"
-    assert [caption_loop.half_of(text, name) for name in ("first", "second")] == [
-        "a red square",
-        "at the top",
-    ]
-    assert [caption_loop.half_of("a red square", name) for name in ("first", "second")] == ["a red", "square"]
-    assert [caption_loop.half_of("", name) for name in ("first", "second")] == ["", ""]
-
-
 def test_a_caption_that_a_group_says_twice_is_drawn_once_and_as_by_itself(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -638,7 +609,7 @@ def test_micro_batches_act_together_as_they_do_apart(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ans_core.rl.asking.sample", counted)
     found = []
     for limit in (1, at_once):
-        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit, halves={"first": 0.5})
+        module = loops(tiny.build(), loops={"caption": 1.0}, answers_at_once=limit)
         micros = [
             replace(batch(module.model, samples=(SAMPLES[i % 2],), of=("caption",)), micro=i)
             for i in range(4)

@@ -871,7 +871,7 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         "rewards_caption": {"iou": 1.0, "meteor": 1.0, "confidence": 0.1, "cider": 0.5},
         "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
         "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
-        "samples_every": 1, "monitor_every": 1, "halves": {"first": 0.5, "second": 1.0},
+        "samples_every": 1, "monitor_every": 1,
         "val_every": 1, "val_rows": 2, "early_stop": 3, "keep_best": 1,
     }  # fmt: skip
     config = Config.model_validate(values)
@@ -879,7 +879,6 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
     inputs = {name: runs / name for name in ("data", "base", "sft")} | {"questions": tmp_path / "questions"}
     found = run(rl, tmp_path, "rl", inputs, config)
     for name in (
-        "loop1/halves/second/iou",
         "loop1/reward/judge",
         "loop1/reward/cider",
         "loop2/reward/judge",
