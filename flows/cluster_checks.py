@@ -69,29 +69,32 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
 
 
 def slurm_resources(config: Config) -> list[Finding]:
-    """Compare nodes and GPUs of each stage's job with those of its partition."""
-    listed = slurm.ask(["sinfo", "--noheader", "--Node", "--format=%R|%N|%G"])
-    gpus_of: dict[str, dict[str, int]] = {}
+    """Compare nodes, GPUs and cores of each stage's job with those of its partition."""
+    listed = slurm.ask(["sinfo", "--noheader", "--Node", "--format=%R|%N|%G|%c"])
+    partitions: dict[str, dict[str, tuple[int, int]]] = {}
     for line in listed.splitlines():
-        partition, node, resources = line.strip().split("|")
+        partition, node, resources, cores = line.strip().split("|")
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", resources))
-        gpus_of.setdefault(partition, {})[node] = gpus
+        partitions.setdefault(partition, {})[node] = gpus, int(cores.rstrip("+"))
     default = slurm.ask(["sinfo", "--noheader", "--format=%P"]).split()
     first = next((name[:-1] for name in default if name.endswith("*")), "")
     findings = []
     for task, wanted in config.launch.resources.items():
         partition = _partition((*config.launch.slurm, *wanted.options)) or first
-        nodes = gpus_of.get(partition, {})
-        able = [node for node, gpus in nodes.items() if gpus >= wanted.gpus]
-        request = f"{task}: {wanted.nodes} x {wanted.gpus} GPUs in partition {partition or '?'}"
+        nodes = partitions.get(partition, {})
+        able = [node for node, (gpus, cores) in nodes.items() if gpus >= wanted.gpus and cores >= wanted.cpus]
+        of_node = f"{wanted.gpus} GPUs" + (f" and {wanted.cpus} cores" if wanted.cpus else "")
+        request = f"{task}: {wanted.nodes} x {of_node} in partition {partition or '?'}"
         findings.append(
             Finding(
                 ok=len(able) >= wanted.nodes,
                 what=f"{request}, which has {len(able)} nodes with as many ({len(nodes)} in all)",
-                remedy=f"launch.resources.{task} or --partition in launch.slurm; partitions: {', '.join(gpus_of)}",
+                remedy=f"launch.resources.{task} or --partition in launch.slurm; partitions: {', '.join(partitions)}",
             )
         )
-    return findings or [fine(f"Slurm answers; partitions: {', '.join(gpus_of)} (launch.resources is empty)")]
+    return findings or [
+        fine(f"Slurm answers; partitions: {', '.join(partitions)} (launch.resources is empty)")
+    ]
 
 
 def _partition(options: tuple[str, ...]) -> str:
