@@ -1,5 +1,5 @@
 """A million samples: how long a training stage takes to open them, how much memory its loader workers hold,
-how fast rows are made.
+how fast rows are made, and the same of what `rl` selects from them.
 
     python -m perf.data_scale --samples 1000000 --workers 6        # 2 cores: about 6 minutes
     python -m perf.data_scale --samples 1000000 --workers 2 --s3   # the same samples in shards, in an S3 server (moto)
@@ -43,10 +43,12 @@ from ans_core.data import DatasetEntry, shard, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.index import SampleIndex, stamp_of, write_index
 from ans_core.data.mixture import Mixture
+from ans_core.data.selection import Expressions, Joined
 from ans_core.pictures import rle
 from ans_core.pictures.transforms import open_image
+from ans_core.stages.rl import rows_of, samples_by_loop
 from ans_core.types import Sample
-from perf.peak import watched
+from perf.peak import anonymous, watched
 from tasks.ports import free_port
 
 PER_PICTURE = 8
@@ -147,6 +149,24 @@ def measure(prepared: Path, workers: int) -> dict[str, float]:
         "rows_cpu_ms_median": round(statistics.median(cpu), 3),
         "rows_ms_p95": round(sorted(times)[int(0.95 * len(times))], 3),
         "resident_with_pictures_gb": round(most / 1e9, 3),
+    }
+
+
+def measure_rl(prepared: Path) -> dict[str, float]:
+    """Select samples and expressions as the stage `rl` does, up to the first step's."""
+    held, before = anonymous(), time.perf_counter()
+    with watched() as peak:
+        joined = Joined([source.samples for source in data.sources(prepared, "train")])
+        practice = samples_by_loop(joined, ("mask", "refer"))
+        expressions = [Expressions(chosen, joined) for chosen in practice.samples]
+        for chosen, asked in zip(practice.samples, expressions, strict=True):
+            for row in rows_of(len(chosen), 0, batch=ROWS, seed=0):
+                assert chosen[row].masks
+                asked[row]
+    return {
+        "rl_start_s": round(time.perf_counter() - before, 2),
+        "rl_held_mb": round((anonymous() - held) / 1e6),
+        "rl_peak_mb": round(peak.grown / 1e6),
     }
 
 
@@ -270,7 +290,7 @@ def main() -> None:
         "--list", action="store_true", help="make a list of all samples before the index is written"
     )
     parser.add_argument("--s3", action="store_true", help="in shards, in an S3 server on the loopback")
-    parser.add_argument("--measure", choices=("first", "later", "store"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=("first", "later", "rl", "store"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     form = "shards" if arguments.s3 else "annotations"
     folder = arguments.folder.resolve() / f"{arguments.samples}-{form}"
@@ -281,6 +301,9 @@ def main() -> None:
                 first_reading(folder / "set", folder / "index/set-train", form=form, whole=arguments.list)
             )
         )
+        return
+    if arguments.measure == "rl":
+        print(json.dumps(measure_rl(prepared)))
         return
     if arguments.measure:
         measured = measure_store if arguments.measure == "store" else measure
@@ -293,12 +316,12 @@ def main() -> None:
         if not (folder / "shards").exists():
             write_shards(folder / "shards", arguments.samples)
         with s3(folder / "shards", folder / "set"):
-            report(folder, "first", "later", "store")
+            report(folder, "first", "later", "rl", "store")
         return
     if not (folder / "set/annotations.jsonl").exists():
         write_set(folder / "set", arguments.samples)
     check_head(folder / "set", folder / "head")
-    report(folder, "first", "later")
+    report(folder, "first", "later", "rl")
 
 
 def report(folder: Path, *parts: str) -> None:

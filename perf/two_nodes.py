@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,10 +65,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/ans-two-nodes"))
     arguments = parser.parse_args()
     checkout = arguments.folder / "ans"
-    if not checkout.exists():
-        subprocess.run(["git", "clone", "-q", ROOT, checkout], check=True)
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    subprocess.run(["git", "clone", "-q", ROOT, checkout], check=True)
     run(checkout, "-m", "flows.cli", "profile", "smoke", "launch.device=cpu", "--force")
-    dvc(checkout, "repro", "judge_questions")  # all that `sft` and `rl` need
+    dvc(checkout, "repro", "sft", "judge_questions")  # all that `sft` and `rl` need
     one = trained(checkout)
     two = trained(checkout, "launch.processes=2")
     with nodes_of(arguments.launcher, arguments.folder) as (variables, settings):

@@ -53,11 +53,17 @@ class Job:
         return self.launch.resources.get(self.task, Resources())
 
     @property
+    def on_gpu(self) -> bool:
+        return bool(self.resources.gpus) or (self.gpu and self.launch.device != "cpu")
+
+    @property
     def gpus(self) -> int:
         """Return the GPUs that it asks of each node; unless the settings say more, one for each process there."""
-        nodes = self.resources.nodes if self.distributed else 1
-        uses_gpu = self.gpu and self.launch.device != "cpu"
-        return self.resources.gpus or uses_gpu * self.processes // nodes
+        return self.resources.gpus or self.on_gpu * self.processes_of_node
+
+    @property
+    def processes_of_node(self) -> int:
+        return max(1, self.processes // self.resources.nodes) if self.distributed else self.processes
 
     @property
     def notes(self) -> Path:
@@ -103,7 +109,7 @@ def run(job: Job, cluster: Cluster) -> int:
     job.notes.parent.mkdir(parents=True, exist_ok=True)
     job.log("").parent.mkdir(parents=True, exist_ok=True)
     # variables about this machine's files and processes stay here
-    here = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER")
+    here = ("ANS_NOTE", "ANS_PARENT_PID", "ANS_TRACKER", CORES)
     environment = {key: value for key, value in os.environ.items() if key not in here}
     if job.resources.cpus:
         environment[CORES] = str(job.resources.cpus)

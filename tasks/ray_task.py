@@ -48,6 +48,8 @@ def work(job: dict) -> None:
     environment = job["environment"] | {"ANS_NOTE": f"{notes}.json"}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         environment["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    if "ANS_CORES" in environment:  # Ray may put more workers on a node than the settings do
+        environment["ANS_CORES"] = str(job["each"]["CPU"] * context.get_local_world_size())
     if job["workers"] > 1:
         environment |= {
             "RANK": str(rank),

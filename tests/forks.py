@@ -132,7 +132,8 @@ def _answer(connection: socket.socket) -> None:
         if pid:
             found[pid] = os.waitstatus_to_exitcode(status)
         left = select.select([connection], [], [], 0 if pid else 0.01)[0]
-        if found.get(pid) or left:
+        ended = found.get(pid, 0)
+        if (ended and ended < 128) or left:  # above, they all end by a signal, each after its state
             for other in set(pids) - set(found):
                 os.kill(other, signal.SIGKILL)
     with suppress(BrokenPipeError):

@@ -219,6 +219,11 @@ def test_words_override_one_key_and_keep_the_rest() -> None:
         ),
         ("sft.seed=1", r"did you mean 'seed'\?"),
         ("num_generations=8", r"did you mean 'rl.group'\?"),
+        (
+            "launch.resources={prepare: {cpu: 3}}",
+            r"launch.resources.prepare.cpu: unknown setting \(did you mean 'cpus'\?\)",
+        ),
+        ("launch.resources={prepare: {gpus: 3}}", "prepare: gpus is 3, and it uses none; give cpus"),
         ("rl.beta=0.1", r"did you mean 'rl.kl'\?"),
         (
             "rl.max_grad_norm=1",

@@ -101,9 +101,10 @@ def test_a_stage_is_a_train_job_with_its_resources_words_and_no_keys() -> None:
     trainer = job["spec"]["trainer"]
     assert trainer["numNodes"] == 2
     assert trainer["resourcesPerNode"] == {
-        "requests": {"cpu": 0},
+        "requests": {},
         "limits": {"nvidia.com/gpu": 8},
     }
+    assert train_job(cpus=16)["spec"]["trainer"]["resourcesPerNode"]["requests"] == {"cpu": 16}
     notes, log = ".ans/jobs/ans-sft-k-0123abcd", ".ans/logs/ans-sft-k-0123abcd.log"
     assert trainer["args"] == [notes, log, "-m", "tasks.sft"]
     values = {one["name"]: one["value"] for one in trainer["env"]}

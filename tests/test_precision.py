@@ -109,6 +109,7 @@ def test_auto_is_the_faster_precision_and_a_setting_stays(
     assert "bf16 takes 30 times as long" in warning.message
 
 
+@pytest.mark.slow
 def test_processes_of_a_machine_read_what_the_first_one_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -131,6 +132,7 @@ def test_processes_of_a_machine_read_what_the_first_one_measured(
         precision.cpu_times.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_cache_folder_that_cannot_be_written_costs_a_measurement_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -256,7 +256,10 @@ def feedback(arguments: argparse.Namespace) -> int:
     votes are. Or shows what is asked about: of the worker's own answers those count that looked at it."""
     from ans_core.inference.answer import read_mask
 
-    right = True if arguments.right else False if arguments.wrong or arguments.answer else None
+    said = (arguments.right, arguments.wrong, arguments.answer is not None, arguments.mask is not None)
+    if not any(said):
+        raise ValueError("say what of it: --right, --wrong, --answer TEXT or --mask PICTURE")
+    right = True if arguments.right else False if arguments.wrong or arguments.answer is not None else None
     mask = read_mask(arguments.mask) if arguments.mask else None
     with open_store(arguments) as (store, _):
         store.add_feedback(_known_id(arguments.id, store), right=right, answer=arguments.answer, mask=mask)

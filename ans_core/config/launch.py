@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ans_core.config.names import SEVERAL_NODES, JobStage
+from ans_core.config.names import GPU_STAGES, SEVERAL_NODES, JobStage
 from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section
 
 
@@ -87,6 +87,8 @@ class Launch(Section):
     @model_validator(mode="after")
     def _possible(self) -> Launch:
         for task, wanted in self.resources.items():
+            if wanted.gpus and task not in GPU_STAGES:
+                raise Impossible("resources", f"{task}: gpus is {wanted.gpus}, and it uses none; give cpus")
             if wanted.nodes > 1 and task not in SEVERAL_NODES:
                 raise Impossible(
                     "resources",

@@ -214,6 +214,9 @@ def _keys(sections: Sequence[str]) -> list[str]:
     for section in sections:
         if section.isdigit():
             continue
+        if get_origin(model) is dict:  # the section is one of its keys
+            model = get_args(model)[1]
+            continue
         model = model.model_fields[section].annotation
         if get_origin(model) is tuple:
             model = get_args(model)[0]

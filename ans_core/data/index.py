@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -237,8 +237,10 @@ def _decode_field(value: str | int | list[int] | None) -> Path | str | int | ran
 
 
 def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
-    columns = {name: bytearray() for name in COLUMNS}
-    with (folder / RECORDS).open("wb") as file:
+    columns = {name: folder / f"{name}.raw" for name in COLUMNS}  # in memory, ten million take a gigabyte
+    with ExitStack() as stack:
+        file = stack.enter_context((folder / RECORDS).open("wb"))
+        files = [stack.enter_context(path.open("wb")) for path in columns.values()]
         for sample in samples:
             file.write(encode(sample))
             picture = picture_digest(sample)
@@ -250,10 +252,11 @@ def _write_records(folder: Path, samples: Iterable[Sample]) -> None:
                 outlines.outline_of(sample),
                 len(outlines.unnamed_regions(sample)),
             )
-            for (name, kind), value in zip(COLUMNS.items(), values, strict=True):
-                columns[name] += np.array(value, dtype=kind).tobytes()
-    for name, kind in COLUMNS.items():
-        np.save(folder / f"{name}.npy", np.frombuffer(bytes(columns[name]), dtype=kind))
+            for column, kind, value in zip(files, COLUMNS.values(), values, strict=True):
+                column.write(np.array(value, dtype=kind).tobytes())
+    for name, path in columns.items():
+        np.save(folder / f"{name}.npy", np.fromfile(path, dtype=COLUMNS[name]))
+        path.unlink()
 
 
 def _stamp_in(folder: Path) -> Any:

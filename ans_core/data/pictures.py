@@ -14,6 +14,8 @@ from ans_core.types import ImageRef, Sample, VideoFrames
 
 CHUNK = 16
 """Pictures handed out at a time."""
+MOST = 128
+"""Processes, where there are as many cores."""
 MANY = 50_000
 """Pictures for which processes start. Below, threads do: Pillow decodes outside of Python's lock."""
 
@@ -41,7 +43,9 @@ def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -
     chunks = [refs[start : start + CHUNK] for start in range(0, len(refs), CHUNK)]
     turned: list[ImageRef] = []
     with tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
-        for chunk, decoded in zip(chunks, in_order(_decode, chunks, many=MANY // CHUNK), strict=True):
+        for chunk, decoded in zip(
+            chunks, in_order(_decode, chunks, many=MANY // CHUNK, what=where, most=MOST), strict=True
+        ):
             for ref, (reason, is_turned) in zip(chunk, decoded, strict=True):
                 with faults:
                     if reason is not None:

@@ -3,6 +3,7 @@ read the sample when it is asked for."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -40,7 +41,8 @@ class Joined(Lazy[Sample]):
             else np.array([value_of(sample) for sample in part], dtype=dtype)
             for part in self._parts
         ]
-        return np.concatenate([np.array([], dtype=dtype), *parts])
+        # of one index they stay in its file
+        return parts[0] if len(parts) == 1 else np.concatenate([np.array([], dtype=dtype), *parts])
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -113,7 +115,6 @@ class Expressions(Lazy[list[str]]):
         referring = joined.where(lambda sample: sample.task == "referring")
         referring = referring[joined.things[referring] != b""]
         self._order = referring[np.argsort(joined.things[referring], kind="stable")]
-        self._things = joined.things[self._order]
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -123,5 +124,8 @@ class Expressions(Lazy[list[str]]):
         if not is_region(sample):
             return []
         thing = np.array(digest_of_thing(picture_digest(sample), sample), dtype="S16")
-        first, last = (int(np.searchsorted(self._things, thing, side=side)) for side in ("left", "right"))
+        first, last = (
+            bisect(self._order, thing, key=lambda place: self._joined.things[place])
+            for bisect in (bisect_left, bisect_right)
+        )
         return [self._joined[int(place)].text for place in self._order[first:last]]

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -130,10 +131,11 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> np.ndarray | Non
     return np.stack(regions) if regions else None
 
 
-def read_mask(path: str | Path) -> Bool[np.ndarray, "H W"]:
+def read_mask(path: str | Path | BytesIO, *, name: str = "") -> Bool[np.ndarray, "H W"]:
     """Read a mask: what is not black, or the one object of a PNG whose coloured palette numbers objects from
-    1 (0 is black). Raises ValueError for several of them, in grey values, too, for a picture with transparent
-    parts, and for no picture."""
+    1 (0 is black). name: of it in messages; empty = `--mask PATH`. Raises ValueError for several objects, in
+    grey values, too, for a picture with transparent parts, and for no picture."""
+    name = name or f"--mask {path}"
     try:
         picture = Image.open(path)
         numbered = picture.mode == "P" and _numbers_objects(picture)
@@ -142,16 +144,16 @@ def read_mask(path: str | Path) -> Bool[np.ndarray, "H W"]:
             (np.asarray(picture.convert("RGBA"))[..., 3] < 255).any()
         )
     except UnidentifiedImageError as error:
-        raise ValueError(f"--mask {path} is no picture") from error
+        raise ValueError(f"{name} is no picture") from error
+    except OSError as error:
+        raise ValueError(f"{name} can't be read: {error}") from error
     if clear:
-        raise ValueError(f"--mask {path} has transparent parts; save it in black and white, the object white")
+        raise ValueError(f"{name} has transparent parts; save it in black and white, the object white")
     objects = np.unique(labels[labels > 0])
     # 1, 2, ... n, as tools for VOS write; no shades
     grey = picture.mode == "L" and len(objects) == objects.max(initial=0)
     if (numbered or grey) and len(objects) > 1:
-        raise ValueError(
-            f"--mask {path} holds the objects {', '.join(map(str, objects))}; give one file an object"
-        )
+        raise ValueError(f"{name} holds the objects {', '.join(map(str, objects))}; give one file an object")
     return labels > 0
 
 

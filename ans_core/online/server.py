@@ -14,6 +14,7 @@ have its own name point here.
 from __future__ import annotations
 
 import base64
+import io
 import math
 import socket
 import uuid
@@ -31,6 +32,7 @@ from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field
 
 from ans_core.agent import asking
+from ans_core.inference.answer import read_mask
 from ans_core.online import overview
 from ans_core.online.batching import Batching
 from ans_core.online.engine import Engine, Query
@@ -94,10 +96,9 @@ def decoded(picture: str) -> bytes:
 
 
 def mask_of(picture: bytes) -> Bool[np.ndarray, "H W"]:
-    """Read a mask: what is not black."""
     if math.prod(transforms.image_size(picture)) > MOST_PIXELS:
         raise ValueError("the mask is larger than any picture that is taken")
-    return np.asarray(transforms.open_image(picture).convert("L")) > 0
+    return read_mask(io.BytesIO(picture), name="the mask")
 
 
 def listening(host: str, port: int) -> socket.socket:

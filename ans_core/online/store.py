@@ -30,6 +30,8 @@ from ans_core.types import RLE
 FILE, PICTURES, LOCK = "experiences.sqlite", "pictures", "worker.lock"
 TASK = ("id", "request", "question", "clip", "form", "policy", "label", "verdict", "visits", "flips")
 """The columns of an experience that a Task has."""
+MOST_MARKED = 0.8
+"""Share of the picture that a person may mark as what is asked about; more says nothing."""
 BUSY_S = 30.0
 """How long a transaction waits for another process's."""
 
@@ -385,10 +387,10 @@ class Store:
         if not tasks:
             raise self.unknown(number)
         width, height = transforms.image_size(tasks[0].frames[0])
-        if mask.shape != (height, width) or not mask.any():
+        if mask.shape != (height, width) or not 0 < mask.mean() <= MOST_MARKED:
             raise ValueError(
-                f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, {int(mask.sum())} of them set, and the picture {width} x "
-                f"{height}: give one of the picture's size that shows what is asked about"
+                f"the mask has {mask.shape[1]} x {mask.shape[0]} pixels, {mask.mean():.0%} of them set, and the picture {width} x "
+                f"{height}: give one of the picture's size that shows what is asked about, and not all of it"
             )
         return rle.encode(mask)
 

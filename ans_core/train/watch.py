@@ -131,7 +131,7 @@ class Speed:
         local_sums = torch.zeros(len(names) + 3 * processes, dtype=torch.float64)
         local_sums[: len(names)] = torch.tensor([self.done[name] for name in names], dtype=torch.float64)
         # each process has places of its own, so their sum has the values of all
-        of_this = (seconds, self.waited, gpu_utilization(device))
+        of_this = (seconds, self.waited, gpu_utilization(device) if processes > 1 else math.nan)
         local_sums[len(names) + rank() :: processes] = torch.tensor(of_this, dtype=torch.float64)
         summed = shared_sum(local_sums, device)
         totals = dict(zip(names, summed.tolist(), strict=False))
@@ -166,13 +166,13 @@ class Speed:
 
 
 def gpu_utilization(device: torch.device) -> float:
-    """Return the share of the last second in which a GPU computed, as NVIDIA's driver tells; NaN where it does
-    not, as in a part of a GPU (MIG), and on a CPU."""
+    """Return the share of the last moment (1/6 to 1 s) in which a GPU computed, as NVIDIA's driver tells; waiting
+    for another GPU in NCCL counts. NaN where it does not tell, as in a part of a GPU (MIG), and on a CPU."""
     if device.type != "cuda":
         return math.nan
     try:
         return torch.cuda.utilization(device) / 100
-    except (pynvml.NVMLError, RuntimeError):
+    except (pynvml.NVMLError, RuntimeError, ModuleNotFoundError):  # the last: an AMD GPU
         return math.nan
 
 

@@ -102,6 +102,7 @@ def test_a_track_is_shown_in_a_few_frames_with_its_mask_where_the_thing_is(model
         )
 
 
+@pytest.mark.slow
 def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own(model: Network) -> None:
     question = asked("larger")
     made = entry(question, played(model, question, plan_of(question))[0])

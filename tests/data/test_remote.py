@@ -167,6 +167,7 @@ class Bytes:
         return storage.read(self.url, number, 1)[0]
 
 
+@pytest.mark.slow
 def test_loader_workers_read_what_their_process_has_read_before_they_were_forked(tmp_path, monkeypatch):
     with stores.s3(monkeypatch) as client:
         (tmp_path / "some").mkdir()

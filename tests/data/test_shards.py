@@ -109,8 +109,8 @@ def test_shards_that_are_not_all_there_are_named(damage, drawn, tmp_path, monkey
         shutil.rmtree(tmp_path / "shards")
         (tmp_path / "shards").mkdir()
     message = {
-        "cut": "000.*tar can't be read|samples are there; copy all of its shards again",
-        "lost": "samples are there; copy all of its shards again",
+        "cut": "000.*tar can't be read|samples are there, and the first that is lost is number",
+        "lost": "samples are there, and the first that is lost is number [1-9].*; copy all of its shards again",
         "garbled": "tar: 0.*json is not as it was written; copy it again",
         "none": "no <split>/\\*.tar and no <split>.url",
     }[damage]

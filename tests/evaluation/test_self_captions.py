@@ -55,6 +55,7 @@ def read(out: Path) -> list[Sample]:
     return data.read_samples(format="shards", path=out, name="captions", split="train")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pictures(
     model: str, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -105,6 +106,7 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
     assert all(whole[one.sample_id] == one.text for one in some)
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_read_is_left_out_and_named(model: str, masks: Path, tmp_path: Path):
     caption(model, masks, tmp_path / "before")
     (masks / "sa_1.png").write_bytes(tiny.picture(1)[:200])

@@ -126,15 +126,17 @@ def test_votes_for_an_answer_that_a_person_called_wrong_do_not_count(
         assert all(math.isnan(rollout.rewards["task"]) for rollout in scored)
 
 
+@pytest.mark.parametrize("loose", [0, 3])
 def test_where_a_person_shows_the_thing_those_alone_vote_that_looked_at_it(
-    tmp_path: Path, tiny_model: Network, toolbox: Toolbox
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox, loose: int
 ) -> None:
-    """The square of the picture is at 8 to 24 of 64 pixels. No verifier knows the question."""
+    """The square of the picture is at 8 to 24 of 64 pixels, and what the person marks so much larger. No verifier
+    knows the question."""
     square = np.zeros((tiny.SIDE, tiny.SIDE), bool)
-    square[8:24, 8:24] = True
+    square[8 - loose : 24 + loose, 8 - loose : 24 + loose] = True
     at_it, elsewhere = (
         call_text(Call(name="zoom_in", arguments={"bbox_2d": box}))
-        for box in ([100, 100, 400, 400], [500, 500, 900, 900])
+        for box in ([125, 125, 375, 375], [500, 500, 900, 900])
     )
     plans = [["checked"], [at_it, "vertical"], [elsewhere, "checked"], [at_it, "vertical"]]
     with opened(tmp_path) as store:

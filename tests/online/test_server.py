@@ -117,9 +117,15 @@ def test_what_a_person_says_of_an_answer_reaches_the_store(server: Running, tmp_
         assert send(experience=number, right=False, answer="diagonal") == (200, "")
         assert store.tasks([number])[0].true_answer == "diagonal"
         assert send(experience=number, right=True, answer="x")[0] == 400
-        assert send(experience=number, mask=PICTURE) == (200, "")
+        marked = io.BytesIO()
+        Image.fromarray(rle.decode(tiny.square(8, 8, 24, 24))).save(marked, "PNG")
+        assert send(experience=number, mask=base64.b64encode(marked.getvalue()).decode()) == (200, "")
         assert store.tasks([number])[0].mask is not None
         assert "is no base64" in send(experience=number, mask="?")[1]
+        clear = io.BytesIO()
+        Image.new("RGBA", (tiny.SIDE, tiny.SIDE)).save(clear, "PNG")
+        sent = base64.b64encode(clear.getvalue()).decode()
+        assert "the mask has transparent parts" in send(experience=number, mask=sent)[1]
         assert "there is no experience 7" in send(experience=7, right=True)[1]
         assert "say whether the answer was right, or show" in send(experience=number)[1]
 

@@ -152,11 +152,12 @@ def test_a_person_can_show_what_is_asked_about(tmp_path: Path) -> None:
         store.add(experience(0), VECTOR)
         width, height = transforms.image_size(store.tasks([1])[0].frames[0])
         mask = np.zeros((height, width), bool)
-        with pytest.raises(ValueError, match=f"0 of them set, and the picture {width} x {height}"):
+        with pytest.raises(ValueError, match=f"0% of them set, and the picture {width} x {height}"):
             store.add_feedback(1, mask=mask)
         mask[2:4, 1:3] = True
-        with pytest.raises(ValueError, match="give one of the picture's size"):
-            store.add_feedback(1, mask=mask[1:])
+        for useless in (mask[1:], np.ones_like(mask)):
+            with pytest.raises(ValueError, match="give one of the picture's size"):
+                store.add_feedback(1, mask=useless)
         with pytest.raises(ValueError, match="say whether the answer was right, or show"):
             store.add_feedback(1)
         with pytest.raises(ValueError, match="in place of a wrong one"):

@@ -42,6 +42,7 @@ def test_an_absent_things_kind_is_the_word_without_which_something_there_fits(te
     assert kind_of(text, []) == "unknown"
 
 
+@pytest.mark.slow
 def test_drawn_scenes_have_absent_things_of_every_kind():
     found = set()
     for index in range(200):

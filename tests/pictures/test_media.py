@@ -292,6 +292,7 @@ def test_frames_that_are_sought_from_a_key_frame_inside_an_open_group_are_not_ta
         np.testing.assert_array_equal(np.asarray(video_file.read(frames[index])), whole[index])
 
 
+@pytest.mark.slow
 def test_a_video_that_is_left_early_is_silent_as_python_ends(tmp_path: Path) -> None:
     """Modules are gone by then."""
     write_video(tmp_path / "clip.mp4", np.stack([np.full((16, 16, 3), shade, np.uint8) for shade in (0, 90)]))

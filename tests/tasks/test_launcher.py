@@ -180,6 +180,8 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
     loaders = {"resources": {"sft": {"nodes": 2, "gpus": 8, "cpus": 96}, "evaluate": {"gpus": 2, "cpus": 16}}}
     assert request("sft", 16, True, **loaders) == (16, {"CPU": 12, "GPU": 1}, False)
     assert request("evaluate", 2, False, **loaders) == (1, {"CPU": 16, "GPU": 2}, False)
+    few = {"resources": {"sft": {"nodes": 4, "cpus": 16}}}
+    assert request("sft", 1, True, **few) == (1, {"CPU": 16, "GPU": 1}, False)
 
 
 def test_torch_knows_the_flight_recorders_variables() -> None:

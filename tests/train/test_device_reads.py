@@ -23,6 +23,7 @@ HOST = ("data/", "pictures/", "train/watch.py")
 """Where batches are made, before they go to the GPU, and where what was read is written down."""
 
 
+@pytest.mark.slow
 def test_a_step_reads_its_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     box = (tiny.square(8, 8, 24, 24),)
     segment = Turn(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ans_core.agent.episode import Observation
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import MaskHandle, TrackHandle, Workspace, box_of
+from ans_core.agent.workspace import ImageHandle, MaskHandle, TrackHandle, Workspace, box_of
 from ans_core.metrics.answers import final, plain, same
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
@@ -20,6 +20,8 @@ COVERED = 0.95
 """Share of a thing's box that a crop must hold to show it."""
 FILLED = 0.15
 """Share of a crop that the thing must fill: less is no closer look."""
+MARKED = 0.5
+"""Share of what a person has marked that a crop must hold; and share of a mask that must lie in it."""
 Look = Literal["crop", "mask", "track"]
 READERS = ("get_properties", "read_text")
 """Operations that look at a mask's pixels."""
@@ -143,10 +145,28 @@ def faithful_calls(question: Question, workspace: Workspace, observations: Seque
 
 
 def looked_at(mask: RLE, workspace: Workspace) -> bool:
-    """Tell whether a crop shows the thing that has this mask in the first frame, or a mask there is its."""
-    target = Target(phrase="", masks=(mask,))
+    """Tell whether an episode looked at what a person has marked in the first frame, maybe by a loose box: a
+    crop holds MARKED of it and is filled by it (FILLED), or a mask lies in it for the most part and is no small
+    piece of it (FILLED)."""
+    marked = rle.decode(mask)
+
+    def shows(name: str, handle: ImageHandle | MaskHandle) -> bool:
+        if isinstance(handle, MaskHandle):
+            pixels = workspace.pixels(name)
+        elif name in workspace.overviews:
+            return False
+        else:
+            left, top, right, bottom = handle.box
+            pixels = np.zeros_like(marked)
+            pixels[top:bottom, left:right] = True
+        common = int((pixels & marked).sum())
+        held, filled = common / int(marked.sum()), common / max(1, int(pixels.sum()))
+        if isinstance(handle, MaskHandle):
+            return filled >= MARKED and held >= FILLED
+        return held >= MARKED and filled >= FILLED
+
     return any(
-        _shows(target, workspace, name)
+        shows(name, handle)
         for name, handle in workspace.handles
         if not isinstance(handle, TrackHandle) and handle.frame == 0
     )

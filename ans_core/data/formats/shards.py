@@ -28,6 +28,8 @@ NEW_FIELDS = {"stills"}
 """Which older shards lack: the defaults are right for them."""
 MANY = 100
 """Shards for whose parsing processes start."""
+MOST = 8
+"""Shards parsed at a time: their records are held, which are a tenth of their bytes (COCO) up to twice as many."""
 LAYOUT = "<split>/*.tar and no <split>.url; `ans data shard` writes shards"
 
 
@@ -49,10 +51,12 @@ def digest_of(samples: Sequence[Mapping[str, Any]]) -> str:
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. A sample waits in memory for those before it, where the shards have its picture earlier."""
     faults = checks.Faults(path)
-    due, total = 0, None
+    due, total, count = 0, None, 0
     early: list[tuple[int, int, Sample]] = []
     shards = _shards(path / split)
-    for shard, (members, fault) in zip(shards, in_order(_parse, shards, many=MANY), strict=True):
+    for shard, (members, fault) in zip(
+        shards, in_order(_parse, shards, many=MANY, what=str(path / split), most=MOST), strict=True
+    ):
         with faults:
             for frames, content in members:
                 total = content.total
@@ -65,6 +69,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                         frames=frames, **{key: tuples(values[key]) for key in FIELDS if key in values}
                     )
                     heappush(early, (values["number"], len(early), sample))
+                    count += 1
                 while early and early[0][0] == due:
                     yield heappop(early)[2]
                     due += 1
@@ -73,7 +78,8 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     faults.tell()
     if due != total:
         raise checks.DataError(
-            f"{path}, split {split!r}: {due} of {total} samples are there; copy all of its shards again"
+            f"{path}, split {split!r}: {count} of {total} samples are there, and the first that is lost is number {due}; copy "
+            "all of its shards again"
         )
 
 
@@ -120,5 +126,7 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                     raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
                 yield tuple(frames), record
                 frames = []
-    except (OSError, tarfile.TarError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except checks.DataError:
+        raise
+    except (OSError, tarfile.TarError, ValueError, KeyError, RecursionError) as error:
         raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
