@@ -157,7 +157,7 @@ def measure_rl(prepared: Path) -> dict[str, float]:
     held, before = anonymous(), time.perf_counter()
     with watched() as peak:
         joined = Joined([source.samples for source in data.sources(prepared, "train")])
-        practice = samples_by_loop(joined, ("mask", "refer"))
+        practice = samples_by_loop(joined, ("refer",))
         expressions = [Expressions(chosen, joined) for chosen in practice.samples]
         for chosen, asked in zip(practice.samples, expressions, strict=True):
             for row in rows_of(len(chosen), 0, batch=ROWS, seed=0):
