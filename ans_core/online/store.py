@@ -80,6 +80,11 @@ class Task:
     mask: RLE | None = None
     """Of what is asked about, in the first frame, by a person."""
 
+    @property
+    def was_judged(self) -> bool:
+        """Whether a person has said something of it."""
+        return not (self.true_answer is None and self.wrong_answer is None and self.mask is None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:

@@ -267,9 +267,7 @@ class Worker:
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
         recent = self.snapshots.recently_served(self.settings.update.max_lag + 1) if waiting else set()
         old = [task for task in waiting if task.policy not in recent]
-        if stale := [
-            task.experience for task in old if task.true_answer is None and task.wrong_answer is None
-        ]:
+        if stale := [task.experience for task in old if not task.was_judged]:
             self.store.drop(stale, "stale")
         return bool(stale)
 

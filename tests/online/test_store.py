@@ -165,6 +165,7 @@ def test_a_person_can_show_what_is_asked_about(tmp_path: Path) -> None:
         store.add_feedback(1, mask=mask)
         (task,) = store.tasks([1])
         assert (task.true_answer, task.wrong_answer) == (None, None)  # of the answer nothing is said
+        assert task.was_judged
         assert task.mask is not None
         assert (rle.decode(task.mask) == mask).all()
         store.add_feedback(1, right=False, mask=mask)
