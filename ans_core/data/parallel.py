@@ -18,16 +18,19 @@ Result = TypeVar("Result")
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Sequence[Item], *, many: int, what: str, most: int = THREADS
+    work: Callable[[Item], Result], items: Sequence[Item], *, many: int, what: str, most: int | None = None
 ) -> Iterator[Result]:
     """Yield the result of `work` for each item. More than `many` items are shared out to a process for each
-    core, which take half a minute to start; fewer to threads, which wait for disks and stores side by side. At
-    most `most` of either, and two results more wait for their turn, so little is held. An error of `work` comes in
-    its item's turn. Raises RuntimeError where a process is killed; what: it reads, for the message."""
-    workers = min(most, cores()) if len(items) > many else most
+    core, which take half a minute to start; fewer to THREADS threads, which wait for disks and stores side by
+    side. At most `most` of either (None: no limit), and two results more wait for their turn, so little is held.
+    An error of `work` comes in its item's turn. Raises RuntimeError where a process is killed; what: it reads,
+    for the message."""
+    in_processes = len(items) > many
+    workers = cores() if in_processes else THREADS
+    workers = min(workers, most or workers)
     pool: Executor = (
         ProcessPoolExecutor(workers, mp_context=get_context("forkserver"))
-        if len(items) > many
+        if in_processes
         else ThreadPoolExecutor(workers)
     )
     under_way: deque[Future[Result]] = deque()

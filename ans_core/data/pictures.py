@@ -14,8 +14,6 @@ from ans_core.types import ImageRef, Sample, VideoFrames
 
 CHUNK = 16
 """Pictures handed out at a time."""
-MOST = 128
-"""Processes, where there are as many cores."""
 MANY = 50_000
 """Pictures for which processes start. Below, threads do: Pillow decodes outside of Python's lock."""
 
@@ -44,7 +42,7 @@ def check_decoding(shown: Mapping[ImageRef | VideoFrames, str], *, where: str) -
     turned: list[ImageRef] = []
     with tqdm(total=len(refs), desc="decode pictures", mininterval=1) as bar:
         for chunk, decoded in zip(
-            chunks, in_order(_decode, chunks, many=MANY // CHUNK, what=where, most=MOST), strict=True
+            chunks, in_order(_decode, chunks, many=MANY // CHUNK, what=where), strict=True
         ):
             for ref, (reason, is_turned) in zip(chunk, decoded, strict=True):
                 with faults:
