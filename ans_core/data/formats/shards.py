@@ -100,18 +100,8 @@ def _shards(folder: Path) -> Sequence[Path | str]:
 def _parse(
     shard: Path | str,
 ) -> tuple[list[tuple[tuple[FilePart, ...], Samples]], checks.DataError | None]:
-    """Return what a shard holds, up to its fault if it has one."""
-    members = []
-    try:
-        for member in _members(shard):
-            members.append(member)
-    except checks.DataError as error:
-        return members, error
-    return members, None
-
-
-def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]]:
-    """Yield the pictures of every key, and the samples about them."""
+    """Return the pictures of every key with the samples about them, up to the shard's fault if it has one."""
+    members: list[tuple[tuple[FilePart, ...], Samples]] = []
     frames: list[FilePart] = []
     try:
         opened: Any = storage.opened(shard) if isinstance(shard, str) else shard.open("rb")
@@ -124,9 +114,10 @@ def _members(shard: Path | str) -> Iterator[tuple[tuple[FilePart, ...], Samples]
                 record = checks.record(Samples, content, f"{shard}: {member.name}")
                 if record.digest != digest_of(record.samples):
                     raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
-                yield tuple(frames), record
+                members.append((tuple(frames), record))
                 frames = []
-    except checks.DataError:
-        raise
+    except checks.DataError as error:
+        return members, error
     except (OSError, tarfile.TarError, ValueError, KeyError, RecursionError) as error:
-        raise checks.DataError(f"{shard} can't be read ({error}); copy it again") from None
+        return members, checks.DataError(f"{shard} can't be read ({error}); copy it again")
+    return members, None
