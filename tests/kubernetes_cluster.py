@@ -1,7 +1,7 @@
 """A double of Kubernetes with Kubeflow Trainer, for what tasks/kubernetes_jobs.py asks of it: the API of TrainJobs, whose bodies
 the models of kubeflow-trainer-api check, and pods that are processes of this machine.
 
-pip install --no-deps --target DIR kubeflow-trainer-api==2.3.0; pip install --target DIR -r requirements/kubernetes.txt; PYTHONPATH=DIR
+pip install --target DIR --no-deps -r requirements/kubernetes.txt kubeflow-trainer-api==2.3.0 kubeflow==0.5.0; PYTHONPATH=DIR
 """
 
 from __future__ import annotations
@@ -52,6 +52,20 @@ def refusal(body: dict[str, Any]) -> str:
     return "" if without_nones(json.loads(read.to_json())) == without_nones(body) else "unknown fields"
 
 
+def environment_of(folder: Path, trainer: dict[str, Any]) -> dict[str, str]:
+    """Return the variables of a TrainJob's pods that work in this folder: the runtime's, its own, and those of Trainer's torch plugin."""
+    runtime = {one["name"]: one["value"] for one in POD["env"] if one["name"] != "MLFLOW_TRACKING_URI"}
+    runtime = {key: value.replace("/workspace", str(folder)) for key, value in runtime.items()}
+    own = {one["name"]: one["value"] for one in trainer["env"]}
+    place = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(free_port()),
+    }
+    return runtime | own | place
+
+
 class TrainJob:
     """A TrainJob and its pods: as JobSet does, all of them start again after one that failed, so often as the runtime allows."""
 
@@ -90,17 +104,9 @@ class TrainJob:
         return "conditions" in self.body["status"]
 
     def _start(self) -> None:
-        trainer, port = self.body["spec"]["trainer"], free_port()
+        trainer = self.body["spec"]["trainer"]
         self._restarts, self._ending = self._restarts + 1, False
-        runtime = {one["name"]: one["value"] for one in POD["env"] if one["name"] != "MLFLOW_TRACKING_URI"}
-        runtime = {key: value.replace("/workspace", str(self._folder)) for key, value in runtime.items()}
-        place = {
-            "PET_NNODES": str(trainer["numNodes"]),
-            "PET_NPROC_PER_NODE": "auto",
-            "PET_MASTER_ADDR": "127.0.0.1",
-        }
-        own = {one["name"]: one["value"] for one in trainer["env"]}
-        environment = self._environment | runtime | own | place | {"PET_MASTER_PORT": str(port)}
+        environment = self._environment | environment_of(self._folder, trainer)
         self._pods = [
             subprocess.Popen(
                 [*trainer["command"], *trainer["args"]], cwd=POD["workingDir"].replace("/workspace", str(self._folder)),

@@ -451,7 +451,8 @@ def test_two_checkouts_up_at_once_run_their_own_and_ask_no_proxy(both: tuple[Up,
     deployment(f"""{command} -p 'overrides={{"rll.kl": 1}}' --watch""", other, check=False)
     log = (other.workspace / ".ans/logs/server.log").read_text()
     assert "did you mean 'rl'" in log
-    assert "Traceback" not in log
+    # a sentence, no traceback through our code; Prefect's server writes its own where SQLite is locked for long
+    assert not re.search(r'File ".*/ans_core/', log)
     # on the server that is up
     assert "stage base failed" in ans(other.workspace, "run", status=1, FAKE_STOP="base", **PROXY)
     assert [flow_runs_of(up.record[0]) for up in both] == [1, 3]

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import shutil
 import signal
+import site
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ans_core.config import Launch
+from tasks import kubernetes_jobs
+from tasks.jobs import Job
 from tests import kubernetes_cluster
 from tests.job_workspace import (
     RESULT,
@@ -144,3 +148,44 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_pod(workspace: Pa
     again(workspace, cluster[1])
     executed(workspace)
     check_an_evaluation_of_two_processes(workspace, variables_of(workspace, cluster[1]))
+
+
+def test_kubeflows_own_local_backend_runs_what_a_pod_runs(
+    workspace: Path, uninterrupted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That backend runs a function in an environment that it makes, on one node; it takes no manifest."""
+    kubeflow = pytest.importorskip(
+        "kubeflow.trainer",
+        reason="no Kubeflow client: pip install --no-deps --target DIR kubeflow==0.5.0, and PYTHONPATH=DIR",
+    )
+    one_node = {"launcher": "kubernetes", "processes": 2, "device": "cpu"}
+    ans(workspace, "profile", "smoke", *(f"launch.{name}={value}" for name, value in one_node.items()))
+    forget(workspace)
+    launch = Launch.model_validate(one_node).of("sft")
+    job = Job(
+        name="ans-sft-local", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=2,
+        distributed=True, root=workspace,
+    )  # fmt: skip
+    trainer = kubernetes_jobs.manifest(job, "0", {})["spec"]["trainer"]
+    node = kubernetes_cluster.environment_of(workspace, trainer) | {"PET_NODE_RANK": "0"}
+    path = {"PYTHONPATH": f"{workspace}:{site.getsitepackages()[0]}"}
+
+    def pod(command: list[str]) -> None:
+        import subprocess
+        import sys
+
+        sys.exit(subprocess.run(command).returncode)
+
+    job.notes.parent.mkdir(exist_ok=True)
+    monkeypatch.chdir(workspace)  # Kubeflow changes the folder, and comes back
+    client = kubeflow.TrainerClient(kubeflow.LocalProcessBackendConfig())
+    runtime = client.get_runtime("torch-distributed")
+    runtime.trainer.framework = "python"  # starts the function as it stands; `torch` installs a torchrun
+    command = ["env", f"--chdir={workspace}", *trainer["command"], *trainer["args"]]
+    own = kubeflow.CustomTrainer(func=pod, func_args=command, env=variables_of(workspace, node | path))
+    name = client.train(runtime=runtime, trainer=own)
+    ended = client.wait_for_job_status(name, {"Complete", "Failed"}, timeout=int(LIMIT_S))
+    assert ended.status == "Complete", "\n".join(client.get_job_logs(name))
+    assert Path(f"{job.notes}-0.exit").read_text() == "0", job.log("0").read_text()
+    assert sorted(executed(workspace)) == ["process 0 of 2 on 0", "process 1 of 2 on 1"]
+    assert (workspace / RESULT).read_text() == uninterrupted
