@@ -228,18 +228,19 @@ def check_agent_sources(stages: tuple[Stage, ...], config: Config, here: Path) -
     if not config.agent.sources or all(stage.name != "cota" for stage in stages):
         return
     from ans_core import data
-    from ans_core.agent.world import annotated, question_sets
+    from ans_core.agent.world import annotated_clips, question_sets, things
     from ans_core.stages.sources import agent_entries
 
     sources = [s.model_copy(update={"path": str(here / s.path)}) for s in config.agent.sources]
     for entry in agent_entries(tuple(sources), alone=not config.agent.families):
         asked = sum(
-            annotated.askable(sample) or question_sets.askable(sample) for sample in data.samples_of(entry)
+            any(kind.askable(sample) for kind in (things, annotated_clips, question_sets))
+            for sample in data.samples_of(entry)
         )
         if not asked and entry.split == "train":
             raise ConfigError(
                 f"agent.sources: {entry.name!r} has no picture with words and masks, and no question with a short "
-                f"answer, in {entry.split!r}; questions need `referring` records of single pictures, or "
+                f"answer, in {entry.split!r}; questions need `referring` records of single pictures or of clips, or "
                 "`conversation` records"
             )
 

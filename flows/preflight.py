@@ -53,11 +53,13 @@ def preflight(config: Config, root: Path) -> list[Finding]:
     model = build_meta(name) if name else None
     counts = parameters_of(model, rank=config.sft.lora.rank) if model else None
     findings = [gpu_count(config, [gpu.name for gpu in gpus])]
-    if model:
+    if name and model:
         has = min(
             (gpu.total_memory for gpu in gpus), default=int(GB * LARGER_GPUS_GB.get(config.profile, GPU_GB))
         )
         findings += [*gpu_memory(config, model, has), shared_memory(config, model)]
+        if config.agent.tiles or config.agent.max_pixels:  # as the profiles of agents have them
+            findings.append(agent_memory(config, build_meta(name), has))
     wanted = counts.base if counts else TINY_BYTES
     available = psutil.virtual_memory().available
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
@@ -123,6 +125,19 @@ def gpu_memory(config: Config, model: Network, has: int) -> list[Finding]:
         )
         for stage, memory in memories.items()
     ]
+
+
+def agent_memory(config: Config, model: Network, has: int) -> Finding:
+    """Compare what the agent's RL holds on each GPU, in episodes of the longest, with the smallest GPU's
+    bytes. `model`: of its own, for it gets the agent's resolution."""
+    from ans_core.stages.agent_memory import rft_memory
+
+    memory = rft_memory(config, model)
+    return Finding(
+        ok=memory.fits(has),
+        what=f"rft: {memory} of each GPU's {has / GB:.0f} GB",
+        remedy="agent.episode.tokens or agent.episode.batch down, agent.rft.optim.accumulate up, or more GPUs",
+    )
 
 
 def trained_stages(config: Config) -> list[Literal["sft", "rl"]]:

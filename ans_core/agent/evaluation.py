@@ -11,7 +11,7 @@ from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
 from ans_core.agent.world import FAMILIES, Question, evidence, is_right
-from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.annotated_clips import FAMILIES_OF_PICTURES
 from ans_core.agent.world.question import faithful_calls
 from ans_core.agent.world.question_sets import is_question_set
 from ans_core.types import Request
@@ -125,13 +125,13 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     `errors/<kind>`, failed calls an episode, and `ended/<limit>`, the share that ran into it.
     """
     sets = sorted({o.question.family for o in outcomes if is_question_set(o.question.family)})
-    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS, *sets)
+    families = (*FAMILIES, *FAMILIES_OF_PICTURES, *sets)
     by_family = {name: [o for o in outcomes if o.question.family == name] for name in families}
     figures = {name: _of_family(one) for name, one in by_family.items() if one}
     flat = {f"{name}/{key}": value for name, one in figures.items() for key, value in one.items()}
     groups = {
         NEEDED: [name for name, family in FAMILIES.items() if family.needs_operation],
-        PICTURES: FAMILIES_OF_PHOTOGRAPHS,
+        PICTURES: FAMILIES_OF_PICTURES,
         QUESTION_SETS: sets,
     }
     for group, names in groups.items():

@@ -46,12 +46,16 @@ def check_reader(reader: str, *, setting: str = "agent.reader") -> None:
     reader, for the message."""
     if reader not in get_args(Reader):
         raise ValueError(f"{setting}: no reader named {reader!r}; there are {', '.join(get_args(Reader))}")
-    missing = [name for name in ("rapidocr", "onnxruntime") if find_spec(name) is None]
-    if reader == "rapidocr" and missing:
+    if reader == "rapidocr" and not_installed():
         raise ValueError(
-            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(missing)}; `pip install "
+            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(not_installed())}; `pip install "
             "-e '.[ocr]'`, or take the reader `template`, which knows the digits of drawn scenes alone"
         )
+
+
+def not_installed() -> list[str]:
+    """Return the packages that rapidocr needs and that are not there."""
+    return [name for name in ("rapidocr", "onnxruntime") if find_spec(name) is None]
 
 
 def load(reader: str) -> None:

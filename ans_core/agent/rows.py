@@ -13,7 +13,7 @@ import torch
 from ans_core.agent import tokens
 from ans_core.agent.crops import Crop
 from ans_core.agent.world import bank
-from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.annotated_clips import FAMILIES_OF_PICTURES
 from ans_core.agent.world.trace_file import Trace, Turn
 from ans_core.config.agent import Episode as EpisodeSettings
 from ans_core.data.collate import PackedRow, ReadRow, Row, pack_row
@@ -148,7 +148,7 @@ class TraceOrder:
     def __init__(self, traces: Sequence[Trace], *, picture_share: float | None = None, seed: int) -> None:
         """picture_share: of the traces about annotated pictures, where there are others, too; both have epochs
         of their own then. None: all traces are alike."""
-        apart = FAMILIES_OF_PHOTOGRAPHS if picture_share is not None else ()
+        apart = FAMILIES_OF_PICTURES if picture_share is not None else ()
         of_pictures = [trace for trace in traces if trace.family in apart]
         others = [trace for trace in traces if trace.family not in apart]
         self.share = bank.picture_share(picture_share or 0.0, pictures=bool(of_pictures), others=bool(others))

@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
-from ans_core.agent.world import annotated, bank, judging, question_sets
-from ans_core.agent.world.annotated import AnnotatedPicture
+from ans_core.agent.world import annotated_clips, bank, judging, question_sets, things
 from ans_core.agent.world.question_sets import QuestionedPicture, is_question_set
+from ans_core.agent.world.things import AnnotatedPicture
 from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
@@ -69,7 +69,13 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log
     counts: dict[str, float] = {}
     settings = cfg.agent.cota
     with dist.process_group():
-        counts |= write_questions(cfg.agent.sources, out, seed=cfg.seed, alone=not cfg.agent.families)
+        counts |= write_questions(
+            cfg.agent.sources,
+            out,
+            seed=cfg.seed,
+            reader=cfg.agent.reader,
+            alone=not cfg.agent.families,
+        )
         for split in ("train", "val"):
             with toolbox_of(cfg, model) as toolbox:
                 questions = bank.QuestionBank.of_cota(
@@ -99,7 +105,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log
 
 
 def write_questions(
-    sources: tuple[DataSource, ...], out: Path, *, seed: int, alone: bool
+    sources: tuple[DataSource, ...], out: Path, *, seed: int, reader: str, alone: bool
 ) -> dict[str, float]:
     """Write the questions about pictures, made of annotations or given with their answers, a folder for each
     split; return how many there are. Raises ValueError where nothing can be asked about the training pictures;
@@ -111,9 +117,9 @@ def write_questions(
             replace(picture, picture_id=f"{quote(entry.name, safe='')}/{picture.picture_id}")
             for entry in entries
             if entry.split == split
-            for picture in pictures_of(entry)
+            for picture in pictures_of(entry, seed=seed)
         ]
-        families = bank.write_questions(pictures, out / split, seed=seed)
+        families = bank.write_questions(pictures, out / split, seed=seed, reader=reader)
         if not families:
             nothing = (
                 f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks, "
@@ -126,8 +132,8 @@ def write_questions(
     return counts
 
 
-def pictures_of(entry: DatasetEntry) -> list[AnnotatedPicture | QuestionedPicture]:
-    """Return a split's annotated pictures, and those with questions and short answers."""
+def pictures_of(entry: DatasetEntry, *, seed: int) -> list[AnnotatedPicture | QuestionedPicture]:
+    """Return a split's annotated pictures and clips, and those with questions and short answers."""
     samples = list(data.samples_of(entry))
     left_out = sum(sample.task == "conversation" and not question_sets.askable(sample) for sample in samples)
     if left_out:
@@ -136,7 +142,11 @@ def pictures_of(entry: DatasetEntry) -> list[AnnotatedPicture | QuestionedPictur
             "regions, with an answer of at most %d characters, can be checked",
             left_out, entry.name, entry.split, question_sets.LONGEST_ANSWER,
         )  # fmt: skip
-    return [*annotated.pictures(samples), *question_sets.pictures(samples, name=entry.name)]
+    return [
+        *things.pictures(samples),
+        *annotated_clips.clips(samples, name=entry.name, seed=seed),
+        *question_sets.pictures(samples, name=entry.name),
+    ]
 
 
 def counted(written: Written) -> dict[str, float]:

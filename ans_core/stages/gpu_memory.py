@@ -101,6 +101,10 @@ def stage_memory(cfg: Config, model: Network, stage: Stage, *, gpu_bytes: int) -
     )
 
 
+def tokens_of_picture(model: Network) -> int:
+    return sum(height * width for height, width in model.backbone.cutter.grids(*LARGE_PICTURE))
+
+
 def copied_weights(model: Network, *, drawing: bool) -> int:
     """Count the weights of modules that RL trains whole, in a copy for each adapter."""
     names = adapters.policy_modules(model, drawing=drawing)
@@ -129,7 +133,7 @@ def largest_batches(cfg: Config, model: Network, stage: Stage, *, processes: int
     samples, rows = (
         math.ceil(count / (processes * rl.optim.accumulate)) for count in (rl.optim.batch, rl.rows)
     )
-    tokens = sum(height * width for height, width in grids) + rl.group * (QUESTION + rl.max_tokens)
+    tokens = tokens_of_picture(model) + rl.group * (QUESTION + rl.max_tokens)
     of_loop = MicroBatch(
         rows=samples, tokens=tokens, learned=rl.group * rl.max_tokens, grids=grids, masks=rl.group
     )
@@ -154,7 +158,7 @@ def rollout_cache(cfg: Config, model: Network, *, processes: int) -> int:
     rl = cfg.rl
     of_micro_batch = math.ceil(rl.optim.batch / (processes * rl.optim.accumulate)) * rl.group
     answers = max(of_micro_batch, min(rl.answers_at_once, of_micro_batch * rl.optim.accumulate))
-    prefix = sum(height * width for height, width in model.backbone.cutter.grids(*LARGE_PICTURE)) + QUESTION
+    prefix = tokens_of_picture(model) + QUESTION
     prompts = math.ceil(answers / rl.group)
     return 2 * cache_bytes(model, rows=prompts, tokens=prefix) + cache_bytes(
         model, rows=answers, tokens=rl.max_tokens

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageDraw, ImageFont
 
 from ans_core import data
+from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated
-from ans_core.agent.world.annotated import plural
+from ans_core.agent.world.annotated import READS_TEXT, plural
 from ans_core.agent.world.bank import QuestionBank, divided, write_questions
 from ans_core.agent.world.question import Question
+from ans_core.agent.world.things import askable, pictures
 from ans_core.agent.world.trace_file import read_traces
-from ans_core.agent.world.traces import Written, kinds_of_questions, write_synthetic_traces
-from ans_core.pictures import media, rle
+from ans_core.agent.world.traces import Written, kinds_of_questions, trace, write_synthetic_traces
+from ans_core.pictures import media, rle, transforms
 from ans_core.types import Sample
 from tests.golden import REFERENCE
 from tests.workspace import launch
@@ -58,7 +60,7 @@ def samples(
 
 
 def asked(things: Boxes, family: str, **words: object) -> dict[str, str]:
-    found = annotated.questions(annotated.pictures(samples(things, **words)), families=[family], seed=0)  # type: ignore[arg-type]
+    found = annotated.questions(pictures(samples(things, **words)), families=[family], seed=0)  # type: ignore[arg-type]
     return {question.text: question.answer for question in found}
 
 
@@ -91,15 +93,46 @@ def test_every_family_has_the_answer_of_the_drawing() -> None:
     }
 
 
+@pytest.mark.skipif(bool(ocr.not_installed()), reason="no reader of photographs: pip install -e '.[ocr]'")
+def test_what_is_written_is_asked_of_one_line_that_the_reader_is_sure_of(tmp_path: Path) -> None:
+    def written(*lines: str, **things: list[tuple[int, int, int, int]]) -> list[Question]:
+        """The lines, on the boxes of the cup."""
+        found = samples({"cup": [(20, 20, 220, 200)], **things})
+        picture = transforms.open_image(found[0].frames[0])
+        for number, line in enumerate(lines):
+            ImageDraw.Draw(picture).text((60, 60 + 70 * number), line, (0, 0, 0), ImageFont.load_default(36))
+        found = [replace(sample, frames=(media.reference(picture),)) for sample in found]
+        write_questions(pictures(found), tmp_path / "-".join(lines), seed=0, reader=READS_TEXT)
+        bank = QuestionBank((), {"train": tmp_path / "-".join(lines)}, seed=0, tile=96)
+        ids = bank.written["train"].of_family.get("what_is_written", [])
+        return [bank.named(question_id, "train") for question_id in ids]
+
+    (question,) = written("EXIT 27", dog=[(240, 100, 310, 160)])
+    assert (question.text, question.answer) == ("What is written on the cup?", "EXIT 27")
+    with Toolbox(reader=READS_TEXT) as toolbox:
+        for kind in ("golden", "self_correction"):
+            record = trace(question, kind, toolbox, seed=0, provenance={"source": "mine"})
+            assert not isinstance(record, str)
+            said = [turn.text for turn in record[0].turns if turn.role == "assistant"]
+            assert '"read_text"' in said[-2]
+            assert said[-1] == "EXIT 27"
+    assert written("EXIT 27", "STOP") == []  # which of them?
+    assert written("EX") == []  # too short to be sure
+    one_cup = samples({"cup": [(20, 20, 220, 200)]})
+    assert not [
+        q for q in annotated.questions(pictures(one_cup), seed=0, reader="template") if "written" in q.text
+    ]
+
+
 def test_a_class_is_surely_absent_only_where_all_classes_are_annotated() -> None:
     of_two = [*samples({"cat": [CAT]}, picture_id="1"), *samples({"dog": [DOG]}, picture_id="2")]
-    plain = annotated.questions(annotated.pictures(of_two), families=["is_there"], seed=0)
+    plain = annotated.questions(pictures(of_two), families=["is_there"], seed=0)
     assert [question.answer for question in plain] == ["yes", "yes"]
     classes = [
         *samples({"cat": [CAT]}, picture_id="1", category=True),
         *samples({"dog": [DOG]}, picture_id="2", category=True),
     ]
-    found = annotated.questions(annotated.pictures(classes), families=["is_there"], seed=0)
+    found = annotated.questions(pictures(classes), families=["is_there"], seed=0)
     assert [question.answer for question in found] == ["yes", "no", "yes", "no"]
 
 
@@ -142,42 +175,40 @@ def renamed(given: list[Sample], *texts: str) -> list[Sample]:
 
 def test_records_of_one_name_are_gathered_and_the_same_mask_is_one_thing() -> None:
     one, other = samples({"cat": [CAT]}, category=True), samples({"cat": [DOG]}, category=True)
-    found = annotated.pictures([*one, *renamed(other, "A cat."), *renamed(one, "the cat")])
+    found = pictures([*one, *renamed(other, "A cat."), *renamed(one, "the cat")])
     assert [(name, [thing.box for thing in things]) for name, things in found[0].things.items()] == [
         ("cat", [CAT, DOG])
     ]
     (question,) = annotated.questions(found, families=["count"], seed=0)
     assert question.answer == "2"
     assert found[0].single() == []
-    unsure = annotated.pictures([*one, *renamed(samples({"cat": []}, category=True), "a cat")])
+    unsure = pictures([*one, *renamed(samples({"cat": []}, category=True), "a cat")])
     assert not unsure[0].absent
 
 
 def test_one_thing_of_two_names_is_not_compared_with_itself_nor_denied() -> None:
     wide = (20, 20, 140, 92)  # .6 of CAT, which is 1.67 times as large
     things: Boxes = {"cat": [CAT], "cup": [wide], "dog": [(230, 160, 300, 230)]}
-    larger = annotated.questions(
-        annotated.pictures(samples(things)), families=["which_larger", "nearer"], seed=0
-    )
+    larger = annotated.questions(pictures(samples(things)), families=["which_larger", "nearer"], seed=0)
     assert [{target.phrase for target in question.targets} for question in larger] == [
         {"the cat", "the dog"},
         {"the cup", "the dog"},
     ]
     assert not any(question.distraction for question in larger)  # the third is one of the two
     apart: Boxes = things | {"cup": [(20, 150, 140, 222)]}
-    larger = annotated.questions(annotated.pictures(samples(apart)), families=["which_larger"], seed=0)
+    larger = annotated.questions(pictures(samples(apart)), families=["which_larger"], seed=0)
     assert len(larger) == 3
     assert all(question.distraction for question in larger)
 
 
 def test_a_self_correction_denies_no_thing_of_the_questions_name() -> None:
     small, large = (20, 20, 90, 90), (120, 20, 310, 200)
-    found = annotated.pictures(samples({"cat": [small, large], "dog": [(20, 120, 90, 190)]}, category=True))
+    found = pictures(samples({"cat": [small, large], "dog": [(20, 120, 90, 190)]}, category=True))
     asked_of_cat = annotated.questions(found, families=["is_there"], seed=0)[0]
     assert asked_of_cat.text == "Is there a cat in the picture?"
     # the other cat is larger
     assert asked_of_cat.distraction == (annotated.zoom(found[0], found[0].things["dog"][0]),)
-    alone = annotated.pictures(samples({"cat": [small, large]}, category=True))
+    alone = pictures(samples({"cat": [small, large]}, category=True))
     assert all(not question.distraction for question in annotated.questions(alone, seed=0))
 
 
@@ -187,7 +218,7 @@ def test_pictures_of_one_file_name_in_two_folders_are_two_files(tmp_path: Path) 
     for picture_id, x in shifted.items():
         things: Boxes = {"cat": [(20 + x, 20, 130, 140)], "dog": [(180, 90, 260 - x, 160)], "cup": []}
         given += samples(things, picture_id=picture_id)
-    found = annotated.pictures(given)
+    found = pictures(given)
     made = annotated.questions(found, seed=0)
     frames = {
         question.question_id: sample.frames[0]
@@ -219,7 +250,7 @@ def test_a_thing_of_two_colours_and_a_grey_one_have_no_colours_name() -> None:
 
 
 def test_questions_of_pictures_come_from_a_bank_and_begin_again_after_the_last(tmp_path: Path) -> None:
-    found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG], "cup": []}))
+    found = pictures(samples({"cat": [CAT], "dog": [DOG], "cup": []}))
     number = write_questions(found, tmp_path / "train", seed=0)["is_there"]
     (tmp_path / "val").mkdir()
     bank = QuestionBank.of_cota(["easy"], tmp_path, seed=0, tile=96)
@@ -246,7 +277,7 @@ def test_pictures_of_one_id_in_two_parts_stay_two_pictures(tmp_path: Path) -> No
         assert isinstance(frame, bytes)
         (tmp_path / f"{part}.png").write_bytes(frame)
         frames.append(replace(sample, frames=(tmp_path / f"{part}.png",)))
-    found = annotated.pictures(frames)
+    found = pictures(frames)
     assert [list(picture.things) for picture in found] == [["cat"], ["dog"]]
     ids = [question.question_id for question in annotated.questions(found, seed=0)]
     assert len(set(ids)) == len(ids) > 2
@@ -255,7 +286,7 @@ def test_pictures_of_one_id_in_two_parts_stay_two_pictures(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("picture_id", ["../../up.png", "写真" * 60, "a b#%.png", ".."])
 def test_odd_names_of_pictures_become_files_inside_the_folder(tmp_path: Path, picture_id: str) -> None:
-    found = annotated.pictures(samples({"cat": [CAT], "dog": [DOG]}, picture_id=picture_id))
+    found = pictures(samples({"cat": [CAT], "dog": [DOG]}, picture_id=picture_id))
     families = write_questions(found, tmp_path / "made", seed=0)
     write(tmp_path / "made", families)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -269,7 +300,7 @@ def test_an_upright_jpeg_is_copied_as_it_is_and_a_turned_one_is_turned(tmp_path:
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = turn
         pixels.save(tmp_path / name, exif=exif)
-        found = annotated.pictures([replace(sample, frames=(tmp_path / name,))])
+        found = pictures([replace(sample, frames=(tmp_path / name,))])
         folder = tmp_path / f"of_{turn}"
         write_questions(found, folder, seed=0)
         bank = QuestionBank((), {"train": folder}, seed=0, tile=96)
@@ -280,7 +311,7 @@ def test_an_upright_jpeg_is_copied_as_it_is_and_a_turned_one_is_turned(tmp_path:
 
 def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
     apart: Boxes = {"cat": [(20, 20, 90, 140)], "dog": [(230, 100, 290, 160)]}
-    plain = annotated.questions(annotated.pictures(samples(apart)), seed=0)
+    plain = annotated.questions(pictures(samples(apart)), seed=0)
     telling = {
         "the cat on the left": {"left_or_right", "which_third"},
         "a Red cat": {"which_colour"},
@@ -288,7 +319,7 @@ def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
     }
     for text, families in telling.items():
         named = renamed(samples(apart), text, "dog")
-        found = annotated.questions(annotated.pictures(named), seed=0)
+        found = annotated.questions(pictures(named), seed=0)
         asked_of_it = {q.family for q in found if any("cat" in target.phrase for target in q.targets)}
         assert (
             asked_of_it
@@ -300,7 +331,7 @@ def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
 def test_words_that_no_question_can_hold_are_left_out() -> None:
     texts = ["the cat", " . ", "the", "x" * 4800]
     one = samples({"cat": [CAT]})
-    assert [annotated.askable(replace(one[0], text=text)) for text in texts] == [True, False, True, False]
+    assert [askable(replace(one[0], text=text)) for text in texts] == [True, False, True, False]
 
 
 def test_a_share_of_a_sequence_is_spread_evenly() -> None:
@@ -313,7 +344,7 @@ def test_a_share_of_a_sequence_is_spread_evenly() -> None:
 
 
 def test_pictures_of_one_thing_have_golden_traces_alone() -> None:
-    alone = annotated.questions(annotated.pictures(samples({"cat": [(20, 20, 80, 80)]})), seed=0)
+    alone = annotated.questions(pictures(samples({"cat": [(20, 20, 80, 80)]})), seed=0)
     assert {question.family for question in alone} == {"is_there", "which_third", "which_colour"}
     assert Counter(kinds_of_questions(alone * 5, seed=0)) == {"golden": 12, "trap": 3}
     unseen = [replace(question, plan=()) for question in alone]
@@ -353,7 +384,9 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
     traces = read_traces(tmp_path / "questions")
     lines = (tmp_path / "questions/questions.jsonl").read_text().splitlines()
     assert len(lines) == len(traces) >= 30
-    assert told.splitlines()[0].startswith(f"5 pictures, {len(lines)} questions: is_there 15, which_larger 5")
+    assert told.splitlines()[0].startswith(
+        f"5 pictures and clips, {len(lines)} questions: is_there 15, which_larger 5"
+    )
     golden = next(trace for trace in traces if trace.kind == "golden" and trace.family == "which_larger")
     thoughts = [turn.text.partition("<tool_call>")[0] for turn in golden.turns if turn.role == "assistant"]
     assert thoughts[0] in ("I look at the cat. ", "I look at the dog. ")
@@ -382,11 +415,11 @@ IN_TURN = """
 import json, sys
 from pathlib import Path
 from ans_core import dist
-from ans_core.agent.world import annotated
 from ans_core.agent.world.bank import write_questions
+from ans_core.agent.world.things import pictures
 from tests.agent.test_annotated import CAT, DOG, samples
 if __name__ == "__main__":
-    found = [picture for number in range(40) for picture in annotated.pictures(
+    found = [picture for number in range(40) for picture in pictures(
         samples({"cat": [CAT], "dog": [DOG]} if number % 3 else {"cat": [(20, 20, 40, 40)]}, picture_id=str(number)))]
     with dist.process_group():
         counts = write_questions(found, Path(sys.argv[1]), seed=0)
@@ -426,10 +459,10 @@ def test_a_hundred_photographs_give_six_hundred_questions_whose_traces_hold_the_
         for split in ("train", "val")
         for s in data.read_samples(format="coco", path=COCO, name="coco", split=split)
     ]
-    made: list[Question] = annotated.questions(annotated.pictures(found), seed=0)
+    made: list[Question] = annotated.questions(pictures(found), seed=0)
     assert len(made) >= 600
-    assert len(Counter(question.family for question in made)) == 8
-    families = write_questions(annotated.pictures(found), tmp_path, seed=0)
+    assert len(Counter(question.family for question in made)) == 8  # without a reader
+    families = write_questions(pictures(found), tmp_path, seed=0)
     assert families == Counter(question.family for question in made)
     some = {family: number // 6 for family, number in families.items()}
     written = write(tmp_path, some)

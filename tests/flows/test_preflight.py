@@ -80,6 +80,12 @@ def test_every_full_size_profile_fits_the_machine_it_is_made_for(tmp_path: Path,
         config, build_meta(name), preflight.LARGER_GPUS_GB.get(profile, preflight.GPU_GB) * 10**9
     )
     assert len(findings) == (1 if profile.endswith("-rl") else 2)
+    if profile.startswith("pixelis"):
+        findings.append(preflight.agent_memory(config, build_meta(name), preflight.GPU_GB * 10**9))
+        longer = settings(profile, tmp_path, "agent.episode.tokens=36864")
+        too_long = preflight.agent_memory(longer, build_meta(name), preflight.GPU_GB * 10**9)
+        assert not too_long.ok
+        assert "agent.episode.tokens" in too_long.remedy
     assert not [finding.what for finding in findings if not finding.ok]
     assert all("layers computed again" in finding.what for finding in findings)
 

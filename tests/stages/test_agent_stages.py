@@ -22,7 +22,7 @@ from ans_core.agent.evaluation import costs
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.practice import sample_of
 from ans_core.agent.world import traces
-from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.annotated_clips import FAMILIES_OF_PICTURES
 from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.trace_file import SHARES, Trace, mix, read_traces
@@ -145,7 +145,7 @@ def test_questions_about_a_users_photographs_are_learned_and_asked_beside_the_dr
         patch.setattr(rft, "sample_of", lambda q: asked.update([q.family]) or sample_of(q))
         run(agent_sft, tmp_path, "agent/sft/tools", SFT, cfg=cfg, row="tools")
         run(rft, tmp_path, "agent/rft", RFT, cfg=cfg)
-    of_pictures = sum(number for family, number in asked.items() if family in FAMILIES_OF_PHOTOGRAPHS)
+    of_pictures = sum(number for family, number in asked.items() if family in FAMILIES_OF_PICTURES)
     assert (of_pictures, asked.total()) == (6, 12)
     assert asked["text"] == 4  # twice as often as `easy`
     assert {"is_there", "which_larger", "left_or_right", "which_colour"} < asked.keys()

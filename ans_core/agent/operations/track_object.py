@@ -68,12 +68,7 @@ def describe(masks: Bool[np.ndarray, "F H W"]) -> dict[str, Any]:
     """Direction (of the centroid, in the picture), number of frames with the object, whether it entered after
     the first or left before the last. At least one mask has a pixel."""
     seen = visible(masks)
-    shown = np.flatnonzero(seen)
-    # x, y
-    first, last = (
-        np.array([axis.mean() for axis in np.nonzero(masks[f])[::-1]]) for f in (shown[0], shown[-1])
-    )
-    x, y = last - first
+    x, y = way(masks)
     if max(abs(x), abs(y)) < MOVED * max(masks.shape[1:]):
         direction = "still"
     elif abs(x) > abs(y):
@@ -86,6 +81,17 @@ def describe(masks: Bool[np.ndarray, "F H W"]) -> dict[str, Any]:
         "entered": bool(not seen[0]),
         "left": bool(not seen[-1]),
     }
+
+
+def way(masks: Bool[np.ndarray, "F H W"]) -> tuple[float, float]:
+    """Return how far the centroid comes to the right and down, in pixels, between the first and the last
+    visible frame."""
+    shown = np.flatnonzero(visible(masks))
+    first, last = (
+        np.array([axis.mean() for axis in np.nonzero(masks[f])[::-1]]) for f in (shown[0], shown[-1])
+    )
+    x, y = last - first
+    return float(x), float(y)
 
 
 def visible(masks: Bool[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:

@@ -4,13 +4,14 @@ operations."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ans_core.agent.episode import Episode, Observation, Toolbox
 from ans_core.agent.protocol import call_text
+from ans_core.agent.world.annotated_clips import STILL_THERE, WHICH_WAY, still_there
 from ans_core.agent.world.drawing import SHRINKS
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import Family, Question, evidence, is_right
@@ -34,11 +35,21 @@ def draw_question(family: str, *, seed: int, split: str, index: int, tile: int =
     return replace(question, question_id=f"{family}/{split}/{index}", family=family)
 
 
+OF_PICTURES: dict[str, Callable[[Question, Sequence[Observation]], str | None]] = {
+    "what_is_written": FAMILIES["text"].conclude,
+    WHICH_WAY: FAMILIES["moves"].conclude,
+    STILL_THERE: still_there,
+}
+"""What observations say of questions about annotated pictures; of all others, whoever looks reads the answer,
+as in `pattern`."""
+
+
 def conclusion(question: Question, observations: Sequence[Observation]) -> str | None:
-    """Return the answer that the shortest plan's observations give. Of a photograph's questions, whoever
-    looks reads the answer, as in `pattern`."""
-    family = FAMILIES.get(question.family)
-    return question.answer if family is None else family.conclude(question, observations)
+    """Return the answer that the shortest plan's observations give."""
+    if question.family in FAMILIES:
+        return FAMILIES[question.family].conclude(question, observations)
+    conclude = OF_PICTURES.get(question.family)
+    return conclude(question, observations) if conclude else question.answer
 
 
 def oracle(question: Question, toolbox: Toolbox) -> Episode:

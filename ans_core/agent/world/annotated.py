@@ -3,45 +3,31 @@ right by construction.
 
 Each family says what it needs and leaves out what is ambiguous: crowds, things that are too small to be seen
 in a crop, things cut off by the picture's edge where sizes are compared, and answers near a limit. The
-shortest plan of each is a look (`zoom_in`) at every thing that it is about, so traces need no model that
-segments.
+shortest plan of each is a look (`zoom_in`) at every thing that it is about, which is read where text is asked
+for, so traces need no model that segments.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import combinations, pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 from scipy import ndimage
 
-from ans_core.agent import shapes
+from ans_core.agent import ocr, shapes
+from ans_core.agent.operations.base import part_of
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import THOUSAND, Box, box_of
+from ans_core.agent.workspace import FIRST, THOUSAND, ImageHandle
 from ans_core.agent.world.question import Question, Target
+from ans_core.agent.world.things import AnnotatedPicture, AnnotatedThing, distinct, name_of_file, words_of
 from ans_core.data.conversation import BOX_STEP
 from ans_core.dist import seed_of
 from ans_core.pictures import rle, transforms
-from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
 
-LONGEST_NAME = 200
-"""Characters of a thing's words."""
-LONGEST_FILE = 200
-"""Bytes of a name in a path; file systems take 255."""
-SMALLEST_SIDE = 28
-"""Pixels of a thing's box on each side: less can't be zoomed on by a large model, and people see little in
-it."""
-SMALLEST_AREA = 0.004
-"""Share of the picture."""
-FILLS = 0.25
-"""Share of its box that a thing fills: a crop of a thinner one shows mostly something else."""
 MARGIN = 0.04
 """Around a thing in the crop of it, as a share of each side of its box, and .75 of a step at least."""
 STEPS = (BOX_STEP, 20, 10, 4, 1)
@@ -52,11 +38,14 @@ MOST_COUNTED = 4
 """A look at each is a call, and an episode has four."""
 CLEARLY = 1.6
 """How many times as large, as near, or as large as its fellow a thing must be."""
-SAME_IOU = 0.5
-"""Two things whose masks have more than this in common are taken for one thing of two names: `the dog`, `the
-brown animal`."""
 UNIFORM = 0.8
 """Share of a thing's pixels (edge left out) that have its colour's name."""
+READS_TEXT = "rapidocr"
+"""The reader that knows texts on photographs."""
+SURE = 0.85
+"""Confidence of a line that is asked about."""
+SHORTEST_TEXT = 3
+"""Letters and digits."""
 NUMBERS = tuple(str(number) for number in range(1, MOST_COUNTED + 1))
 THIRDS = ("left", "middle", "right")
 PLURALS = {
@@ -90,150 +79,6 @@ TELLING: dict[str, frozenset[str]] = {
 """Words in a thing's name that answer the family's question, or nearly: the red cup's colour."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnnotatedThing:
-    """One object of a picture."""
-
-    name: str
-    """Its words, without an article: `dog`, `red cup`."""
-    mask: RLE
-    box: Box
-    area: int
-    clear: bool
-    """Large and compact enough to be shown by a crop, and no crowd."""
-    cut: bool
-    """Touches the picture's edge, so its size is not known."""
-
-    @property
-    def middle(self) -> tuple[float, float]:
-        return (self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2
-
-    @property
-    def phrase(self) -> str:
-        return f"the {self.name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnotatedPicture:
-    """A photograph and everything that its data set says is in it."""
-
-    picture_id: str
-    frame: ImageRef
-    width: int
-    height: int
-    things: Mapping[str, tuple[AnnotatedThing, ...]]
-    """All objects of every name."""
-    crowds: Collection[str]
-    """Names that also have a crowd: they can't be counted."""
-    absent: Collection[str]
-    """Names of which there is surely none."""
-    annotated: bool
-    """Its set has categories: all things of each are annotated, so they can be counted. Expressions name some
-    of several."""
-
-    def single(self) -> list[AnnotatedThing]:
-        """Return the things that their names mean alone and that a crop shows."""
-        return [
-            things[0]
-            for name, things in self.things.items()
-            if len(things) == 1 and name not in self.crowds and things[0].clear
-        ]
-
-
-def askable(sample: Sample) -> bool:
-    """Tell whether a sample names something in a single picture, in words that a question can hold."""
-    return (
-        sample.task == "referring"
-        and len(sample.frames) == 1
-        and 0 < len(_name(sample.text or "")) <= LONGEST_NAME
-    )
-
-
-def pictures(samples: Iterable[Sample]) -> list[AnnotatedPicture]:
-    """Group referring samples of single pictures by picture, and their masks by name (`cat`, `a cat` and `the
-    cat` are one); the same mask is one thing. Absent is what a sample without masks says, and, where classes
-    are annotated (`meta["category"]`, as in COCO), every class of the set that the picture has none of."""
-    of_picture: defaultdict[tuple[str, Path | None], list[Sample]] = defaultdict(list)
-    for sample in samples:
-        if askable(sample):
-            of_picture[sample.image_id, _file(sample.frames[0])].append(sample)
-    ids = Counter(picture_id for picture_id, _ in of_picture)
-    classes = {
-        _name(s.text) for group in of_picture.values() for s in group if s.meta.get("category") and s.text
-    }
-    grouped = []
-    for (picture_id, file), group in of_picture.items():
-        # parts of a set may number their pictures alike
-        if ids[picture_id] > 1 and file is not None:
-            picture_id = f"{picture_id}/{_short(file.as_posix())}"
-        things: dict[str, list[AnnotatedThing]] = {}
-        for sample in group:
-            same_name = things.setdefault(_name(sample.text or ""), [])
-            for (mask,) in sample.masks:
-                if mask is not None and mask not in [thing.mask for thing in same_name]:
-                    same_name.append(_thing(sample, mask))
-        annotated = any(s.meta.get("category") for s in group)
-        grouped.append(
-            AnnotatedPicture(
-                picture_id=picture_id,
-                frame=group[0].frames[0],
-                width=group[0].width,
-                height=group[0].height,
-                things={name: tuple(some) for name, some in things.items() if some},
-                crowds={_name(s.text or "") for s in group if s.meta.get("joined")},
-                absent={name for name, some in things.items() if not some}
-                | ((classes - things.keys()) if annotated else set()),
-                annotated=annotated,
-            )
-        )
-    return grouped
-
-
-def _file(frame: ImageRef) -> Path | None:
-    match frame:
-        case Path():
-            return frame
-        case FilePart(file=Path() as file) | VideoFrame(file=file):
-            return file
-    return None
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def name_of_file(part: str) -> str:
-    """Return a part of a path, shortened, and without the meaning of `..`: ids of pictures may be paths."""
-    if len(part.encode()) > LONGEST_FILE:
-        return f"{part[: LONGEST_FILE // 4]}-{_short(part)}"
-    return part if part.strip(".") else "_"
-
-
-def _name(text: str) -> str:
-    """A sample's words as a name: without article and full stop."""
-    plain = text.strip().removesuffix(".").strip()
-    for article in ("the ", "a ", "an "):
-        if plain.lower().startswith(article):
-            return plain[len(article) :]
-    return plain
-
-
-def _thing(sample: Sample, mask: RLE) -> AnnotatedThing:
-    pixels = rle.decode(mask)
-    area = int(pixels.sum())
-    box = box_of(pixels) if area else (0, 0, 0, 0)
-    wide, high = box[2] - box[0], box[3] - box[1]
-    large = min(wide, high) >= SMALLEST_SIDE and area >= SMALLEST_AREA * pixels.size
-    return AnnotatedThing(
-        name=_name(sample.text or ""),
-        mask=mask,
-        box=box,
-        area=area,
-        clear=large and area >= FILLS * wide * high,
-        cut=box[0] <= 1 or box[1] <= 1 or box[2] >= sample.width - 1 or box[3] >= sample.height - 1,
-    )
-
-
 def a(name: str) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -253,7 +98,9 @@ class Draft(NamedTuple):
     choices: tuple[str, ...]
     things: Sequence[AnnotatedThing]
     thoughts: Sequence[str] = ()
-    """Before each look; empty = plain ones."""
+    """Before each call; empty = plain ones."""
+    then: tuple[Call, ...] = ()
+    """What is called after the looks."""
 
 
 def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
@@ -297,7 +144,7 @@ def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[D
 def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs two single things, whole, one clearly larger in the picture."""
     for one, other in combinations([thing for thing in picture.single() if not thing.cut], 2):
-        if max(one.area, other.area) >= CLEARLY * min(one.area, other.area) and _distinct(one, other):
+        if max(one.area, other.area) >= CLEARLY * min(one.area, other.area) and distinct(one, other):
             first, second = _shuffled((one, other), rng)
             text = f"Which is larger in the picture, {first.phrase} or {second.phrase}?"
             larger = max(one, other, key=lambda thing: thing.area)
@@ -320,7 +167,7 @@ def _nearer(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Dra
     for start in single:
         for one, other in combinations([thing for thing in single if thing is not start], 2):
             near, far = sorted((one, other), key=lambda thing: _apart(start, thing))
-            if _apart(start, far) >= CLEARLY * _apart(start, near) and _distinct(start, near, far):
+            if _apart(start, far) >= CLEARLY * _apart(start, near) and distinct(start, near, far):
                 first, second = _shuffled((one, other), rng)
                 text = f"Which is nearer to {start.phrase} in the picture, {first.phrase} or {second.phrase}?"
                 yield Draft(text, near.phrase, (first.phrase, second.phrase), (start, first, second))
@@ -365,6 +212,34 @@ def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iter
             yield Draft(text, answer, ("left", "right"), (small, large))
 
 
+def _what_is_written(
+    picture: AnnotatedPicture, rng: np.random.Generator, *, reader: str | None
+) -> Iterator[Draft]:
+    """Needs a single thing with one line of text, which the reader finds sure and the same in the picture and
+    in the crop of the thing."""
+    if reader != READS_TEXT or not (single := picture.single()):
+        return
+    pixels = transforms.open_image(picture.frame)
+    whole = ImageHandle(frame=0, box=(0, 0, *pixels.size))
+    lines = [line for line in ocr.read_lines(pixels, by=reader) if line.confidence >= SURE]
+    for thing in single:
+        x1, y1, x2, y2 = thing.box
+        on_it = [
+            line.text
+            for line in lines
+            if x1 <= (line.box[0] + line.box[2]) / 2 <= x2 and y1 <= (line.box[1] + line.box[3]) / 2 <= y2
+        ]
+        if len(on_it) != 1 or sum(map(str.isalnum, on_it[0])) < SHORTEST_TEXT:
+            continue
+        shown = part_of(whole, FIRST, zoom(picture, thing).arguments["bbox_2d"], smallest=1)
+        again = ocr.read_lines(pixels.crop(shown.box), by=reader)
+        if [line.text for line in again if line.confidence >= SURE] == on_it and len(again) == 1:
+            text = f"What is written on {thing.phrase}?"
+            thoughts = [f"I look at {thing.phrase}.", f"That is {thing.phrase}; I read it."]
+            read = Call(name="read_text", arguments={"image": "image_2"})
+            yield Draft(text, on_it[0], (), [thing], thoughts, (read,))
+
+
 ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Draft]]] = {
     "count": _count,
     "is_there": _is_there,
@@ -374,6 +249,7 @@ ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Dra
     "which_colour": _which_colour,
     "which_third": _which_third,
     "smaller_of_two": _smaller_of_two,
+    "what_is_written": partial(_what_is_written, reader=None),
 }
 FAMILIES_OF_PHOTOGRAPHS = tuple(ASKING)
 
@@ -383,9 +259,12 @@ def questions(
     *,
     families: Sequence[str] = FAMILIES_OF_PHOTOGRAPHS,
     seed: int,
+    reader: str | None = None,
 ) -> list[Question]:
     """Return every question that these families can ask about the pictures, without the pictures, in the order
-    of pictures and families. `seed`: decides the order in which things are named and which absent thing is asked about."""
+    of pictures and families. `seed`: decides the order in which things are named and which absent thing is
+    asked about. `reader`: of text (READS_TEXT; half a second a picture); others know none on photographs."""
+    asking = ASKING | {"what_is_written": partial(_what_is_written, reader=reader)}
     asked = []
     for picture in annotated_pictures:
         picture_id = "/".join(name_of_file(part) for part in picture.picture_id.split("/"))
@@ -393,14 +272,14 @@ def questions(
             rng = np.random.default_rng(seed_of(seed, "annotated question", family, picture.picture_id))
             asked += [
                 _question(picture, draft, family, f"{family}/{picture_id}/{number}")
-                for number, draft in enumerate(ASKING[family](picture, rng))
+                for number, draft in enumerate(asking[family](picture, rng))
                 if not any(_tells(thing.name, family) for thing in draft.things)
             ]
     return asked
 
 
 def _tells(name: str, family: str) -> bool:
-    return not TELLING.get(family, frozenset()).isdisjoint(re.findall(r"[a-z]+", name.lower()))
+    return not TELLING.get(family, frozenset()).isdisjoint(words_of(name))
 
 
 def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | None:
@@ -413,11 +292,6 @@ def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | N
     share = np.bincount(nearest) / len(nearest)
     name = list(shapes.NAMES)[int(share.argmax())]
     return name if share.max() >= UNIFORM and name != "grey" else None
-
-
-def _distinct(*things: AnnotatedThing) -> bool:
-    """Tell whether no two of these are one thing of two names."""
-    return all(rle.iou(one.mask, other.mask) <= SAME_IOU for one, other in combinations(things, 2))
 
 
 def _apart(one: AnnotatedThing, other: AnnotatedThing) -> float:
@@ -436,6 +310,7 @@ def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id:
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
+    plan = (*(zoom(picture, thing) for thing in things), *draft.then)
     # A self-correction says of what it looked at first that it is not what was asked about, so that must be
     # neither in the question nor of a name in it.
     target_names = {thing.name for thing in things}
@@ -446,7 +321,7 @@ def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id:
         for thing in same_name
         if thing.clear
     ]
-    others = [other for other in candidates if all(_distinct(other, thing) for thing in things)]
+    others = [other for other in candidates if all(distinct(other, thing) for thing in things)]
     distraction = (zoom(picture, max(others, key=lambda thing: thing.area)),) if others and things else ()
     return Question(
         question_id=question_id,
@@ -455,9 +330,9 @@ def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id:
         answer=draft.answer,
         choices=draft.choices,
         targets=tuple(Target(phrase=thing.phrase, masks=(thing.mask,)) for thing in things),
-        plan=tuple(zoom(picture, thing) for thing in things),
+        plan=plan,
         distraction=distraction,
-        thoughts=tuple((draft.thoughts or plain)[: len(things)]),
+        thoughts=tuple((draft.thoughts or plain)[: len(plan)]),
     )
 
 

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 
 from ans_core import dist
 from ans_core.agent.world import FAMILIES, annotated, draw_question
-from ans_core.agent.world.annotated import AnnotatedPicture
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.question_sets import QuestionedPicture
+from ans_core.agent.world.things import AnnotatedPicture, name_of_file
 from ans_core.dist import rng_of
 from ans_core.pictures import media, orientation, transforms
 from ans_core.types import Frames
@@ -29,25 +29,39 @@ from ans_core.written import write_atomically
 FILE = "questions.jsonl"
 """A record a line, in order of pictures."""
 RECORD = TypeAdapter(Question)
+MOST_READ = 2000
+"""Pictures of a split that are read for text, half a second each: all of COCO would take a day of a core."""
 
 
 def write_questions(
-    pictures: Sequence[AnnotatedPicture | QuestionedPicture], folder: Path, *, seed: int
+    pictures: Sequence[AnnotatedPicture | QuestionedPicture],
+    folder: Path,
+    *,
+    seed: int,
+    reader: str | None = None,
 ) -> Counter[str]:
     """Write the questions about pictures, and the pictures that have some, into a folder; return how many
-    there are of each family. Nothing is written where there is none. Several processes take pictures in turn,
-    and the first one writes the questions; all must call it."""
+    there are of each family. Nothing is written where there is none. `reader`: of text on photographs, which
+    is looked for on MOST_READ of the pictures, evenly spread. Several processes take pictures in turn, and the
+    first one writes the questions; all must call it."""
+    step = -(-len(pictures) // MOST_READ) or 1
+    readers = [None if number % step else reader for number in range(len(pictures))]
 
-    def made(some: Sequence[AnnotatedPicture | QuestionedPicture]) -> Iterator[list[Question]]:
-        for picture in some:
+    def made(
+        some: Sequence[tuple[AnnotatedPicture | QuestionedPicture, str | None]],
+    ) -> Iterator[list[Question]]:
+        for picture, reader in some:
             if isinstance(picture, QuestionedPicture):
                 frames, asked = picture.frames, list(picture.questions)
             else:
-                frames, asked = (picture.frame,), annotated.questions([picture], seed=seed)
+                frames = (picture.frame,)
+                asked = annotated.questions([picture], seed=seed, reader=reader)
             file = _copied(frames, picture.picture_id, folder / "pictures") if asked else ""
             yield [replace(question, picture=file) for question in asked]
 
-    of_pictures = dist.by_turns(pictures, 16, made, desc=f"questions of {folder.name}")
+    of_pictures = dist.by_turns(
+        list(zip(pictures, readers, strict=True)), 16, made, desc=f"questions of {folder.name}"
+    )
     asked = [question for questions in of_pictures for question in questions]
     if dist.rank() == 0 and asked:
         write_atomically(folder / FILE, "".join(json.dumps(asdict(question)) + "\n" for question in asked))
@@ -55,14 +69,20 @@ def write_questions(
     return Counter(question.family for question in asked)
 
 
+def file_of_frame(picture: str, number: int) -> str:
+    """Return the file of a frame in the folder of a clip."""
+    return f"{picture}/{number:05d}.png"
+
+
 def _copied(frames: Frames, picture_id: str, folder: Path) -> str:
     """Copy a picture as it is stored, where that is a file of an upright JPEG or PNG, else as PNG; a clip, or
     several pictures, into a folder, a PNG a frame. Return the file or folder, from the folder above."""
-    name = annotated.name_of_file(quote(picture_id, safe=""))
+    name = name_of_file(quote(picture_id, safe=""))
     if len(frames) > 1:
         (folder / name).mkdir(parents=True, exist_ok=True)
         for place, one in enumerate(frames):
-            (folder / name / f"{place:05d}.png").write_bytes(media.png(transforms.open_image(one)))
+            file = folder.parent / file_of_frame(f"{folder.name}/{name}", place)
+            file.write_bytes(media.png(transforms.open_image(one)))
         return f"{folder.name}/{name}"
     folder.mkdir(parents=True, exist_ok=True)
     frame = frames[0]

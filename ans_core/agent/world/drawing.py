@@ -150,15 +150,18 @@ def zoom(mask: RLE) -> Call:
     )
 
 
-def segment(mask: RLE) -> Call:
+def segment(mask: RLE, *, steps: Sequence[int] = (BOX_STEP,)) -> Call:
     """At the point farthest from a thing's edge, of those with numbers that models write (things are wider
-    than BOX_STEP)."""
+    than BOX_STEP), or in the first of these steps with a point half as far from the edge as any."""
     depth = ndimage.distance_transform_edt(rle.decode(mask))
-    steps = np.arange(BOX_STEP, THOUSAND, BOX_STEP)
-    rows, columns = (steps * side // THOUSAND for side in depth.shape)
-    near = depth[np.ix_(rows, columns)]
+    for step in steps:
+        numbers = np.arange(step, THOUSAND, step)
+        rows, columns = (numbers * side // THOUSAND for side in depth.shape)
+        near = depth[np.ix_(rows, columns)]
+        if near.max() >= depth.max() / 2:
+            break
     row, column = np.unravel_index(near.argmax(), near.shape)
-    return Call(name="segment_object_at", arguments={"point_2d": [int(steps[column]), int(steps[row])]})
+    return Call(name="segment_object_at", arguments={"point_2d": [int(numbers[column]), int(numbers[row])]})
 
 
 def favourite(colour: str, choices: int) -> int:

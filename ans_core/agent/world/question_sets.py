@@ -6,8 +6,9 @@ questions whose answers a rule can check. Nobody knows which looks they need, so
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ans_core.agent.world.question import Question
 from ans_core.types import Frames, Sample
 
+Of = TypeVar("Of")
 PREFIX = "qa_"
 """Of the family that a set's questions are; its name follows."""
 LONGEST_ANSWER = 80
@@ -66,9 +68,10 @@ def pictures(samples: Iterable[Sample], *, name: str) -> list[QuestionedPicture]
     ]
 
 
-def spread(frames: Frames) -> Frames:
+def spread(frames: Sequence[Of]) -> tuple[Of, ...]:
+    """Return MOST_FRAMES of a clip's frames, or of their numbers, evenly spread; all, if there are fewer."""
     if len(frames) <= MOST_FRAMES:
-        return frames
+        return tuple(frames)
     return tuple(frames[int(place)] for place in np.linspace(0, len(frames) - 1, MOST_FRAMES))
 
 

@@ -28,7 +28,7 @@ from ans_core.agent.operations.base import SMALLEST, check_frames, check_point, 
 from ans_core.agent.protocol import IMAGE, Call
 from ans_core.agent.refusal import ErrorKind, Refused
 from ans_core.agent.workspace import FIRST, ImageHandle
-from ans_core.agent.world.annotated import FAMILIES_OF_PHOTOGRAPHS
+from ans_core.agent.world.annotated_clips import FAMILIES_OF_PICTURES
 from ans_core.agent.world.families import FAMILIES
 from ans_core.agent.world.question import same_answer
 from ans_core.data.formats import checks
@@ -168,7 +168,7 @@ def _faults(trace: Trace, folder: Path, where: str) -> Iterator[str]:
     """Yield what is wrong with a record. What follows a fault may be of no meaning: only the first one counts."""
     if "source" not in trace.provenance:
         yield f'{where}: provenance needs a "source": where the trace is from'
-    families = (*FAMILIES, *FAMILIES_OF_PHOTOGRAPHS)
+    families = (*FAMILIES, *FAMILIES_OF_PICTURES)
     if trace.family and trace.family not in families:
         near = difflib.get_close_matches(trace.family[:40].lower(), families, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

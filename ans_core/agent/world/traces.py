@@ -22,7 +22,7 @@ from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, Question, conclusion, evidence, is_right
 from ans_core.agent.world.annotated import MOST_COUNTED
-from ans_core.agent.world.bank import QuestionBank
+from ans_core.agent.world.bank import QuestionBank, file_of_frame
 from ans_core.agent.world.judging import Verdict
 from ans_core.agent.world.trace_file import (
     SHARES,
@@ -264,6 +264,8 @@ def _pictures(question: Question, episode: Episode) -> dict[str, bytes]:
 
 def _frames(question: Question) -> tuple[str, ...]:
     """Return the files of the native picture, or of a clip's frames."""
+    if question.picture and len(question.frames) > 1:
+        return tuple(file_of_frame(question.picture, number) for number in range(len(question.frames)))
     if question.picture:
         return (question.picture,)
     return tuple(f"pictures/{question.question_id}/frame_{i}.png" for i in range(len(question.frames)))
