@@ -209,7 +209,7 @@ PROBE = f"""<script>
   const until = async done => {{ while (!done()) await new Promise(go => setTimeout(go, 50)); }};
   const bytes = Uint8Array.from(atob("{PICTURE}"), letter => letter.charCodeAt(0));
   const found = [];
-  const asked = [["One?", 1, "right"], ["A clip?", 3, "a <b>zebra</b>"], ["There?", 1, "box"], ["Bad?", 1, null]];
+  const asked = [["One?", 1, "right"], ["A clip?", 3, "a <b>zebra</b>"], ["There?", 1, "box"], ["Here?", 1, "wrong"], ["Bad?", 1, null]];
   for (const [question, frames, said] of asked) {{
     const picked = new DataTransfer();
     for (let i = 0; i < frames; i++) picked.items.add(new File([bytes], `${{i}}.png`));
@@ -221,13 +221,14 @@ PROBE = f"""<script>
     await until(() => item.querySelector(".answer").textContent.length > 1);
     const feedback = item.querySelector(".feedback");
     if (said === "right") feedback.querySelector("[value=right]").click();
-    else if (said === "box") {{
+    else if (said === "box" || said === "wrong") {{
       const image = item.querySelector("img");
       await until(() => image.complete && image.naturalWidth && !feedback.hidden);
       const {{ left, top, width, height }} = image.getBoundingClientRect();
       const at = (x, y) => ({{ clientX: left + x * width, clientY: top + y * height }});
       image.dispatchEvent(new PointerEvent("pointerdown", at(0.75, 0.25)));
       image.dispatchEvent(new PointerEvent("pointerup", at(0.25, 0.5)));
+      feedback.querySelector(`[value=${{said}}]`).click();
     }}
     else if (said) {{ feedback.truth.value = said; feedback.requestSubmit(); }}
     if (said) await until(() => feedback.hidden);
@@ -249,6 +250,7 @@ def test_a_person_asks_and_judges_answers_on_the_page(server: Running, tmp_path:
         server.server.config.app.add_api_route("/probed", lambda: HTMLResponse(probed))
         found = found_by_probe(f"http://127.0.0.1:{server.port}/probed", tmp_path)
         (task,) = store.tasks([number])  # what was said last counts
+        assert task.wrong_answer == "vertical"  # the box went with it
         assert task.mask is not None
         rows, columns = np.nonzero(rle.decode(task.mask))
         box = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]) / tiny.SIDE
@@ -256,10 +258,11 @@ def test_a_person_asks_and_judges_answers_on_the_page(server: Running, tmp_path:
     assert found == [
         ["checked", f"version 0, experience {number}; you said: right", "one look"],
         ["checked", f"version 0, experience {number}; you said: a <b>zebra</b>", "one look"],
-        ["checked", f"version 0, experience {number}; you said: it is in that box", "one look"],
+        ["checked", f"version 0, experience {number}; you said: it is in the box", "one look"],
+        ["checked", f"version 0, experience {number}; you said: wrong", "one look"],
         ["the picture is cut", "", ""],
     ]
-    assert server.engine.asked == [["One?"], ["A clip?"], ["There?"], ["a damaged picture"]]
+    assert server.engine.asked == [["One?"], ["A clip?"], ["There?"], ["Here?"], ["a damaged picture"]]
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("GET", "/")
     reply_of_page = connection.getresponse()
