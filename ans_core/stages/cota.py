@@ -7,7 +7,8 @@ Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Dra
 (seed, family, split, index), so none are stored: stages draw them again. Those about pictures are
 (questions.jsonl; also of `test`, where a set has it). Several processes make the trace of a question each in
 turn; the files are those of one process. With `agent.cota.judge` a language model scores the traces that the
-rules keep (docs/agent.md); the first process asks it.
+rules keep, and with `agent.cota.reword` it says the thoughts in other words (docs/agent.md); the first process asks
+it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
 from ans_core.agent.world import annotated_clips, bank, judging, question_sets, things
 from ans_core.agent.world.question_sets import QuestionedPicture, is_question_set
+from ans_core.agent.world.rewording import reworded
 from ans_core.agent.world.things import AnnotatedPicture
 from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
@@ -35,30 +38,36 @@ from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.stages.sources import agent_entries
 from ans_core.types import Log
 
+if TYPE_CHECKING:
+    from ans_core.judge.endpoint import EndpointJudge
+
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: model. Raises ValueError where the mix of golden, trap and self-correction is
     off after the filter, RuntimeError where the judge's endpoint answers nothing."""
-    with judge_of_traces(cfg, log) as judge:
-        counts = write(cfg, inputs["model"], out, judge, log)
+    with language_model(cfg) as endpoint:
+        counts = write(cfg, inputs["model"], out, endpoint, log)
     log({f"cota/{name}": value for name, value in counts.items()}, 0)
     return counts
 
 
 @contextmanager
-def judge_of_traces(cfg: Config, log: Log) -> Iterator[TraceJudge | None]:
-    """Yield what scores traces; None where the settings want no judge."""
-    if not cfg.agent.cota.judge:
+def language_model(cfg: Config) -> Iterator[EndpointJudge | None]:
+    """Yield what scores traces and rewords thoughts; None where the settings want neither."""
+    if not (cfg.agent.cota.judge or cfg.agent.cota.reword):
         yield None
         return
     from ans_core.judge.choose import endpoint_of  # takes a second
 
     with closing(endpoint_of(cfg, deadline_s=judging.CHUNK_DEADLINE_S)) as endpoint:
-        yield partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
+        yield endpoint
 
 
-def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log) -> dict[str, float]:
+def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, log: Log) -> dict[str, float]:
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
+    judge: TraceJudge | None = None
+    if endpoint and cfg.agent.cota.judge:
+        judge = partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
     check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
     model = base_of(cfg, path, device=device, dtype=inference_dtype(device))
@@ -74,6 +83,7 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log
             out,
             seed=cfg.seed,
             reader=cfg.agent.reader,
+            reword=partial(reworded, endpoint) if endpoint and cfg.agent.cota.reword else None,
             alone=not cfg.agent.families,
         )
         for split in ("train", "val"):
@@ -105,7 +115,13 @@ def write(cfg: Config, path: Path, out: Path, judge: TraceJudge | None, log: Log
 
 
 def write_questions(
-    sources: tuple[DataSource, ...], out: Path, *, seed: int, reader: str, alone: bool
+    sources: tuple[DataSource, ...],
+    out: Path,
+    *,
+    seed: int,
+    reader: str,
+    reword: bank.Reword | None,
+    alone: bool,
 ) -> dict[str, float]:
     """Write the questions about pictures, made of annotations or given with their answers, a folder for each
     split; return how many there are. Raises ValueError where nothing can be asked about the training pictures;
@@ -119,7 +135,7 @@ def write_questions(
             if entry.split == split
             for picture in pictures_of(entry, seed=seed)
         ]
-        families = bank.write_questions(pictures, out / split, seed=seed, reader=reader)
+        families = bank.write_questions(pictures, out / split, seed=seed, reader=reader, reword=reword)
         if not families:
             nothing = (
                 f"agent.sources: nothing can be asked about the {len(pictures)} pictures with words and masks, "

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from ans_core.written import write_atomically
 FILE = "questions.jsonl"
 """A record a line, in order of pictures."""
 RECORD = TypeAdapter(Question)
+Reword = Callable[[Sequence[Question]], list[Question]]
 MOST_READ = 2000
 """Pictures of a split that are read for text, half a second each: all of COCO would take a day of a core."""
 
@@ -39,11 +40,13 @@ def write_questions(
     *,
     seed: int,
     reader: str | None = None,
+    reword: Reword | None = None,
 ) -> Counter[str]:
     """Write the questions about pictures, and the pictures that have some, into a folder; return how many
     there are of each family. Nothing is written where there is none. `reader`: of text on photographs, which
-    is looked for on MOST_READ of the pictures, evenly spread. Several processes take pictures in turn, and the
-    first one writes the questions; all must call it."""
+    is looked for on MOST_READ of the pictures, evenly spread. `reword`: gives the questions
+    other thoughts. Several processes take pictures in turn, and the first one rewords and writes the
+    questions; all must call it."""
     step = -(-len(pictures) // MOST_READ) or 1
     readers = [None if number % step else reader for number in range(len(pictures))]
 
@@ -64,6 +67,7 @@ def write_questions(
     )
     asked = [question for questions in of_pictures for question in questions]
     if dist.rank() == 0 and asked:
+        asked = reword(asked) if reword else asked
         write_atomically(folder / FILE, "".join(json.dumps(asdict(question)) + "\n" for question in asked))
     dist.wait_for_all()
     return Counter(question.family for question in asked)
