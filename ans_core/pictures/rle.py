@@ -66,14 +66,14 @@ def area(rle: RLE) -> int:
 
 def box(rle: RLE) -> tuple[float, float, float, float]:
     """Return x1, y1, x2, y2 of a non-empty mask, as shares of the image."""
-    rows, columns = np.nonzero(decode(rle))
-    height, width = rle["size"]
-    return (
-        float(columns.min() / width),
-        float(rows.min() / height),
-        float((columns.max() + 1) / width),
-        float((rows.max() + 1) / height),
-    )
+    (x1, y1, x2, y2), (height, width) = pixel_box(rle), rle["size"]
+    return x1 / width, y1 / height, x2 / width, y2 / height
+
+
+def pixel_box(rle: RLE) -> tuple[int, int, int, int]:
+    """Return x1, y1, x2, y2 (behind the last pixel) of a mask; zeros for an empty one. Nothing is decoded."""
+    x, y, width, height = map(int, coco.toBbox(rle))
+    return x, y, x + width, y + height
 
 
 def rectangle(

@@ -9,13 +9,14 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.evaluation import outcome_of_episode
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.workspace import TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
-from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern
+from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern, segment
 from ans_core.agent.world.question import faithful_calls
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
@@ -184,3 +185,19 @@ def test_calls_about_another_thing_are_not_faithful(toolbox: Toolbox) -> None:
     assert [seen.ok for seen in episode.observations] == [True, True, False]
     assert faithful_calls(question, episode.workspace, episode.observations) == 1
     assert faithful_calls(question, episode.workspace, episode.observations[:1]) == 0
+
+
+def test_a_point_is_as_far_inside_a_thing_as_numbers_of_its_step_get() -> None:
+    rng = np.random.default_rng(0)
+    for step in (BOX_STEP, 10):
+        for _ in range(20):
+            mask = ndimage.zoom(rng.random((6, 8)), 25, order=1) > 0.6  # also cut by the edge
+            depth = ndimage.distance_transform_edt(mask)
+            x, y = segment(rle.encode(mask), steps=(step,)).arguments["point_2d"]
+            numbers = range(step, 1000, step)
+            rows, columns = ([number * side // 1000 for number in numbers] for side in mask.shape)
+            deepest = depth[np.ix_(rows, columns)].max()
+            assert depth[y * mask.shape[0] // 1000, x * mask.shape[1] // 1000] == deepest > 0
+    thin = np.zeros((400, 400), bool)
+    thin[:, 3:9] = True
+    assert segment(rle.encode(thin), steps=(BOX_STEP, 10)).arguments["point_2d"][0] in (10, 20)

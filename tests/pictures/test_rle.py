@@ -21,6 +21,20 @@ def test_a_mask_comes_back_from_its_code():
     assert rle.empty(4, 5)["size"] == [4, 5]
 
 
+def test_area_and_box_are_those_of_the_pixels():
+    rng = np.random.default_rng(0)
+    for density in (0.0, 0.02, 0.3, 0.9, 1.1):
+        for _ in range(40):
+            mask = rng.random(rng.integers(1, 14, 2)) < density
+            rows, columns = np.nonzero(mask)
+            corners = (0, 0, 0, 0)
+            if mask.any():
+                corners = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+            coded = rle.encode(mask)
+            assert rle.area(coded) == mask.sum()
+            assert rle.pixel_box(coded) == corners
+
+
 def test_the_union_has_the_pixels_of_any():
     union = rle.union([rle.encode(mask("x..", "...")), rle.encode(mask("xx.", "..x"))])
     assert (rle.decode(union) == mask("xx.", "..x")).all()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from ans_core.agent.operations.base import Arguments, MaskName, Operation, Result, Tools
 from ans_core.agent.refusal import Refused
@@ -95,7 +95,10 @@ def way(masks: Bool[np.ndarray, "F H W"]) -> tuple[float, float]:
 
 
 def visible(masks: Bool[np.ndarray, "F H W"]) -> Bool[np.ndarray, " F"]:
-    areas = masks.sum((1, 2))
+    return large_enough(masks.sum((1, 2)))
+
+
+def large_enough(areas: Int[np.ndarray, " F"]) -> Bool[np.ndarray, " F"]:
     return np.asarray(areas >= max(1.0, SEEN * areas.max()))
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ans_core.agent.episode import Observation
-from ans_core.agent.operations.track_object import describe, visible, way
+from ans_core.agent.operations.track_object import describe, large_enough, way
 from ans_core.agent.protocol import Call
 from ans_core.agent.world.annotated import CLEARLY, FAMILIES_OF_PHOTOGRAPHS, PLACES, STEPS
 from ans_core.agent.world.drawing import segment
@@ -115,12 +115,13 @@ def _clip(frames: Frames, group: Sequence[Sample], clip_id: str) -> QuestionedPi
 
 def _drafts(phrase: str, masks: Sequence[RLE]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     """Yield family, text, answer and choices of what can be asked without ambiguity."""
-    decoded = np.stack([rle.decode(mask) for mask in masks])
-    areas = decoded.sum((1, 2))
-    small, large = sorted(map(abs, way(decoded)))
-    if visible(decoded).all() and large >= max(LEAST_WAY * max(decoded.shape[1:]), CLEARLY * small):
-        text = f"Which way does {phrase} move in the picture, left, right, up or down?"
-        yield WHICH_WAY, text, describe(decoded)["direction"], tuple(DIRECTIONS)
+    areas = np.array([rle.area(mask) for mask in masks])
+    if large_enough(areas).all():
+        ends = np.stack([rle.decode(masks[0]), rle.decode(masks[-1])])
+        small, large = sorted(map(abs, way(ends)))
+        if large >= max(LEAST_WAY * max(ends.shape[1:]), CLEARLY * small):
+            text = f"Which way does {phrase} move in the picture, left, right, up or down?"
+            yield WHICH_WAY, text, describe(ends)["direction"], tuple(DIRECTIONS)
     if areas[-1] == 0 or areas[-1] >= STAYS * areas[0]:
         text = f"Is {phrase} still in the picture at the end of the clip?"
         yield STILL_THERE, text, "yes" if areas[-1] else "no", ("yes", "no")

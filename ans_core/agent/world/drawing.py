@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Bool, Float64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
@@ -153,7 +153,11 @@ def zoom(mask: RLE) -> Call:
 def segment(mask: RLE, *, steps: Sequence[int] = (BOX_STEP,)) -> Call:
     """At the point farthest from a thing's edge, of those with numbers that models write (things are wider
     than BOX_STEP), or in the first of these steps with a point half as far from the edge as any."""
-    depth = ndimage.distance_transform_edt(rle.decode(mask))
+    decoded = rle.decode(mask)
+    x1, y1, x2, y2 = box_of(decoded)
+    around = np.s_[max(0, y1 - 1) : y2 + 1, max(0, x1 - 1) : x2 + 1]
+    depth: Float64[np.ndarray, "H W"] = np.zeros(decoded.shape)
+    depth[around] = ndimage.distance_transform_edt(decoded[around])  # of the whole picture: .1 s at 1080p
     for step in steps:
         numbers = np.arange(step, THOUSAND, step)
         rows, columns = (numbers * side // THOUSAND for side in depth.shape)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from ans_core.agent.workspace import Box, box_of
+from ans_core.agent.workspace import Box
 from ans_core.pictures import rle
 from ans_core.types import RLE, FilePart, ImageRef, Sample, VideoFrame
 
@@ -163,11 +163,9 @@ def words_of(name: str) -> list[str]:
 
 
 def thing_of(sample: Sample, mask: RLE) -> AnnotatedThing:
-    pixels = rle.decode(mask)
-    area = int(pixels.sum())
-    box = box_of(pixels) if area else (0, 0, 0, 0)
+    area, box = rle.area(mask), rle.pixel_box(mask)
     wide, high = box[2] - box[0], box[3] - box[1]
-    large = min(wide, high) >= SMALLEST_SIDE and area >= SMALLEST_AREA * pixels.size
+    large = min(wide, high) >= SMALLEST_SIDE and area >= SMALLEST_AREA * sample.width * sample.height
     return AnnotatedThing(
         name=name_of(sample.text or ""),
         mask=mask,
