@@ -215,6 +215,15 @@ def test_two_regions_of_one_caption_are_two_samples(tmp_path):
         read(tmp_path, region, region)
 
 
+def test_every_twin_of_a_record_is_named_with_the_first_and_counted_once(tmp_path):
+    other = GOOD | {"text": "another"}
+    with pytest.raises(DataError) as refused:
+        read(tmp_path, GOOD, other, GOOD, GOOD, other)
+    lines = re.findall(r"record (\d): same image and text as record (\d)", str(refused.value))
+    assert lines == [("2", "0"), ("3", "0"), ("4", "1")]
+    assert ": 3 faults" in str(refused.value)
+
+
 def test_pictures_of_another_size_and_masks_of_another_picture_are_named(tmp_path):
     write_refs(tmp_path)
     instances = json.loads((tmp_path / "instances.json").read_text())

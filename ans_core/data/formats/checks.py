@@ -3,6 +3,7 @@ well-formed, text is not empty, ids are unique. (media.py has those of masks.)""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import Annotated, Any, BinaryIO, TypeVar
 
 import jiter
+import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ans_core import prompts
@@ -77,6 +79,28 @@ def counting(count: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _count.reset(token)
+
+
+class Keys:
+    """Keys of numbered records, of which the same may come twice, in 16 bytes each (texts in a dict: 170)."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+
+    def add(self, number: int, key: tuple[object, ...]) -> None:
+        digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=12).digest()
+        self._packed += digest + number.to_bytes(4, "little")
+
+    def twins(self) -> dict[int, int]:
+        """Return the number of every key that was there before -> that of the first one, in order."""
+        packed = np.frombuffer(self._packed, [("digest", "S12"), ("number", "<u4")])
+        digests, numbers = packed["digest"], packed["number"]
+        order = np.argsort(digests, kind="stable")
+        first: dict[int, int] = {}
+        for place in np.flatnonzero(digests[order[1:]] == digests[order[:-1]]):
+            before, number = (int(numbers[order[n]]) for n in (place, place + 1))
+            first[number] = first.get(before, before)
+        return dict(sorted(first.items()))
 
 
 class Faults:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,16 +95,16 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read `path`, the file or its folder. Image paths are relative to the file's folder."""
     file = _file(path)
     faults, parts = checks.Faults(file), set[str]()
-    seen: dict[int, str] = {}
+    keys = checks.Keys()
     others = 0
     latest = list[str]()  # a picture's records mostly follow each other
-    for where, sample_id, record in _records(file, faults):
+    for number, (where, sample_id, record) in enumerate(_records(file, faults)):
         with faults:
             parts.add(record.part)
             _check_pictures(record, where)
             texts = _texts(record, where)
             if isinstance(record, Expression) and record.task == "referring":
-                _once((record.image, *map(checks.text_key, texts)), seen, where)
+                keys.add(number, (record.image, *map(checks.text_key, texts)))
             if record.part != split:
                 others += 1
                 continue
@@ -115,7 +115,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             masks = _masks(record, about, where, faults=faults)
             if record.task != "referring":
                 outlines = [m[0]["counts"] for m in masks]  # type: ignore[index]  # regions of a picture have masks
-                _once((record.image, record.task, *map(checks.text_key, texts), *outlines), seen, where)
+                keys.add(number, (record.image, record.task, *map(checks.text_key, texts), *outlines))
             yield about.sample(
                 sample_id=sample_id,
                 image_id="+".join(record.names),
@@ -126,6 +126,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             )
     checks.check_split(split, parts or {split}, path=file)
     faults.usable -= others
+    _refuse_twins(file, keys.twins(), faults, split=split)
     faults.tell(f" of the split {split!r}")
 
 
@@ -224,19 +225,22 @@ def _texts(record: Record, where: str) -> tuple[str, ...]:
     return question, checks.text(record.answer, f"{where}, answer")
 
 
-def _once(key: tuple[object, ...], seen: dict[int, str], where: str) -> None:
-    """`seen`: digest of a key -> its place in the file. A million of them take 0.2 GB."""
-    digest = int.from_bytes(
-        hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    )
-    place = where.rpartition(": ")[2]
-    if (first := seen.setdefault(digest, place)) != place:
+def _refuse_twins(file: Path, twins: Mapping[int, int], faults: checks.Faults, *, split: str) -> None:
+    """Add a fault for every record (by its number) that says the same as an earlier one."""
+    if not twins:
+        return
+    numbered = enumerate(_records(file, checks.Faults(file)))
+    records = {number: found for number, found in numbered if number in {*twins, *twins.values()}}
+    for number, first in twins.items():
+        where, _, record = records[number]
+        faults.usable -= record.part == split
         remedy = (
             "leave one of them out"
-            if key[1:2] == ("phrase",)
+            if isinstance(record, Phrase)
             else "put the masks of all objects meant into one record"
         )
-        raise checks.DataError(f"{where}: same image and text as {first}; {remedy}")
+        place = records[first][0].rpartition(": ")[2]
+        faults.add(checks.DataError(f"{where}: same image and text as {place}; {remedy}"))
 
 
 def _masks(record: Record, about: Media, where: str, *, faults: checks.Faults) -> tuple[Masklet, ...]:
