@@ -219,6 +219,15 @@ def after_the_first(work: Callable[[], object]) -> None:
     wait_for_all()
 
 
+def of_the_first(make: Callable[[], T]) -> T:
+    """Return what the first process makes; the others wait for it, however long. All of them must call it."""
+    made: list[Any] = [make() if rank() == 0 else None]
+    if world_size() > 1:
+        group = _patient_group(torch.distributed.group.WORLD)
+        torch.distributed.broadcast_object_list(made, src=0, group=group)
+    return made[0]
+
+
 @functools.lru_cache(maxsize=1)
 def _patient_group(world: object) -> Any:
     """Return a group of all processes that waits for the last one, where NCCL's end the run after ten minutes;

@@ -17,7 +17,7 @@ import psutil
 from ans_core import stop
 from ans_core.config import Config, ConfigError
 from flows.preflight import Finding, fault, fine
-from tasks import kubernetes_jobs, slurm
+from tasks import kubernetes_jobs, ray_jobs, slurm
 from tasks.launcher import CLUSTERS
 from tasks.process import holder_of
 
@@ -33,14 +33,11 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
     """Look at what submits stages, and whether its nodes have what `launch.resources` asks for."""
     name = config.launch.launcher
     if name == "ray":  # what its nodes have, a stage's job finds out before it waits
-        address = environment.get("RAY_ADDRESS", "")
-        return [
-            Finding(
-                ok=bool(address),
-                what=f"launcher ray, cluster {address or 'not named'}",
-                remedy="export RAY_ADDRESS=http://HEAD:8265",
-            )
-        ]
+        try:
+            ray_jobs.ask("", waits=False)
+        except ConfigError as error:
+            return [fault(str(error), "export RAY_ADDRESS=http://HEAD:8265, and RAY_AUTH_TOKEN")]
+        return [fine(f"launcher ray: {environment.get('RAY_ADDRESS')} lists jobs")]
     if name == "kubernetes":
         try:
             kubernetes_jobs.ask("list", waits=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ans_core.config import Launch
+from ans_core.config import ConfigError, Launch
 from ans_core.config.launch import Resources
 from ans_core.processes import CORES
 from tasks.process import held, leave_note, read_note, write_error
@@ -47,6 +47,14 @@ class Job:
     """Whether the job starts each of them; else the stage does, on one node."""
     root: Path
     """A folder that all nodes share."""
+
+    def __post_init__(self) -> None:
+        nodes = self.resources.nodes
+        if self.distributed and self.processes % nodes:
+            raise ConfigError(
+                f"launch.resources.{self.task} asks for {nodes} nodes, and launch.processes is {self.processes}, which counts "
+                "those of all nodes: give a multiple of the nodes"
+            )
 
     @property
     def resources(self) -> Resources:
@@ -119,6 +127,11 @@ def run(job: Job, cluster: Cluster) -> int:
             number = cluster.find(job)
             how = "goes on" if number else "is submitted"
             number = number or cluster.submit(job, environment)
+            settings, wanted = Path(f"{job.notes}-{number}.launch"), job.launch.model_dump_json()
+            if how == "is submitted":
+                settings.write_text(wanted)
+            elif settings.exists() and settings.read_text() != wanted:
+                how += " with the `launch` that it was submitted with (cancel it for today's)"
         write_error(f"{job.name}: job {number} {how}; log: {job.log(number)}\n")
         return followed(job, number, cluster)
     except (SystemExit, KeyboardInterrupt):

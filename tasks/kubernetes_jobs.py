@@ -117,6 +117,8 @@ def ask(verb: str, *words: Any, waits: bool = True, **options: Any) -> Any:
         except client.ApiException as error:
             if error.status == 404 and verb in {"get", "delete"}:
                 raise LookupError(words[0]) from None
+            if error.status == 409 and verb == "create":
+                return None  # its number is this one's alone: the answer to the first request was lost
             if error.status == 429 or error.status >= 500:
                 raise Away(f"{error.status} {error.reason}") from None
             raise ConfigError(

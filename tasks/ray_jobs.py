@@ -85,6 +85,8 @@ def state(job: Job, number: str) -> State:
         name = ask(f"{job.name}-{number}")["status"]
     except LookupError:
         name = ""
+    if name not in LIVE:
+        Path(f"{job.notes}-{number}.job").unlink(missing_ok=True)  # keys, where Ray's Python could not start
     running = Path(f"{job.notes}-{number}.begun").exists()
     return State(
         name=name, waits_for="resources of Ray's nodes" if name in LIVE and not running else "",
@@ -123,6 +125,8 @@ def ask(path: str, *, waits: bool = True, post: bool = False, **body: Any) -> An
             text = error.read().decode(errors="replace").strip()
             if NOT_YET in text:
                 raise OSError(text) from None
+            if f"{body.get('submission_id')} already exists" in text:
+                return None  # its number is this one's alone: the answer to the first request was lost
             last = text.rpartition("\n")[2]
             raise ConfigError(f"Ray at {address} refuses ({error}): {last}") from None
         except (URLError, TimeoutError, ConnectionError) as error:

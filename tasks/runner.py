@@ -287,7 +287,7 @@ def run(stage: Stage, root: Path) -> None:
             call_stage(stage, config, root, state_key(stage, config, root))
     except stop.Stopped as stopped:
         if first and "status" not in own_note():  # a process that failed has ended this one
-            leave_note(message=str(stopped))
+            leave_note(message=str(stopped), **({} if stopped.step is None else {"step": stopped.step}))
         logging.warning("%s", stopped)
         raise
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen

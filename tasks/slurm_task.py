@@ -15,9 +15,10 @@ from pathlib import Path
 
 from ans_core import stop
 
-ASKED, FAILED = 75, 101
-"""Exit statuses: a signal of Slurm ended it; it failed. srun returns the largest of all nodes, so one node
-that failed counts; or 137, if Slurm had to kill one, so a node leaves its status as a file, too."""
+ASKED, LATE, FAILED = 75, 76, 101
+"""Exit statuses: a signal of Slurm ended it, USR1 since its time is nearly over; it failed. srun returns the
+largest of all nodes, so one node that failed counts; or 137, if Slurm had to kill one, so a node leaves its
+status as a file, too."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -37,7 +38,8 @@ def main(words: list[str]) -> int:
             os.wait()
         except ChildProcessError:
             break
-    ended = 0 if status == 0 else ASKED if signals else FAILED
+    asked = LATE if signals[:1] == [signal.SIGUSR1] else ASKED
+    ended = 0 if status == 0 else asked if signals else FAILED
     if "ANS_NOTE" in os.environ:
         Path(os.environ["ANS_NOTE"]).with_suffix(f".{ended}").touch()
     return ended

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
+from ans_core import stop
 from tasks import provenance
 from tasks.stage_run import IMPORT, StageRun
 from tasks.tracking import warn, works_since
@@ -63,7 +64,7 @@ class TrackedRun:
     def _hand_over(self) -> None:
         # A stopped process that goes on gives its signals to any thread, and Python's main thread would sleep
         # on (LOG).
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*stop.SIGNALS, signal.SIGINT})
         try:
             remote = self._open_remote()
             while call := self._calls.get():
@@ -189,7 +190,7 @@ def main() -> None:
     # else it takes most of a second to end, for which a stage without a flow waits
     atexit.register(gc.freeze)
     parent, gone, opened = os.getppid(), Event(), Opened()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*stop.SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     Tracker.register("open", opened.open, exposed=("log", "log_result", "end"))
     Tracker.register("facts", provenance.facts, proxytype=DictProxy)

@@ -154,6 +154,8 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(422, why)
         elif trainer["numNodes"] * trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"] > QUOTA:
             self.refuse(403, f"exceeded quota: gpus, limited: requests.nvidia.com/gpu={QUOTA}")
+        elif name in self.server.jobs:
+            self.refuse(409, f'trainjobs "{name}" already exists')
         else:
             self.server.jobs[name] = TrainJob(body, self.server.folder, self.server.environment)
             self.server.submitted.append(name)

@@ -69,7 +69,15 @@ def test_a_command_gets_its_variables_and_mlflow_a_file_that_only_its_user_reads
 
 def test_nothing_secret_is_sent_to_the_build() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {"docker/.env", "docker/secrets", ".dvc/config.local", ".git"} <= set(ignored)
+    assert {
+        "docker/.env",
+        "docker/secrets",
+        ".dvc/config.local",
+        ".git",
+        "**/*.env",
+        "data",
+        "weights",
+    } <= set(ignored)
 
 
 def test_compose_takes_the_version_that_is_built() -> None:

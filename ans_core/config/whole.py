@@ -75,7 +75,7 @@ class Config(Section):
                 raise Impossible(
                     f"prepare.sources.{place}.split",
                     f"no stage reads a split {source.role!r}{nearest(source.role, read)}: write it as a "
-                    f"list, `split: [{source.role}]`, to "
+                    f'list, `split: ["{source.role}"]`, to '
                     f"train on it, or set evaluate.split to {source.role!r} to evaluate on it",
                 )
         check_own_names(self.prepare.sources, names, key="prepare.sources")
@@ -106,7 +106,7 @@ class Config(Section):
                 raise Impossible(
                     f"{key}.split",
                     f"no stage of the agent reads a split {source.role!r}{nearest(source.role, read)}: write it "
-                    f"as a list, `split: [{source.role}]`, to train on it",
+                    f'as a list, `split: ["{source.role}"]`, to train on it',
                 )
             if source.repeats != 1:
                 raise Impossible(f"{key}.repeats", "families of questions take turns, not sets: it must be 1")

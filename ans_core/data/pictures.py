@@ -21,11 +21,12 @@ MANY = 50_000
 def check_pictures(samples: Sequence[Sample], *, where: str, share: float = 1.0) -> list[ImageRef]:
     """Decode every picture once, completely, and every video in one pass. An error names a picture with the
     first sample that shows it. Return the pictures with masks that an EXIF tag turns: nothing but the sizes,
-    where they differ, tells which way they were annotated. share: of the pictures, chosen by their names."""
+    where they differ, tells which way they were annotated. share: of the pictures, chosen by their names, and not as
+    `hold_out` chooses."""
     shown: dict[ImageRef | VideoFrames, str] = {}
     masked: set[ImageRef | VideoFrames] = set()
     for sample in samples:
-        if share < 1 and not is_held_out(sample.image_id, share=share):
+        if share < 1 and not is_held_out(f"checked {sample.image_id}", share=share):
             continue
         if sample.masks and not isinstance(sample.frames, VideoFrames):
             masked.update(sample.frames)

@@ -42,13 +42,13 @@ def write(samples: Iterable[Sample], folder: Path) -> tuple[int, int]:
     in the order of the first. A video becomes its frames."""
     index = nameless_index(samples, dataset="", parent=folder)
     order, starts = by_picture(index.picture_keys)
-    left, shards = len(starts) - 1, 0
+    left, shards, written = len(starts) - 1, 0, index.digest()
     pictures = enumerate(pairwise(tqdm(starts.tolist(), desc=f"shard {folder.name}", mininterval=1)))
     while left:
         with tarfile.open(folder / f"{shards:06d}.tar", "w", format=tarfile.GNU_FORMAT) as tar:
             for key, (start, end) in pictures:
                 left -= 1
-                for name, content in _members(f"{key:09d}", index, order[start:end].tolist()):
+                for name, content in _members(f"{key:09d}", index, order[start:end].tolist(), written):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
@@ -58,7 +58,7 @@ def write(samples: Iterable[Sample], folder: Path) -> tuple[int, int]:
     return len(index), shards
 
 
-def _members(key: str, samples: SampleIndex, numbers: list[int]) -> Iterator[tuple[str, bytes]]:
+def _members(key: str, samples: SampleIndex, numbers: list[int], written: str) -> Iterator[tuple[str, bytes]]:
     """Yield (name, content) of a picture's or clip's files, and of the samples about it."""
     about = [samples[number] for number in numbers]
     frames = about[0].frames
@@ -71,7 +71,7 @@ def _members(key: str, samples: SampleIndex, numbers: list[int]) -> Iterator[tup
         {"number": number} | {field: getattr(sample, field) for field in FIELDS}
         for number, sample in zip(numbers, about, strict=True)
     ]
-    record = {"total": len(samples), "digest": digest_of(values), "samples": values}
+    record = {"total": len(samples), "written": written, "digest": digest_of(values), "samples": values}
     yield f"{key}.json", json.dumps(record).encode()
 
 

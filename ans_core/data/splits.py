@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,11 @@ from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.formats.checks import NoSplit
 from ans_core.types import Sample
 
-HELD_OUT = ("val", "test")
-"""Splits that a pattern leaves alone, so that `*` does not train on what is evaluated."""
+EVALUATED = ("val", "test")
+"""Splits of which a set that is trained on gives what is evaluated."""
+HELD_OUT = re.compile(r"(val|dev|test)(?![a-z])|validation|testdev|test[A-Z]")
+"""How names of splits begin that a pattern leaves alone, so that `*` does not train on what is evaluated:
+`testA`, `val_u`, `test-dev`."""
 
 
 def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[str]:
@@ -23,7 +28,7 @@ def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[
     fitting: set[str] = set()
     for name in names:
         of_name = {name} & {*splits} or {
-            split for split in fnmatch.filter(splits, name) if split not in HELD_OUT
+            split for split in fnmatch.filter(splits, name) if not HELD_OUT.match(split)
         }
         if not of_name:
             raise NoSplit(
@@ -35,8 +40,8 @@ def chosen(names: Sequence[str], present: Iterable[str], *, path: Path) -> list[
 
 def remedy(name: str, splits: Sequence[str]) -> str:
     """Return how to train on a set that has no split `train`; nothing for another name."""
-    parts = [split for split in splits if split not in HELD_OUT]
-    return f". To train on it, write `split: [{', '.join(parts)}]` there" if name == "train" and parts else ""
+    parts = [split for split in splits if not HELD_OUT.match(split)]
+    return f". To train on it, write `split: {json.dumps(parts)}` there" if name == "train" and parts else ""
 
 
 def read(format: str, path: Path, *, name: str, split: str | Sequence[str]) -> Iterator[Sample]:

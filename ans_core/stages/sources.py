@@ -45,7 +45,9 @@ def source_entries(
             )
         if trained and "val" not in present and not source.hold_out:
             logging.warning("data set %r (%s): %s", source.name, path, NO_VAL)
-        held_out = [split for split in splits.HELD_OUT if trained and split in present and split not in parts]
+        held_out = [
+            split for split in splits.EVALUATED if trained and split in present and split not in parts
+        ]
         held_out += ["val"] if source.hold_out else []
         listed_parts = () if isinstance(source.split, str) else source.split
         entries += [

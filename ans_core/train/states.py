@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ans_core.dist import rank, wait_for_all, world_size
+from ans_core.dist import of_the_first, rank, wait_for_all, world_size
 from ans_core.train import optimizer_state, sharding
 
 Curves = list[tuple[int, str, float]]
@@ -164,8 +165,7 @@ def resume(
     batch: rows are functions of the step, so only rounding and per-process randomness differ.
     """
     for path in reversed(states(folder)):
-        manifest = _manifest(path)
-        wait_for_all()  # all processes have looked before one of them moves it
+        manifest = of_the_first(partial(_manifest, path))  # it hashes gigabytes
         if manifest is None or manifest.get("trained") != _shapes_hash(module):
             if rank() == 0:
                 aside = path.with_name(path.name + ".damaged")

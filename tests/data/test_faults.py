@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ans_core.data import pictures, shard
+from ans_core.data import is_held_out, pictures, shard
 from ans_core.data.exports import cvat, import_export
 from ans_core.data.formats import FORMATS, SPLITS, infer, shards
 from ans_core.data.formats.checks import DataError
@@ -293,6 +293,9 @@ def test_processes_check_many_pictures_and_a_share_of_them_is_the_same_every_tim
     count = int(re.search(r"set: (\d+) faults", told[1])[1])
     assert 6 < count < 30
     assert check_pictures(samples, where="set", share=0.0) == []
+    trained = [sample for sample in samples if not is_held_out(sample.image_id, share=0.3)]
+    with pytest.raises(DataError, match="faults"):  # the share is not the one that is held out
+        check_pictures(trained, where="set", share=0.3)
 
 
 @pytest.mark.slow

@@ -93,14 +93,26 @@ def test_shards_are_webdatasets_files(drawn, tmp_path):  # noqa: F811
     assert names[:5] == [*(f"000000000.{frame}.png" for frame in range(4)), "000000000.json"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "lost", "garbled", "none"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "cut between", "lost", "lost before", "garbled", "twice", "mixed", "none"]
+)
 def test_shards_that_are_not_all_there_are_named(damage, drawn, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(writer, "SHARD_BYTES", 20_000)
     writer.shard(drawn / "refcoco", "refcoco", tmp_path / "shards")
-    last = sorted((tmp_path / "shards/train").iterdir())[-1]
+    first, *_, last = sorted((tmp_path / "shards/train").iterdir())
     content = last.read_bytes()
     if damage == "cut":
         last.write_bytes(content[:700])
+    elif damage == "cut between":
+        last.write_bytes(content.rstrip(b"\0") + bytes(-len(content.rstrip(b"\0")) % 512))
+    elif damage == "lost before":
+        first.unlink()
+    elif damage == "twice":
+        shutil.copy(first, last.with_name("9.tar"))
+    elif damage == "mixed":  # as of a set that has another record now, copied over
+        samples = list(FORMATS["refcoco"](drawn / "refcoco", name="d", split="train"))
+        writer.write([*samples[1:], replace(samples[0], text="another")], tmp_path / "later")
+        shutil.copy(tmp_path / "later/000000.tar", first)
     elif damage == "garbled":
         last.write_bytes(content.replace(b'"sample_id"', b'"sample_ID"'))
     else:
@@ -110,7 +122,11 @@ def test_shards_that_are_not_all_there_are_named(damage, drawn, tmp_path, monkey
         (tmp_path / "shards").mkdir()
     message = {
         "cut": "000.*tar can't be read|samples are there, and the first that is lost is number",
-        "lost": "samples are there, and the first that is lost is number [1-9].*; copy all of its shards again",
+        "cut between": rf"{last.name} is cut; copy it again",
+        "lost": "samples are there, and the first that is lost is number [1-9].*; copy its shards again: the last ones",
+        "lost before": r"the first that is lost is number 0; copy its shards again: 000000\.tar",
+        "twice": r"9\.tar: sample 0 comes twice; leave one copy",
+        "mixed": r"was not written together with .*000000\.tar; copy the shards of one",
         "garbled": "tar: 0.*json is not as it was written; copy it again",
         "none": "no <split>/\\*.tar and no <split>.url",
     }[damage]

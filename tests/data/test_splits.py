@@ -86,7 +86,7 @@ def test_a_list_may_hold_what_would_be_held_out(tmp_path):
     ("split", "message"),
     [
         (["Part1"], ""),
-        ("Part1", r"no stage reads a split 'Part1'.*`split: \[Part1\]`"),
+        ("Part1", r"no stage reads a split 'Part1'.*`split: \[\"Part1\"\]`"),
         ("trian", r"'trian' \(did you mean 'train'\?\)"),
         ([1], r"\[1\] is neither a name of a split nor a list of names"),
     ],
@@ -105,7 +105,7 @@ def test_a_set_without_the_split_is_refused_with_the_list_to_write(tmp_path):
     write_parts(tmp_path)
     with pytest.raises(
         NoSplit,
-        match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[Part1, Part2\]` there",
+        match=r"no split 'train'; it has \['Part1', 'Part2', 'val'\].*`split: \[\"Part1\", \"Part2\"\]` there",
     ):
         source_entries((source(tmp_path, "train"),))
     with pytest.raises(NoSplit, match=r"no split 'Part3' \(did you mean 'Part2'\?\)"):

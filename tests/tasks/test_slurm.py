@@ -4,6 +4,8 @@ word."""
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import signal
 import subprocess
@@ -17,10 +19,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ans_core.config import PROFILES, Launch, dump, resolve
+from ans_core.config import PROFILES, ConfigError, Launch, dump, resolve
 from ans_core.config.names import GPU_STAGES, SEVERAL_NODES
 from flows.eval_command import job_words
-from tasks import slurm, slurm_task
+from tasks import jobs as jobs_module
+from tasks import slurm, slurm_late, slurm_task
 from tasks.jobs import Job
 from tasks.stages import TABLE
 from tests import slurm_cluster
@@ -61,7 +64,7 @@ def test_what_is_submitted_has_the_stages_name_and_resources() -> None:
     )
 
     job = Job(
-        name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=1, distributed=True,
+        name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=32, distributed=True,
         root=Path("/shared/a b"),
     )  # fmt: skip
     assert slurm.options(job)[1:] == (
@@ -109,7 +112,50 @@ def test_a_node_that_was_told_to_stop_says_so_whenever_slurm_ends_it() -> None:
     child.wait(LIMIT_S)
     while task.poll() is None:
         task.send_signal(signal.SIGTERM)
-    assert task.returncode == slurm_task.ASKED
+    assert task.returncode == slurm_task.LATE
+
+
+def test_processes_that_the_nodes_cannot_share_are_refused(tmp_path: Path) -> None:
+    launch = Launch.model_validate({"launcher": "slurm", "resources": {"sft": {"nodes": 2}}})
+    job = Job(name="j", task="sft", words=(), launch=launch, processes=2, distributed=True, root=tmp_path)
+    with pytest.raises(ConfigError, match=r"asks for 2 nodes, and launch\.processes is 3"):
+        replace(job, processes=3)
+
+
+LOST = """#!/bin/sh
+echo "$0" >> calls
+[ -e submitted ] && { echo 8; exit; }
+touch submitted
+echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+exit 1
+"""
+
+
+def test_a_job_whose_submission_had_no_answer_is_looked_for_before_another_one_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text(LOST)
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\n[ -e submitted ] && echo "7|PENDING|{tmp_path}"\nexit 0\n')
+    for name in ("sbatch", "squeue"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(jobs_module, "POLL_S", 0.01)
+    monkeypatch.chdir(tmp_path)
+    launch = Launch.model_validate({"launcher": "slurm"})
+    job = Job(name="j", task="sft", words=(), launch=launch, processes=1, distributed=True, root=tmp_path)
+    assert slurm.submit(job, dict(os.environ)) == "7"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_a_job_whose_time_is_over_goes_on_while_it_makes_steps(tmp_path: Path) -> None:
+    note = tmp_path / "job-7.json"
+    goes_on = []
+    for step in (None, None, 4, 4, 9, None, 9, 9):
+        note.write_text(json.dumps({"log": "l"} | ({} if step is None else {"step": step})))
+        goes_on.append(slurm_late.goes_on(note))
+    assert goes_on == [True] * 7 + [False]
+    assert json.loads(note.read_text())["status"] == 2
+    assert "was over 3 times without a step in between" in note.read_text()
 
 
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:

@@ -38,6 +38,8 @@ class Samples(checks.Record):
 
     total: int
     """Samples of the split."""
+    written: str = ""
+    """What tells one writing of the split from others; older shards have none."""
     digest: str
     """Of the samples, as `digest_of` makes it."""
     samples: list[dict[str, Any]]
@@ -51,7 +53,7 @@ def digest_of(samples: Sequence[Mapping[str, Any]]) -> str:
 def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split. A sample waits in memory for those before it, where the shards have its picture earlier."""
     faults = checks.Faults(path)
-    due, total, count = 0, None, 0
+    due, total, count, written = 0, None, 0, None
     early: list[tuple[int, int, Sample]] = []
     shards = _shards(path / split)
     for shard, (members, fault) in zip(
@@ -59,6 +61,11 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     ):
         with faults:
             for frames, content in members:
+                if content.written != (written := content.written if written is None else written):
+                    raise checks.DataError(
+                        f"{shard} was not written together with {shards[0]}; copy the shards of one `ans data "
+                        "shard` into an empty folder"
+                    )
                 total = content.total
                 for values in content.samples:
                     if (values.keys() ^ {"number", *FIELDS}) - NEW_FIELDS:
@@ -70,8 +77,13 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
                     )
                     heappush(early, (values["number"], len(early), sample))
                     count += 1
-                while early and early[0][0] == due:
-                    yield heappop(early)[2]
+                while early and early[0][0] <= due:
+                    number, _, sample = heappop(early)
+                    if number < due:
+                        raise checks.DataError(
+                            f"{shard}: sample {number} comes twice; leave one copy of its shard"
+                        )
+                    yield sample
                     due += 1
             if fault is not None:
                 raise fault
@@ -79,8 +91,14 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     if due != total:
         raise checks.DataError(
             f"{path}, split {split!r}: {count} of {total} samples are there, and the first that is lost is number {due}; copy "
-            "all of its shards again"
+            f"its shards again: {missing(shards) or 'the last ones'}"
         )
+
+
+def missing(shards: Sequence[Path | str]) -> str:
+    """Return the names that the shards' numbers lack."""
+    names = {str(shard).rpartition("/")[2] for shard in shards}
+    return ", ".join(name for n in range(len(names)) if (name := f"{n:06d}.tar") not in names)
 
 
 def splits(path: Path) -> list[str]:
@@ -92,9 +110,12 @@ def splits(path: Path) -> list[str]:
 def _shards(folder: Path) -> Sequence[Path | str]:
     pattern = url_of(folder, "*.tar")
     try:
-        return storage.matching(pattern) if pattern else sorted(folder.glob("*.tar"))
+        shards = storage.matching(pattern) if pattern else sorted(folder.glob("*.tar"))
     except OSError as error:
         raise checks.DataError(f"{pattern} can't be listed: {error}") from None
+    if not shards:
+        raise checks.DataError(f"{pattern or folder} has no shard")
+    return shards
 
 
 def _parse(
@@ -116,6 +137,9 @@ def _parse(
                     raise checks.DataError(f"{shard}: {member.name} is not as it was written; copy it again")
                 members.append((tuple(frames), record))
                 frames = []
+            opened.seek(tar.offset)
+            if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise checks.DataError(f"{shard} is cut; copy it again")
     except checks.DataError as error:
         return members, error
     except (OSError, tarfile.TarError, ValueError, KeyError, RecursionError) as error:
