@@ -21,7 +21,7 @@ def sample_answers(step: RolloutStep, requests: Sequence[Request], what: str) ->
     seeds = [step.seed(what, i, g) for i in range(len(requests)) for g in range(group)]
     with torch.no_grad(), step.timer.part("generate"):
         prompted = prompt(step.model, requests, step.encoded.vision)
-        return sample(
+        answers = sample(
             step.model,
             prompted,
             group=group,
@@ -29,6 +29,8 @@ def sample_answers(step: RolloutStep, requests: Sequence[Request], what: str) ->
             reader=step.reader,
             seeds=seeds,
         )
+    step.timer.generated += sum(len(answer.ids) for answer in answers)
+    return answers
 
 
 def answer_text(step: RolloutStep, said: SampledAnswer) -> str:
@@ -48,6 +50,7 @@ def inverse_captions(step: RolloutStep, masks: Sequence[RLE]) -> list[str]:
     with step.timer.part("generate"), step.policies.using(step.settings.inverse):
         prompted = prompt(step.model, requests, [step.encoded.vision[i // group] for i in asked])
         answers = generate(step.model, prompted, max_tokens=step.settings.max_tokens)
+    step.timer.generated += sum(map(len, answers))
     for i, ids in zip(asked, answers, strict=True):
         texts[i] = text_of(step.model, spoken_ids(step.model, ids))
     return texts

@@ -207,7 +207,7 @@ class DualLoop(nn.Module):
         }
         metrics |= {} if self.practice is None else self.practice.metrics()
         if self.log is not None and rank() == 0:
-            spent = {f"rl/seconds/{name}": value for name, value in self.timer.seconds.items()}
+            spent = self.timer.metrics()
             self.log(
                 {**spent, **self._judge_stats(), "rl/peak_memory_mb": peak_memory_mb(self.model.device)}, step
             )

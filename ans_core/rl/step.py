@@ -30,10 +30,11 @@ from ans_core.types import Sample
 
 
 class StepTimer:
-    """Seconds spent in the named parts of a step."""
+    """Seconds spent in the named parts of a step, and the tokens that were generated in it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.generated = 0
         self._open: dict[str, float] = {}
 
     @contextmanager
@@ -50,9 +51,16 @@ class StepTimer:
         now = self._now()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._open.pop(name, now)
 
+    def metrics(self) -> dict[str, float]:
+        spent = {f"rl/seconds/{name}": value for name, value in self.seconds.items()}
+        if self.generated and self.seconds.get("generate"):
+            spent["rl/generated_tokens_per_s"] = self.generated / self.seconds["generate"]
+        return spent
+
     def clear(self) -> None:
         self.seconds.clear()
         self._open.clear()
+        self.generated = 0
 
     @staticmethod
     def _now() -> float:

@@ -9,6 +9,7 @@ completely or not at all under `scratch`.
 from __future__ import annotations
 
 import csv
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,6 +230,7 @@ def train(
             metrics["skipped"] = float(not finite)
             if machine.compile:
                 diagnostics |= graphs.metrics(step)
+            diagnostics |= writer.metrics()
             if validation is not None and validation.due(step + 1, schedule.steps):
                 metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
             curves += [(step, key, value) for key, value in metrics.items()]
@@ -265,6 +267,8 @@ def train(
                     deepspeed_stage=stage,
                     keep=keep,
                 )
+                if world_size() > 1:
+                    logging.info("%s", speed.table())
             step_profiled()
             if ending:
                 writer.wait()

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,9 @@ class Writer:
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="states")
-        self.writing: Future[None] | None = None
+        self.writing: Future[dict[str, float]] | None = None
+        self.written: dict[str, float] = {}
+        """How large the last state is and how long it took to write it, once it is."""
 
     def __enter__(self) -> Writer:
         return self
@@ -67,7 +70,14 @@ class Writer:
         """Wait until what was handed over is on the disk."""
         writing, self.writing = self.writing, None
         if writing is not None:
-            writing.result()
+            self.written |= writing.result()
+
+    def metrics(self) -> dict[str, float]:
+        """Return `written` if a state has been written since the last call."""
+        if self.writing is not None and self.writing.done():
+            self.wait()
+        written, self.written = self.written, {}
+        return written
 
     def save(
         self,
@@ -117,7 +127,8 @@ def _copied(state: Any) -> Any:
 
 def _save(
     folder: Path, step: int, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any], keep: int
-) -> None:
+) -> dict[str, float]:
+    began = time.perf_counter()
     final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -137,6 +148,8 @@ def _save(
     sync(folder)
     for old in states(folder)[:-keep]:
         shutil.rmtree(old)
+    size = sum(path.stat().st_size for path in final.rglob("*"))
+    return {"state/gb": size / 1e9, "state/seconds": time.perf_counter() - began}
 
 
 def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:
@@ -247,12 +260,13 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(file.stem.removeprefix("kept-")) for file in folder.glob("kept-*[0-9].pt"))
 
 
-def _save_weights(path: Path, weights: dict[str, Any]) -> None:
+def _save_weights(path: Path, weights: dict[str, Any]) -> dict[str, float]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save(weights, partial)
     sync(partial)
     partial.replace(path)
+    return {}
 
 
 def load_weights(path: Path, step: int, module: nn.Module, *, device: torch.device) -> None:

@@ -8,6 +8,8 @@ import json
 import logging
 import math
 import resource
+import signal
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from torch.profiler import schedule as profiler_schedule
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from ans_core.dist import largest, rank, shared_mean, shared_sum, world_size
+from ans_core.dist import largest, rank, shared_mean, shared_sum, union, world_size
 from ans_core.train.states import Curves
 
 VALIDATION_LOSS = "val/loss"
@@ -105,6 +107,10 @@ class Speed:
 
     def __init__(self, watch: Watch) -> None:
         self.counts, self.peak_flops = watch.counts, watch.peak_flops
+        self.steps, self.of_processes = 0, [(0.0, 0.0, 0.0)] * world_size()
+        """Since the last table: steps; of each process the seconds of its steps, those that it waited for data,
+        and its GPU's loads, all summed."""
+        self.hosts = union({rank(): socket.gethostname()})
         self.clear()
 
     def clear(self) -> None:
@@ -136,6 +142,11 @@ class Speed:
         summed = shared_sum(local_sums, device)
         totals = dict(zip(names, summed.tolist(), strict=False))
         times, waits, loads = summed[len(names) :].view(3, processes).tolist()
+        self.of_processes = [
+            tuple(before + now for before, now in zip(*pair, strict=True))
+            for pair in zip(self.of_processes, zip(times, waits, loads, strict=True), strict=True)
+        ]
+        self.steps += 1
         operations = totals.pop(OPERATIONS, 0.0)
         numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
         if "tokens" in totals:
@@ -145,6 +156,7 @@ class Speed:
         if processes > 1:
             numbers |= {
                 "speed/slowest_step_s": max(times),
+                "speed/slowest_process": float(times.index(max(times))),
                 "speed/median_step_s": median(times),
                 "speed/longest_wait_for_data_s": max(waits),
                 "speed/median_wait_for_data_s": median(waits),
@@ -164,6 +176,23 @@ class Speed:
         self.clear()
         return numbers
 
+    def table(self) -> str:
+        """Return a line for each process with means since the last table: the host, seconds of a step, of them
+        waiting for data, and the GPU's load. The slowest process waits for nobody: look for a long wait for
+        data, or for the one GPU that is less, or more, at work than the others."""
+        rows = [
+            f"{number:5} {self.hosts[number]:20} {step_s:9.3f} {waited_s:9.3f} {load:9.2f}"
+            for number, values in enumerate(self.of_processes)
+            for step_s, waited_s, load in [[value / max(1, self.steps) for value in values]]
+        ]
+        lines = [
+            f"{self.steps} steps by process",
+            " rank host                    step s    wait s  GPU load",
+            *rows,
+        ]
+        self.steps, self.of_processes = 0, [(0.0, 0.0, 0.0)] * len(self.of_processes)
+        return "\n".join(lines)
+
 
 def gpu_utilization(device: torch.device) -> float:
     """Return the share of the last moment (1/6 to 1 s) in which a GPU computed, as NVIDIA's driver tells; waiting
@@ -179,7 +208,8 @@ def gpu_utilization(device: torch.device) -> float:
 @contextmanager
 def hang_watch() -> Iterator[Callable[[], None]]:
     """Yield what a step is to call as it begins. If the next one does not begin within HANG_S, the stacks of
-    this process's threads are written to its log file: they say who waits for whom."""
+    this process's threads are written to its log file: they say who waits for whom. SIGUSR2 writes them at
+    once."""
     handlers = logging.getLogger().handlers
     logs = [one.stream.fileno() for one in handlers if isinstance(one, logging.FileHandler) and one.stream]
     file = logs[0] if logs else STDERR
@@ -187,10 +217,12 @@ def hang_watch() -> Iterator[Callable[[], None]]:
     def begin() -> None:
         faulthandler.dump_traceback_later(HANG_S, file=file)
 
+    faulthandler.register(signal.SIGUSR2, file=file)
     try:
         yield begin
     finally:
         faulthandler.cancel_dump_traceback_later()
+        faulthandler.unregister(signal.SIGUSR2)
 
 
 def compiled_graphs() -> dict[str, float]:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import multiprocessing
+import os
 import re
 import shutil
 import signal
@@ -602,6 +603,7 @@ def test_the_share_of_the_peak_and_the_slow_ones_of_three_processes_are_told(mon
     others = [0.2, 0.8]
     monkeypatch.setattr(watching, "gpu_utilization", lambda device: 0.9)
     monkeypatch.setattr(watching, "world_size", lambda: 3)
+    monkeypatch.setattr(watching, "union", lambda own: dict(enumerate("abc")))
     monkeypatch.setattr(watching, "shared_sum", summed)
     speed = watching.Speed(
         Watch(counts=lambda batch: {"tokens": 100.0, watching.OPERATIONS: 4e6}, peak_flops=1e9)
@@ -615,10 +617,15 @@ def test_the_share_of_the_peak_and_the_slow_ones_of_three_processes_are_told(mon
     assert told["speed/mfu"] == pytest.approx(4e6 / seconds / 1e9)
     assert (told["speed/slowest_step_s"], told["speed/median_step_s"]) == (2.0, 0.5)
     assert (told["speed/longest_wait_for_data_s"], told["speed/median_wait_for_data_s"]) == (0.3, 0.1)
+    assert told["speed/slowest_process"] == 2
     assert told["speed/longest_waiting_process"] == 1
     assert (told["speed/lowest_gpu_utilization"], told["speed/median_gpu_utilization"]) == (0.2, 0.8)
     assert told["speed/lowest_gpu_utilization_process"] == 1
     assert "speed/operations_per_s" not in told
+    lines = [line.split() for line in speed.table().splitlines()]
+    assert lines[0][0] == "1"
+    assert lines[3:] == [["1", "b", "0.500", "0.300", "0.20"], ["2", "c", "2.000", "0.100", "0.80"]]
+    assert "0 steps" in speed.table()
     others[1] = math.nan  # a process whose driver does not tell
     speed.take(iter([None]))
     assert "speed/lowest_gpu_utilization" not in speed.metrics(CPU.device)
@@ -745,3 +752,27 @@ def test_a_step_that_hangs_writes_where_it_waits_into_the_log(
     assert "in slow" in stacks
     time.sleep(1.2)
     assert (tmp_path / "log").read_text() == stacks  # nothing after the run
+
+
+def test_a_state_says_its_size_and_how_long_it_took_and_usr2_writes_the_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, dict[str, float]] = {}
+
+    def slow(step: int, micro: int) -> object:
+        time.sleep(0.05)  # the state is written meanwhile
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return batch(step, micro)
+
+    handler = logging.FileHandler(tmp_path / "stacks")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    loop.train(
+        Regression(), slow, name="fit", schedule=schedule(steps=6, save_every=2), machine=CPU, seed=3,
+        scratch=tmp_path, log=lambda metrics, step: told.update({step: metrics}),
+    )  # fmt: skip
+    handler.close()
+    sizes = [metrics["fit/state/gb"] for metrics in told.values() if "fit/state/gb" in metrics]
+    assert sizes
+    assert all(0 < size < 0.001 for size in sizes)
+    assert "test_loop.py" in (tmp_path / "stacks").read_text()
