@@ -25,6 +25,8 @@ SHARED = {"nfs4", "lustre", "gpfs", "wekafs", "beegfs", "ceph"}
 BUCKETS = ("fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.mount-s3", "fuse.rclone", "fuse.geesefs")
 Mounts = Sequence[tuple[str, str]]
 """(place, type) of file systems; None: those of this machine."""
+DEAD = re.compile(r"down|drain|drng|fail|inval|unk|boot|.*\*$")
+"""States of Slurm's nodes, as sinfo shortens them, that take no job; `*`: the node does not answer."""
 CACHE_MODE = 0o2070
 """Of a shared cache's folders: the group writes, and new folders are the group's."""
 
@@ -66,11 +68,13 @@ def launcher(config: Config, environment: Mapping[str, str] = os.environ) -> lis
 
 
 def slurm_resources(config: Config) -> list[Finding]:
-    """Compare nodes, GPUs and cores of each stage's job with those of its partition."""
-    listed = slurm.ask(["sinfo", "--noheader", "--Node", "--format=%R|%N|%G|%c"])
+    """Compare nodes, GPUs and cores of each stage's job with those of its partition that work."""
+    listed = slurm.ask(["sinfo", "--noheader", "--Node", "--format=%R|%N|%G|%c|%t"])
     partitions: dict[str, dict[str, tuple[int, int]]] = {}
     for line in listed.splitlines():
-        partition, node, resources, cores = line.strip().split("|")
+        partition, node, resources, cores, state = line.strip().split("|")
+        if DEAD.match(state):
+            continue
         gpus = sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", resources))
         partitions.setdefault(partition, {})[node] = gpus, int(cores.rstrip("+"))
     default = slurm.ask(["sinfo", "--noheader", "--format=%P"]).split()
@@ -85,7 +89,7 @@ def slurm_resources(config: Config) -> list[Finding]:
         findings.append(
             Finding(
                 ok=len(able) >= wanted.nodes,
-                what=f"{request}, which has {len(able)} nodes with as many ({len(nodes)} in all)",
+                what=f"{request}, which has {len(able)} nodes with as many ({len(nodes)} that work)",
                 remedy=f"launch.resources.{task} or --partition in launch.slurm; partitions: {', '.join(partitions)}",
             )
         )
@@ -186,8 +190,14 @@ def broken_operations(folder: Path) -> list[str]:
 
 
 def servers(config: Config, root: Path, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Look for the shared servers of MLflow and Prefect, and ask them."""
-    return [_mlflow(config, root, environment), _prefect(environment)]
+    """Look for the shared servers of MLflow and Prefect, and ask each."""
+    findings = []
+    for look in (lambda: _mlflow(config, root, environment), lambda: _prefect(environment)):
+        try:
+            findings.append(look())
+        except (ValueError, OSError) as error:  # TrackingError, and what check_server raises
+            findings.append(fault(str(error), "docs/cluster.md, Several people"))
+    return findings
 
 
 def _mlflow(config: Config, root: Path, environment: Mapping[str, str]) -> Finding:

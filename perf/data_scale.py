@@ -9,9 +9,10 @@ each) to --folder, compares the first 20,000 samples with what was written, read
 `prepare` does, and measures from there. First reading: memory over that of the imported program; with --list
 as if the reader made a list of them.
 
-Bars: start <= 60 s after the first time, <= 1.2 GB resident in all (proportional set size of the training
-process and its workers), rows of a step <= 2 ms (median of the 8 rows that one process has of a batch of 64
-on 8 GPUs, 5 questions each). `..._cpu_...` is the process's own time, which other work on the machine hardly
+Bars, of a million: SFT and RL start in 30 s after the first time and hold 0.5 GB a process (proportional set
+size of the training process and its workers); of ten million: 1 GB. Rows of a step: the median of the 8 rows that
+one process has of a batch of 64 on 8 GPUs, 5 questions each.
+`..._cpu_...` is the process's own time, which other work on the machine hardly
 changes.
 """
 

@@ -41,8 +41,9 @@ def lacking() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_S)
 def test_a_run_through_the_services_of_compose_outlives_the_restart_of_each() -> None:
-    """The script fails where a health check passes without its service, somebody gets in without a password, a run
-    or its files are missing, a pull doesn't bring them back, or a password is in a log."""
+    """The script fails where PostgreSQL's health check or those of the services on it pass without it, somebody
+    gets in without a password, a run or its files are missing, a pull doesn't bring them back, or a password is
+    in a log."""
     if missing := lacking():
         pytest.skip(f"not there: {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:  # pytest's own lets PostgreSQL's user not through

@@ -75,8 +75,16 @@ def test_jobs_need_a_server_for_their_runs(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    (finding,) = doctor.look(lambda: cluster_checks.servers(settings(), tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    finding, prefect = doctor.look(lambda: cluster_checks.servers(settings(), tmp_path))
     assert (finding.ok, "127.0.0.1:9" in finding.what) == (False, True)
+    assert prefect.ok
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
+    (ray,) = cluster_checks.launcher(settings(launcher="ray"))
+    assert (ray.ok, "nobody answers there" in ray.what) == (False, True)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    (ray,) = cluster_checks.launcher(settings(launcher="ray"))
+    assert not ray.ok
 
 
 def cache_of(tmp_path: Path, *config: tuple[str, str]) -> Path:
