@@ -44,13 +44,13 @@ class Job:
     gpu: bool = True
     """Whether the stage wants one, where launch.device allows it."""
     distributed: bool
-    """Whether the job starts each of them; else the stage does, on one node."""
+    """Whether the job starts each of them; else the stage does."""
     root: Path
     """A folder that all nodes share."""
 
     def __post_init__(self) -> None:
         nodes = self.resources.nodes
-        if self.distributed and self.processes % nodes:
+        if self.processes % nodes:
             raise ConfigError(
                 f"launch.resources.{self.task} asks for {nodes} nodes, and launch.processes is {self.processes}, which counts "
                 "those of all nodes: give a multiple of the nodes"
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def processes_of_node(self) -> int:
-        return max(1, self.processes // self.resources.nodes) if self.distributed else self.processes
+        return max(1, self.processes // self.resources.nodes)
 
     @property
     def notes(self) -> Path:

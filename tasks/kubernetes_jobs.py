@@ -57,7 +57,7 @@ def manifest(job: Job, number: str, environment: dict[str, str]) -> dict[str, An
     paths = (f"{job.notes}-{number}", job.log(number))
     variables = {k: v for k, v in environment.items() if PASSED.fullmatch(k)} | {IN_JOB: "1"}
     values = {
-        "NAME": name(job, number), "JOB": job.name, "NODES": job.resources.nodes if job.distributed else 1,
+        "NAME": name(job, number), "JOB": job.name, "NODES": job.resources.nodes,
         "GPUS": job.gpus, "REQUESTS": json.dumps({"cpu": job.resources.cpus} if job.resources.cpus else {}),
         "WORDS": json.dumps([*(os.path.relpath(path, job.root) for path in paths), *job.words]),
         "VARIABLES": json.dumps([{"name": k, "value": v} for k, v in variables.items()]),

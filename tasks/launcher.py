@@ -51,8 +51,13 @@ def check_shares(stage: Stage, config: Config) -> None:
 def processes_of(stage: Stage, launch: Launch) -> int:
     """Return how many processes share a stage, on all nodes."""
     if stage.one_node:
-        return launch.inference_processes or launch.processes
+        return launch.inference_processes * nodes_of(stage, launch) or launch.processes
     return launch.processes if stage.distributed else 1
+
+
+def nodes_of(stage: Stage, launch: Launch) -> int:
+    wanted = launch.resources.get(stage.task)
+    return wanted.nodes if wanted else 1
 
 
 def stage_words(stage: Stage) -> list[str]:
@@ -66,11 +71,11 @@ def ranks_command(
     DeepSpeed wants a launcher of one process, too: without its variables it looks for MPI. Raises ConfigError
     for settings that can't be started."""
     if stage.one_node:
-        return (
-            [sys.executable, *words, *stage_words(stage)]
-            if (words := one_node_words(launch, environment))
-            else None
-        )
+        words = one_node_words(launch, environment)
+        if IN_JOB in environment and (nodes := nodes_of(stage, launch)) > 1:
+            processes = inference_processes_here(launch, environment) * nodes
+            words = ["-m", "torch.distributed.run", *torchrun_options(processes, environment)]
+        return [sys.executable, *words, *stage_words(stage)] if words else None
     if not stage.distributed or (launch.processes == 1 and launch.deepspeed_stage == 0):
         return None
     if launch.launcher != "deepspeed" or IN_JOB in environment:
@@ -159,6 +164,9 @@ def main(name: str, task: str, *words: str) -> int:
     root = Path.cwd()
     try:
         launch = load(root / "params.yaml").launch.of(task)
+        if wanted := launch.resources.get(task):
+            one_node = {task: wanted.model_copy(update={"nodes": 1})}
+            launch = launch.model_copy(update={"resources": launch.resources | one_node})
         job = Job(
             name=name, task=task, words=words, launch=launch, root=root.resolve(), distributed=False,
             processes=launch.inference_processes or launch.processes,

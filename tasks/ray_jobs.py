@@ -65,10 +65,11 @@ def submit(job: Job, environment: dict[str, str]) -> str:
 
 
 def workers(job: Job) -> dict[str, Any]:
-    """Return how many workers of Ray Train the job has, and what each of them needs: of a training, a core or
-    its share of those asked for, and a GPU unless the settings say that it computes on a CPU."""
+    """Return how many workers of Ray Train the job has, and what each of them needs: of a training, or of a
+    stage on several nodes, a core or its share of those asked for, and a GPU unless the settings say that it
+    computes on a CPU."""
     cpus = job.resources.cpus
-    if job.distributed:
+    if job.distributed or job.resources.nodes > 1:
         each = {"CPU": max(1, cpus // job.processes_of_node), "GPU": int(job.on_gpu)}
         return {"workers": job.processes, "each": each, "spread": job.resources.nodes == job.processes}
     return {"workers": 1, "each": {"CPU": cpus or job.processes, "GPU": job.gpus}, "spread": False}

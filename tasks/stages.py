@@ -40,7 +40,7 @@ class Stage:
     distributed: bool = False
     """Started by torchrun if launch.processes > 1."""
     one_node: bool = False
-    """The same, but with the processes of this node alone."""
+    """The same, but with the processes of this node alone, unless `launch.resources` gives a job several."""
     timeout_s: int = DAY_S
     """Time after which the watchdog ends the process group."""
     copies: tuple[tuple[str, str], ...] = ()

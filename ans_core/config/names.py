@@ -29,8 +29,9 @@ FORMATS = (
 """ans_core/data/formats."""
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""
-SEVERAL_NODES = ("memory", "sft", "rl", "agent_sft", "rft")
-GPU_STAGES = ("base", *SEVERAL_NODES, "evaluate", "cota", "agent_evaluate", "online")
+DISTRIBUTED = ("memory", "sft", "rl", "agent_sft", "rft")
+SEVERAL_NODES = (*DISTRIBUTED, "evaluate", "cota", "agent_evaluate")
+GPU_STAGES = ("base", *SEVERAL_NODES, "online")
 JOB_STAGES = ("prepare", *GPU_STAGES)
 """tasks/stages.py: the stages whose processes may be on several nodes, that want a GPU, and that may be a cluster's
 jobs."""

@@ -28,6 +28,9 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 HERE = ["--standalone", "--nproc-per-node=2"]
 
 
+SPREAD = {"launcher": "slurm", "inference_processes": 2, "resources": {"evaluate": {"nodes": 4, "gpus": 2}}}
+
+
 @pytest.mark.parametrize(
     ("stage", "launch", "environment", "command"),
     [
@@ -40,6 +43,8 @@ HERE = ["--standalone", "--nproc-per-node=2"]
         ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
         ("evaluate@rl", {"processes": 2, "launcher": "slurm"}, {"SLURM_NNODES": "2", "ANS_JOB": "1"}, None),
         ("evaluate@rl", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
+        ("evaluate@rl", SPREAD, {**SEVERAL, "ANS_JOB": "1"}, [*TORCHRUN, "--nproc-per-node=2", "-m", "tasks.evaluate", "rl"]),
+        ("evaluate@rl", {"inference_processes": 2, **SPREAD}, SEVERAL, None),  # the job starts them
         ("cota", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.cota"]),
         ("agent_evaluate@sft", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.agent_evaluate", "sft"]),
         ("evaluate@rl", {"processes": 2, "inference_processes": 1}, {}, None),
@@ -180,8 +185,11 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
     loaders = {"resources": {"sft": {"nodes": 2, "gpus": 8, "cpus": 96}, "evaluate": {"gpus": 2, "cpus": 16}}}
     assert request("sft", 16, True, **loaders) == (16, {"CPU": 12, "GPU": 1}, False)
     assert request("evaluate", 2, False, **loaders) == (1, {"CPU": 16, "GPU": 2}, False)
-    few = {"resources": {"sft": {"nodes": 4, "cpus": 16}}}
-    assert request("sft", 1, True, **few) == (1, {"CPU": 16, "GPU": 1}, False)
+    spread = {"resources": {"evaluate": {"nodes": 2, "gpus": 4, "cpus": 32}, "cota": {"nodes": 2}}}
+    assert request("evaluate", 8, False, **spread) == (8, {"CPU": 8, "GPU": 1}, False)
+    assert request("cota", 2, False, **spread, device="cpu") == (2, {"CPU": 1, "GPU": 0}, True)
+    with pytest.raises(ConfigError, match="asks for 4 nodes"):
+        request("sft", 1, True, resources={"sft": {"nodes": 4, "cpus": 16}})
 
 
 def test_torch_knows_the_flight_recorders_variables() -> None:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from ans_core.config import PROFILES, ConfigError, Launch, dump, resolve
-from ans_core.config.names import GPU_STAGES, SEVERAL_NODES
+from ans_core.config.names import DISTRIBUTED, GPU_STAGES, SEVERAL_NODES
 from flows.eval_command import job_words
 from tasks import jobs as jobs_module
 from tasks import slurm, slurm_late, slurm_task
@@ -31,6 +31,7 @@ from tests.job_workspace import (
     RESULT,
     again,
     check_an_evaluation_of_two_processes,
+    check_that_an_evaluation_shares_two_nodes,
     check_that_prepare_is_a_job_on_one_core,
     forget,
     logs,
@@ -160,7 +161,9 @@ def test_a_job_whose_time_is_over_goes_on_while_it_makes_steps(tmp_path: Path) -
 
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
     assert {stage.task for stage in TABLE if stage.gpu} == {*GPU_STAGES}
-    assert {stage.task for stage in TABLE if stage.distributed} == {*SEVERAL_NODES}
+    assert {stage.task for stage in TABLE if stage.distributed} == {*DISTRIBUTED}
+    sharing = {stage.task for stage in TABLE if stage.one_node}
+    assert {*SEVERAL_NODES} - {*DISTRIBUTED} == sharing - {"online"}
 
 
 real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing() or "there is one")
@@ -451,3 +454,10 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
 @of_slurm
 def test_prepare_is_a_job_where_resources_name_it(workspace: Path, cluster: dict[str, str]) -> None:
     check_that_prepare_is_a_job_on_one_core(workspace, variables_of(workspace, cluster), *TWO_NODES)
+
+
+@of_slurm
+def test_an_evaluation_shares_the_nodes_that_resources_give_it(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
+    check_that_an_evaluation_shares_two_nodes(workspace, variables_of(workspace, cluster), *TWO_NODES)
