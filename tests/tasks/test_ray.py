@@ -164,4 +164,6 @@ def test_prepare_is_a_job_where_resources_name_it(workspace: Path, nodes: ray_cl
 def test_an_evaluation_shares_the_nodes_that_resources_give_it(
     workspace: Path, nodes: ray_cluster.Nodes
 ) -> None:
-    check_that_an_evaluation_shares_two_nodes(workspace, variables_of(workspace, nodes.variables), *TWO_NODES)
+    check_that_an_evaluation_shares_two_nodes(
+        workspace, variables_of(workspace, nodes.variables), *TWO_NODES, second="1"
+    )

@@ -460,4 +460,6 @@ def test_prepare_is_a_job_where_resources_name_it(workspace: Path, cluster: dict
 def test_an_evaluation_shares_the_nodes_that_resources_give_it(
     workspace: Path, cluster: dict[str, str]
 ) -> None:
-    check_that_an_evaluation_shares_two_nodes(workspace, variables_of(workspace, cluster), *TWO_NODES)
+    check_that_an_evaluation_shares_two_nodes(
+        workspace, variables_of(workspace, cluster), *TWO_NODES, second="0"
+    )
