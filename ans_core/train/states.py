@@ -149,7 +149,7 @@ def _save(
     for old in states(folder)[:-keep]:
         shutil.rmtree(old)
     size = sum(path.stat().st_size for path in final.rglob("*"))
-    return {"state/gb": size / 1e9, "state/seconds": time.perf_counter() - began}
+    return {"speed/state_gb": size / 1e9, "speed/state_s": time.perf_counter() - began}
 
 
 def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:

@@ -772,7 +772,7 @@ def test_a_state_says_its_size_and_how_long_it_took_and_usr2_writes_the_stacks(
         scratch=tmp_path, log=lambda metrics, step: told.update({step: metrics}),
     )  # fmt: skip
     handler.close()
-    sizes = [metrics["fit/state/gb"] for metrics in told.values() if "fit/state/gb" in metrics]
+    sizes = [metrics["fit/speed/state_gb"] for metrics in told.values() if "fit/speed/state_gb" in metrics]
     assert sizes
     assert all(0 < size < 0.001 for size in sizes)
     assert "test_loop.py" in (tmp_path / "stacks").read_text()
