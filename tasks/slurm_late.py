@@ -19,7 +19,7 @@ begin anew."""
 
 
 def goes_on(note: Path) -> bool:
-    """Count this time; where it was one too many, leave the reason in the note."""
+    """Count this time; where it was one too many, say why the job ends, in the note, too."""
     noted, path = read_note(note), note.with_suffix(".late")
     before = read_note(path)
     step, last = noted.get("step", -1), before.get("step", -1)
@@ -31,6 +31,7 @@ def goes_on(note: Path) -> bool:
         f"its time (--time) was over {times} times without a step in between: give it more in launch.slurm or "
         "launch.resources"
     )
+    print(message)  # into the job's log
     note.write_text(json.dumps(noted | {"status": USER_ERROR, "message": message}))
     return False
 

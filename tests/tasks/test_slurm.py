@@ -463,3 +463,30 @@ def test_an_evaluation_shares_the_nodes_that_resources_give_it(
     check_that_an_evaluation_shares_two_nodes(
         workspace, variables_of(workspace, cluster), *TWO_NODES, second="0"
     )
+
+
+@of_slurm
+def test_a_stage_whose_time_is_over_three_times_without_a_step_ends_with_the_reason(
+    workspace: Path, cluster: dict[str, str]
+) -> None:
+    stage = workspace / "ans_core/stages/prepare.py"
+    content = stage.read_text()
+    at_work = 'open("at_work", "a").close(); import time; time.sleep(600)'
+    stage.write_text(content.replace("    name =", f"    {at_work}\n    name =", 1))
+    resources = "launch.resources={prepare: {cpus: 1}, sft: {nodes: 2}}"
+    ans(workspace, "profile", "smoke", *TWO_NODES, resources)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dvc", "repro", "--single-item", "--force", "prepare"], cwd=workspace,
+        start_new_session=True, text=True, env=variables_of(workspace, cluster), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    for _ in range(1 + slurm_late.MOST):
+        until((workspace / "at_work").exists, "prepare does not begin")
+        (workspace / "at_work").unlink()
+        (number,) = jobs(cluster)
+        slurm_cluster.slurm(cluster, "scancel", "--signal=USR1", number)  # as Slurm does for --signal
+    lines, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode != 0
+    assert "was over 3 times without a step in between" in lines
+    stage.write_text(content)
+    ans(workspace, "profile", "smoke", *TWO_NODES)
