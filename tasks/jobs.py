@@ -58,7 +58,7 @@ class Job:
 
     @property
     def resources(self) -> Resources:
-        return self.launch.resources.get(self.task, Resources())
+        return self.launch.wanted(self.task)
 
     @property
     def on_gpu(self) -> bool:

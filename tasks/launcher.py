@@ -50,14 +50,9 @@ def check_shares(stage: Stage, config: Config) -> None:
 
 def processes_of(stage: Stage, launch: Launch) -> int:
     """Return how many processes share a stage, on all nodes."""
-    if stage.one_node:
-        return launch.inference_processes * nodes_of(stage, launch) or launch.processes
+    if stage.inference:
+        return launch.inference_processes * launch.wanted(stage.task).nodes or launch.processes
     return launch.processes if stage.distributed else 1
-
-
-def nodes_of(stage: Stage, launch: Launch) -> int:
-    wanted = launch.resources.get(stage.task)
-    return wanted.nodes if wanted else 1
 
 
 def stage_words(stage: Stage) -> list[str]:
@@ -70,11 +65,13 @@ def ranks_command(
     """Return the command that starts the stage once per process; None if this process is the only one.
     DeepSpeed wants a launcher of one process, too: without its variables it looks for MPI. Raises ConfigError
     for settings that can't be started."""
-    if stage.one_node:
-        words = one_node_words(launch, environment)
-        if IN_JOB in environment and (nodes := nodes_of(stage, launch)) > 1:
+    if stage.inference:
+        nodes = launch.wanted(stage.task).nodes if IN_JOB in environment else 1
+        if nodes > 1:
             processes = inference_processes_here(launch, environment) * nodes
             words = ["-m", "torch.distributed.run", *torchrun_options(processes, environment)]
+        else:
+            words = one_node_words(launch, environment)
         return [sys.executable, *words, *stage_words(stage)] if words else None
     if not stage.distributed or (launch.processes == 1 and launch.deepspeed_stage == 0):
         return None
@@ -164,8 +161,8 @@ def main(name: str, task: str, *words: str) -> int:
     root = Path.cwd()
     try:
         launch = load(root / "params.yaml").launch.of(task)
-        if wanted := launch.resources.get(task):
-            one_node = {task: wanted.model_copy(update={"nodes": 1})}
+        if task in launch.resources:  # the words start the processes of one node
+            one_node = {task: launch.wanted(task).model_copy(update={"nodes": 1})}
             launch = launch.model_copy(update={"resources": launch.resources | one_node})
         job = Job(
             name=name, task=task, words=words, launch=launch, root=root.resolve(), distributed=False,

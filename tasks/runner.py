@@ -262,7 +262,7 @@ def run(stage: Stage, root: Path) -> None:
         leave_note(status=USER_ERROR, message=str(error))
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
-    counted = inference_processes_here if stage.one_node else processes_here
+    counted = inference_processes_here if stage.inference else processes_here
     many = counted(launch, os.environ) if ranks else 1
     os.environ |= thread_variables(launch.threads, processes=many, environment=os.environ)
     dumps = {"TORCH_FR_DUMP_TEMP_FILE": str((root / ".ans/logs").resolve() / f"{name}-nccl-")}

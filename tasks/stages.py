@@ -39,8 +39,9 @@ class Stage:
     gpu: bool = True
     distributed: bool = False
     """Started by torchrun if launch.processes > 1."""
-    one_node: bool = False
-    """The same, but with the processes of this node alone, unless `launch.resources` gives a job several."""
+    inference: bool = False
+    """Its processes train nothing and share items: those of this node, or, in a job, of as many nodes as
+    `launch.resources` says."""
     timeout_s: int = DAY_S
     """Time after which the watchdog ends the process group."""
     copies: tuple[tuple[str, str], ...] = ()
@@ -103,7 +104,7 @@ def _evaluate(row: str) -> Stage:
     return Stage(
         name=f"evaluate@{row}",
         inputs=("data", "base", "sft", *(["model"] if row == "rl" else [])), out=f"evaluate/{row}",
-        sections=("evaluate", "seed"), timeout_s=2 * DAY_S, item=ROW_MODEL[row], one_node=True,
+        sections=("evaluate", "seed"), timeout_s=2 * DAY_S, item=ROW_MODEL[row], inference=True,
     )  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def _agent_evaluate(row: str, folder: str) -> Stage:
             *SHOWN, *OPERATING, "agent.families", "agent.episode", "agent.evaluate",
             "evaluate.max_tokens", "evaluate.batch", "seed",
         ),
-        timeout_s=2 * DAY_S, item=folder, one_node=True,
+        timeout_s=2 * DAY_S, item=folder, inference=True,
     )  # fmt: skip
 
 
@@ -193,7 +194,7 @@ TABLE: tuple[Stage, ...] = (
             *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
             "judge.on_failure", "seed",
         ),
-        one_node=True,
+        inference=True,
     ),
     *(_agent_sft(row) for row in ("tools", "direct")),
     Stage(
@@ -208,7 +209,7 @@ TABLE: tuple[Stage, ...] = (
     ),
     Stage(
         name="online", inputs=("model", "agent/rft"), out="agent/online", group=ONLINE, timeout_s=7 * DAY_S, curves=True,
-        sections=(*OPERATING, "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), one_node=True,
+        sections=(*OPERATING, "agent.episode", "agent.online", "seed"), copies=(("online.json", ONLINE_FIGURES),), inference=True,
     ),
 )
 # fmt: on

@@ -46,9 +46,9 @@ def check_reader(reader: str, *, setting: str = "agent.reader") -> None:
     reader, for the message."""
     if reader not in get_args(Reader):
         raise ValueError(f"{setting}: no reader named {reader!r}; there are {', '.join(get_args(Reader))}")
-    if reader == "rapidocr" and not_installed():
+    if reader == "rapidocr" and (missing := not_installed()):
         raise ValueError(
-            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(not_installed())}; `pip install "
+            f"{setting}: READ_TEXT reads by rapidocr; to be installed: {', '.join(missing)}; `pip install "
             "-e '.[ocr]'`, or take the reader `template`, which knows the digits of drawn scenes alone"
         )
 

@@ -75,10 +75,14 @@ class Launch(Section):
     """Steps of which each process writes a torch.profiler trace, profile-N.json beside its training states; 0
     = none."""
 
+    def wanted(self, task: str) -> Resources:
+        """Return what the jobs of one stage ask for."""
+        return self.resources.get(task, Resources())
+
     def of(self, task: str) -> Launch:
         """Return the settings with the processes of one stage."""
-        wanted = self.resources.get(task)
-        if wanted is None or not wanted.gpus:
+        wanted = self.wanted(task)
+        if not wanted.gpus:
             return self
         return self.model_copy(
             update={"processes": wanted.nodes * wanted.gpus, "inference_processes": wanted.gpus}

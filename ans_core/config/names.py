@@ -33,8 +33,8 @@ DISTRIBUTED = ("memory", "sft", "rl", "agent_sft", "rft")
 SEVERAL_NODES = (*DISTRIBUTED, "evaluate", "cota", "agent_evaluate")
 GPU_STAGES = ("base", *SEVERAL_NODES, "online")
 JOB_STAGES = ("prepare", *GPU_STAGES)
-"""tasks/stages.py: the stages whose processes may be on several nodes, that want a GPU, and that may be a cluster's
-jobs."""
+"""tasks/stages.py: the stages whose processes train together, that may be on several nodes, that want a GPU, and that may
+be a cluster's jobs."""
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 

@@ -267,7 +267,7 @@ def train(
                     deepspeed_stage=stage,
                     keep=keep,
                 )
-                if world_size() > 1:
+                if world_size() > 1 and rank() == 0:
                     logging.info("%s", speed.table())
             step_profiled()
             if ending:

@@ -107,9 +107,9 @@ class Speed:
 
     def __init__(self, watch: Watch) -> None:
         self.counts, self.peak_flops = watch.counts, watch.peak_flops
-        self.steps, self.of_processes = 0, [(0.0, 0.0, 0.0)] * world_size()
-        """Since the last table: steps; of each process the seconds of its steps, those that it waited for data,
-        and its GPU's loads, all summed."""
+        self.steps, self.sums = 0, torch.zeros(3, world_size(), dtype=torch.float64)
+        """Since the last table: steps; by process the seconds of its steps, those that it waited for data, and
+        its GPU's loads, all summed."""
         self.hosts = union({rank(): socket.gethostname()})
         self.clear()
 
@@ -141,11 +141,9 @@ class Speed:
         local_sums[len(names) + rank() :: processes] = torch.tensor(of_this, dtype=torch.float64)
         summed = shared_sum(local_sums, device)
         totals = dict(zip(names, summed.tolist(), strict=False))
-        times, waits, loads = summed[len(names) :].view(3, processes).tolist()
-        self.of_processes = [
-            tuple(before + now for before, now in zip(*pair, strict=True))
-            for pair in zip(self.of_processes, zip(times, waits, loads, strict=True), strict=True)
-        ]
+        of_processes = summed[len(names) :].view(3, processes)
+        times, waits, loads = of_processes.tolist()
+        self.sums += of_processes
         self.steps += 1
         operations = totals.pop(OPERATIONS, 0.0)
         numbers = {f"speed/{name}_per_s": total / seconds for name, total in totals.items()}
@@ -180,17 +178,18 @@ class Speed:
         """Return a line for each process with means since the last table: the host, seconds of a step, of them
         waiting for data, and the GPU's load. The slowest process waits for nobody: look for a long wait for
         data, or for the one GPU that is less, or more, at work than the others."""
+        means = (self.sums / max(1, self.steps)).T.tolist()
         rows = [
             f"{number:5} {self.hosts[number]:20} {step_s:9.3f} {waited_s:9.3f} {load:9.2f}"
-            for number, values in enumerate(self.of_processes)
-            for step_s, waited_s, load in [[value / max(1, self.steps) for value in values]]
+            for number, (step_s, waited_s, load) in enumerate(means)
         ]
         lines = [
             f"{self.steps} steps by process",
             " rank host                    step s    wait s  GPU load",
             *rows,
         ]
-        self.steps, self.of_processes = 0, [(0.0, 0.0, 0.0)] * len(self.of_processes)
+        self.steps = 0
+        self.sums.zero_()
         return "\n".join(lines)
 
 

@@ -162,7 +162,7 @@ def test_a_job_whose_time_is_over_goes_on_while_it_makes_steps(tmp_path: Path) -
 def test_the_stages_that_are_jobs_are_those_of_the_table() -> None:
     assert {stage.task for stage in TABLE if stage.gpu} == {*GPU_STAGES}
     assert {stage.task for stage in TABLE if stage.distributed} == {*DISTRIBUTED}
-    sharing = {stage.task for stage in TABLE if stage.one_node}
+    sharing = {stage.task for stage in TABLE if stage.inference}
     assert {*SEVERAL_NODES} - {*DISTRIBUTED} == sharing - {"online"}
 
 

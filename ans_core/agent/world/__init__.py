@@ -11,6 +11,7 @@ import numpy as np
 
 from ans_core.agent.episode import Episode, Observation, Toolbox
 from ans_core.agent.protocol import call_text
+from ans_core.agent.world.annotated import WHAT_IS_WRITTEN
 from ans_core.agent.world.annotated_clips import STILL_THERE, WHICH_WAY, still_there
 from ans_core.agent.world.drawing import SHRINKS
 from ans_core.agent.world.families import FAMILIES
@@ -36,7 +37,7 @@ def draw_question(family: str, *, seed: int, split: str, index: int, tile: int =
 
 
 OF_PICTURES: dict[str, Callable[[Question, Sequence[Observation]], str | None]] = {
-    "what_is_written": FAMILIES["text"].conclude,
+    WHAT_IS_WRITTEN: FAMILIES["text"].conclude,
     WHICH_WAY: FAMILIES["moves"].conclude,
     STILL_THERE: still_there,
 }

@@ -249,9 +249,10 @@ ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Dra
     "which_colour": _which_colour,
     "which_third": _which_third,
     "smaller_of_two": _smaller_of_two,
-    "what_is_written": partial(_what_is_written, reader=None),
 }
-FAMILIES_OF_PHOTOGRAPHS = tuple(ASKING)
+WHAT_IS_WRITTEN = "what_is_written"
+"""The family that needs a reader."""
+FAMILIES_OF_PHOTOGRAPHS = (*ASKING, WHAT_IS_WRITTEN)
 
 
 def questions(
@@ -264,7 +265,7 @@ def questions(
     """Return every question that these families can ask about the pictures, without the pictures, in the order
     of pictures and families. `seed`: decides the order in which things are named and which absent thing is
     asked about. `reader`: of text (READS_TEXT; half a second a picture); others know none on photographs."""
-    asking = ASKING | {"what_is_written": partial(_what_is_written, reader=reader)}
+    asking = ASKING | {WHAT_IS_WRITTEN: partial(_what_is_written, reader=reader)}
     asked = []
     for picture in annotated_pictures:
         picture_id = "/".join(name_of_file(part) for part in picture.picture_id.split("/"))

@@ -35,7 +35,7 @@ STAYS = 0.25
 FEWEST_FRAMES = 4
 TELLING = PLACES | {
     "up", "down", "upward", "upwards", "downward", "downwards", "away", "towards", "across",
-    "leaves", "leaving", "left", "disappears", "disappearing", "exits", "exiting", "out",
+    "leaves", "leaving", "disappears", "disappearing", "exits", "exiting", "out",
 }  # fmt: skip
 """Words in a thing's name that may tell what happens to it: the dog running away."""
 

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
 from ans_core.agent.protocol import Call
-from ans_core.agent.workspace import THOUSAND, box_of
+from ans_core.agent.workspace import THOUSAND
 from ans_core.agent.world.question import Target
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scene_text import Query, phrase, resolve
@@ -140,9 +140,11 @@ def png(image: UInt8[np.ndarray, "H W 3"]) -> bytes:
 def zoom(mask: RLE) -> Call:
     """On a thing and MARGIN around it, inside the picture, rounded outwards to the numbers that models write
     boxes in."""
-    decoded = rle.decode(mask)
-    sides = (decoded.shape[1], decoded.shape[0]) * 2
-    x1, y1, x2, y2 = (THOUSAND * v / side / BOX_STEP for v, side in zip(box_of(decoded), sides, strict=True))
+    height, width = mask["size"]
+    sides = (width, height) * 2
+    x1, y1, x2, y2 = (
+        THOUSAND * v / side / BOX_STEP for v, side in zip(rle.pixel_box(mask), sides, strict=True)
+    )
     box = [np.floor(x1 - MARGIN), np.floor(y1 - MARGIN), np.ceil(x2 + MARGIN), np.ceil(y2 + MARGIN)]
     return Call(
         name="zoom_in",
@@ -154,7 +156,7 @@ def segment(mask: RLE, *, steps: Sequence[int] = (BOX_STEP,)) -> Call:
     """At the point farthest from a thing's edge, of those with numbers that models write (things are wider
     than BOX_STEP), or in the first of these steps with a point half as far from the edge as any."""
     decoded = rle.decode(mask)
-    x1, y1, x2, y2 = box_of(decoded)
+    x1, y1, x2, y2 = rle.pixel_box(mask)
     around = np.s_[max(0, y1 - 1) : y2 + 1, max(0, x1 - 1) : x2 + 1]
     depth: Float64[np.ndarray, "H W"] = np.zeros(decoded.shape)
     depth[around] = ndimage.distance_transform_edt(decoded[around])  # of the whole picture: .1 s at 1080p

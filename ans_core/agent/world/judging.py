@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean, stdev
@@ -100,11 +100,7 @@ def verdicts(
             scores = judge.ask([grading(chunk[i], sample=n) for i, n in requests], read_score).result()
             stats = judge.stats()
             log({f"judge/{name}": value for name, value in stats.items()}, len(judged) + len(chunk))
-            if stats["failed"] and not stats["parse_failed"] and not any(scores):
-                raise RuntimeError(
-                    f"the judge's endpoint answered none of {len(requests)} requests; the log file says why. "
-                    "Run again to go on from here"
-                )
+            check_answered(stats, scores, f"answered none of {len(requests)} requests")
             by_trace: dict[int, list[int | None]] = {i: [] for i in range(len(chunk))}
             for (i, _), score in zip(requests, scores, strict=True):
                 by_trace[i].append(score)
@@ -116,6 +112,15 @@ def verdicts(
             "%d of %d traces have no judgement and %s (judge.on_failure)", unjudged, len(judged), what
         )
     return judged
+
+
+def check_answered(stats: Mapping[str, float], results: Sequence[object], what: str) -> None:
+    """Raise RuntimeError if calls failed and none gave a result: the endpoint is down. `stats`: of the judge.
+    what: the endpoint did, for the message."""
+    if stats["failed"] and not stats["parse_failed"] and not any(results):
+        raise RuntimeError(
+            f"the judge's endpoint {what}; the log file says why. Run again to go on from here"
+        )
 
 
 def repeated(names: Sequence[str], *, seed: int) -> set[str]:

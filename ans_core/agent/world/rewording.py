@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ans_core.agent.world.judging import check_answered
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.things import words_of
 from ans_core.judge.parse import json_value
@@ -41,26 +42,22 @@ SCHEMA = {
 def reworded(judge: EndpointJudge, questions: Sequence[Question]) -> list[Question]:
     """Return the questions with other thoughts, where the reply can be taken; the others keep theirs. Raises
     RuntimeError where the endpoint answers nothing; what it did answer before is in the judge's cache."""
-    done: list[Question] = []
-    kept = 0
+    results: list[Question] = []
+    accepted = 0
     for start in range(0, len(questions), CHUNK):
         chunk = questions[start : start + CHUNK]
         thinking = [question for question in chunk if question.thoughts]
         replies = judge.ask([request(question) for question in thinking], read_sentences).result()
-        if thinking and judge.stats()["failed"] and not any(replies):
-            raise RuntimeError(
-                f"the judge's endpoint reworded none of {len(thinking)} questions; the log file says why. Run "
-                "again to go on from here"
-            )
+        check_answered(judge.stats(), replies, f"reworded none of {len(thinking)} questions")
         other = {
             question.question_id: replace(question, thoughts=tuple(sentences))
             for question, sentences in zip(thinking, replies, strict=True)
             if sentences and may_stand(sentences, question)
         }
-        kept += len(thinking) - len(other)
-        done += [other.get(question.question_id, question) for question in chunk]
-    logging.info("the thoughts of %d of %d questions are reworded", len(questions) - kept, len(questions))
-    return done
+        accepted += len(other)
+        results += [other.get(question.question_id, question) for question in chunk]
+    logging.info("the thoughts of %d of %d questions are reworded", accepted, len(questions))
+    return results
 
 
 def request(question: Question) -> Request:

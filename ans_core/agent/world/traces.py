@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,7 +107,7 @@ def write_synthetic_traces(
         if isinstance(outcome, str)
     )
     records = [outcome for outcome in made_of_all if not isinstance(outcome, str)]
-    verdicts = _verdicts(judge, records) if judge is not None else ()
+    verdicts = dist.of_the_first(partial(judge, records)) if judge is not None else ()
     if verdicts:
         dropped.update(
             f"{trace.family}/{one.rejected}"
@@ -121,12 +122,6 @@ def write_synthetic_traces(
     if dist.rank() == 0:
         write_traces(folder, records)
     return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
-
-
-def _verdicts(judge: TraceJudge, traces: Sequence[Trace]) -> list[Verdict]:
-    """Let the first process ask, and tell the others."""
-    by_number = dist.union(dict(enumerate(judge(traces))) if dist.rank() == 0 else {})
-    return [by_number[number] for number in range(len(traces))]
 
 
 def _accepted(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) -> list[Trace]:
