@@ -460,6 +460,8 @@ def test_prepare_is_a_job_where_resources_name_it(workspace: Path, cluster: dict
 def test_an_evaluation_shares_the_nodes_that_resources_give_it(
     workspace: Path, cluster: dict[str, str]
 ) -> None:
+    run(workspace, "-m", "dvc", "repro", "--single-item", "sft", **variables_of(workspace, cluster))
+    executed(workspace)
     check_that_an_evaluation_shares_two_nodes(
         workspace, variables_of(workspace, cluster), *TWO_NODES, second="0"
     )
