@@ -198,7 +198,7 @@ OF_MANY = (
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this process work as the only one: what it trains is its own. Not inside `process_group`."""
+    """Let this process work as the only one: what it makes is its own."""
     taken = {name: os.environ.pop(name) for name in OF_MANY if name in os.environ}
     try:
         yield

@@ -117,17 +117,18 @@ def sbatch_words(job: Job) -> list[str]:
 
 
 def find(job: Job) -> str | None:
-    """Return the number of the live job; one that is cancelled, and writes its state, is waited for."""
+    """Return the number of the live job; one that is ending, unless it ended well, is waited for."""
 
     def live() -> list[tuple[str, str]]:
         words = ["squeue", "--me", "--noheader", f"--name={job.name}", "--format=%A|%T|%Z"]
         lines = [line.split("|", 2) for line in ask(words).splitlines()]
         return [(number, state) for number, state, folder in lines if folder == str(job.root)]
 
-    def is_cancelled(other: tuple[str, str]) -> bool:
-        return other[1] == "COMPLETING" and not Path(f"{job.notes}-{other[0]}.exit").exists()
+    def is_ending(other: tuple[str, str]) -> bool:
+        status = Path(f"{job.notes}-{other[0]}.exit")
+        return other[1] == "COMPLETING" and not (status.exists() and status.read_text().strip() == "0")
 
-    other = unless_ending(job, live, is_cancelled)
+    other = unless_ending(job, live, is_ending)
     return other and other[0]
 
 

@@ -152,7 +152,7 @@ JUDGED = ("judge.model", "judge.meteor_weight", "judge.judge_weight", "judge.on_
 
 # fmt: off
 TABLE: tuple[Stage, ...] = (
-    Stage(name="prepare", out="data", sections=("prepare", "seed"), gpu=False, retries=0),
+    Stage(name="prepare", out="data", sections=("prepare", "seed"), gpu=False, retries=0, inference=True),
     Stage(
         name="base", inputs=("data",), out="base", timeout_s=2 * DAY_S, curves=True,
         sections=("base", "sft.frames", "sft.max_length", "seed"),

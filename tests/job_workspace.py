@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.workspace import LIMIT_S, ans, dvc, environment, executed, living, make, run, words_of
+from ans_core.data import shard
+from ans_core.data.scene_write import write_scenes
+from tests.workspace import LIMIT_S, ROOT, ans, dvc, environment, executed, living, make, run, words_of
 
 RESULT = "runs/smoke/sft/result.txt"
 TRAINING = '''
@@ -217,3 +220,40 @@ def check_that_prepare_is_a_job_on_one_core(folder: Path, variables: dict[str, s
     assert "in job 1 with cores: 1" in lines
     assert executed(folder) == ["prepare from 0"]
     ans(folder, "profile", "smoke", *words)
+
+
+def check_that_prepare_shares_two_nodes(folder: Path, variables: dict[str, str], *words: str) -> None:
+    """Prepare a set of shards on two nodes, which parse and decode it together; its index is that of one."""
+    write_scenes(folder / "drawn", seed=0, counts={"train": 40, "val": 2, "test": 1}, image_size=64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard, "SHARD_BYTES", 1000)
+        shard.shard(folder / "drawn/refcoco", "refcoco", folder / "shards")
+    stage = folder / "ans_core/stages/prepare.py"
+    before = {stage: stage.read_text()}
+    for name in ("prepare.py", "sources.py"):  # in place of the double
+        shutil.copy(ROOT / "ans_core/stages" / name, stage.with_name(name))
+    for place, work in (("formats/shards.py", "_parse"), ("pictures.py", "_decode")):
+        path = folder / "ans_core/data" / place
+        before[path] = content = path.read_text()
+        begin = content.index("    ", content.index(":\n", content.index(f"def {work}(")))
+        line = f'    import os; open("{work}", "a").write(os.environ.get("RANK", "first") + "\\n")\n'
+        path.write_text(re.sub("(?m)^MANY = .*", "MANY = 1", content[:begin] + line + content[begin:]))
+    sets = "prepare.sources=[{name: mine, format: shards, path: shards}]"
+    indexes = []
+    index = folder / "runs/smoke/index/mine-train"
+    for nodes in (1, 2):
+        shutil.rmtree(index, ignore_errors=True)
+        resources = f"launch.resources={{prepare: {{nodes: {nodes}, cpus: 1}}}}"
+        ans(folder, "profile", "smoke", *words, sets, resources)
+        lines = run(folder, "-m", "dvc", "repro", "--single-item", "--force", "prepare", **variables)
+        indexes.append((index / "records.jsonl").read_bytes())
+        for work in ("_parse", "_decode"):
+            worked = folder / work
+            assert {*worked.read_text().split()} == ({"first"} if nodes == 1 else {"first", "1"}), lines
+            worked.unlink()
+    assert indexes[0] == indexes[1]
+    for path, content in before.items():
+        path.write_text(content)
+    ans(folder, "profile", "smoke", *words)
+    dvc(folder, "repro", "--single-item", "--force", "prepare", **variables)
+    executed(folder)

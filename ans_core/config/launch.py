@@ -41,7 +41,7 @@ class Launch(Section):
     one process gets one node."""
     resources: dict[JobStage, Resources] = {}
     """Of jobs: nodes, GPUs, cores and (slurm) further options by stage, as {prepare: {cpus: 32}, sft: {nodes: 4, gpus: 8}}.
-    `prepare` needs no GPU and is a job only if it is named here."""
+    `prepare` needs no GPU and is a job only if it is named here; shards and pictures are shared among its nodes."""
     ray_python: str = "python"
     """ray: the Python of Ray on its head node, as /shared/ray-env/bin/python. RAY_ADDRESS names the cluster."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -82,6 +82,8 @@ class Launch(Section):
     def of(self, task: str) -> Launch:
         """Return the settings with the processes of one stage."""
         wanted = self.wanted(task)
+        if task == "prepare":  # a process of each node, which starts one for each core
+            return self.model_copy(update={"processes": wanted.nodes, "inference_processes": 1})
         if not wanted.gpus:
             return self
         return self.model_copy(

@@ -30,11 +30,12 @@ FORMATS = (
 BENCHMARKS = (*STILL_KINDS, "video", "loops")
 """ans_core/benchmarks, and the two loops."""
 DISTRIBUTED = ("memory", "sft", "rl", "agent_sft", "rft")
-SEVERAL_NODES = (*DISTRIBUTED, "evaluate", "cota", "agent_evaluate")
-GPU_STAGES = ("base", *SEVERAL_NODES, "online")
+SHARED = ("evaluate", "cota", "agent_evaluate")
+SEVERAL_NODES = ("prepare", *DISTRIBUTED, *SHARED)
+GPU_STAGES = ("base", *DISTRIBUTED, *SHARED, "online")
 JOB_STAGES = ("prepare", *GPU_STAGES)
-"""tasks/stages.py: the stages whose processes train together, that may be on several nodes, that want a GPU, and that may
-be a cluster's jobs."""
+"""tasks/stages.py: the stages whose processes train together, that share samples, that may be on several nodes, that
+want a GPU, and that may be a cluster's jobs."""
 FAMILIES = ("easy", "pattern", "text", "larger", "moves")
 """ans_core/agent/world/families."""
 

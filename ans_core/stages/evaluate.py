@@ -246,7 +246,11 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Evaluation]:
                 f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its "
                 "own"
             )
-        loaded[s.name] = data.read_samples(format=s.format, path=Path(s.path), name=s.name, split=s.split)
+        parts = () if isinstance(s.split, str) else s.split
+        entry = data.DatasetEntry(
+            name=s.name, format=s.format, path=s.path, split=s.role, kind="extra", parts=parts
+        )
+        loaded[s.name] = list(data.read_entry(prepared, entry))
     evaluations = []
     for benchmark in sorted(settings.benchmarks, key=lambda name: name == LOOPS):
         for name, samples in loaded.items():

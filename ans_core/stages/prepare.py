@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from ans_core import dist
 from ans_core.config import Config, Prepare
-from ans_core.data import DatasetEntry, Kind, read_entry, write_entries
+from ans_core.data import DatasetEntry, Kind, parallel, read_entry, write_entries
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
@@ -39,8 +40,14 @@ PHRASES: tuple[str, str, str, Kind] = (
 
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
-    """Run the stage. Real data sets are checked before anything is drawn. Metrics: samples per data set and
-    split, and measures of difficulty."""
+    """Run the stage. Real data sets are checked before anything is drawn. Of several processes, a node each, the
+    first does all but what it shares: shards and pictures. Metrics: samples per data set and split, and measures of
+    difficulty."""
+    with dist.process_group():
+        return parallel.led_by_the_first(lambda: prepare(cfg, out)) or {}
+
+
+def prepare(cfg: Config, out: Path) -> dict[str, float]:
     drawn = [name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)]
     entries = source_entries(cfg.prepare.sources, taken=drawn)
     read = {

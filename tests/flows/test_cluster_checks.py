@@ -156,6 +156,6 @@ def test_a_real_slurm_is_asked_what_it_has(cluster: dict[str, str], monkeypatch:
     assert "sft: 3 x 0 GPUs in partition gpu, which has 2 nodes" in sft.what
     assert (patience.ok, f"state may take {stop.LONGEST_S} s" in patience.what) == (False, True)  # 30 s
     gpus, *_ = cluster_checks.launcher(settings(launcher="slurm", resources={"sft": {"nodes": 1, "gpus": 8}}))
-    assert (gpus.ok, "0 nodes with as many (2 in all)" in gpus.what) == (False, True)
+    assert (gpus.ok, "0 nodes with as many (2 that work)" in gpus.what) == (False, True)
     cores, *_ = cluster_checks.launcher(settings(launcher="slurm", resources={"prepare": {"cpus": 999}}))
     assert (cores.ok, "prepare: 1 x 0 GPUs and 999 cores in partition gpu" in cores.what) == (False, True)

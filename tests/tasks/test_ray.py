@@ -18,6 +18,7 @@ from tests.job_workspace import (
     check_an_evaluation_of_two_processes,
     check_that_an_evaluation_shares_two_nodes,
     check_that_prepare_is_a_job_on_one_core,
+    check_that_prepare_shares_two_nodes,
     forget,
     logs,
     newest_log,
@@ -159,6 +160,10 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_worker(
 
 def test_prepare_is_a_job_where_resources_name_it(workspace: Path, nodes: ray_cluster.Nodes) -> None:
     check_that_prepare_is_a_job_on_one_core(workspace, variables_of(workspace, nodes.variables), *TWO_NODES)
+
+
+def test_prepare_shares_the_nodes_that_resources_give_it(workspace: Path, nodes: ray_cluster.Nodes) -> None:
+    check_that_prepare_shares_two_nodes(workspace, variables_of(workspace, nodes.variables), *TWO_NODES)
 
 
 def test_an_evaluation_shares_the_nodes_that_resources_give_it(

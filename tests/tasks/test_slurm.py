@@ -33,6 +33,7 @@ from tests.job_workspace import (
     check_an_evaluation_of_two_processes,
     check_that_an_evaluation_shares_two_nodes,
     check_that_prepare_is_a_job_on_one_core,
+    check_that_prepare_shares_two_nodes,
     forget,
     logs,
     logs_of_starts,
@@ -355,7 +356,8 @@ def test_a_job_whose_node_dies_goes_on_from_its_last_state_once_there_is_one_aga
     assert "ended as" not in lines
     # Slurm's TERM to the lost node may reach the job's next start there, which then starts once more
     assert set(executed(workspace)) == set(ON_BOTH)
-    lost_start, *others = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
+    made = [steps(path.read_text()) for path in logs_of_starts(workspace)[before:]]
+    lost_start, *others = [start for start in made if start]  # one may be ended before its first step
     assert saved >= max(1, lost_start[-1] - 2)
     assert (others[0][0], others[-1][-1]) == (saved, 19)
     # each begins after the last or, if that was killed, at its last state
@@ -454,6 +456,11 @@ def test_ans_eval_is_a_job_where_the_settings_say_so_and_stays_here_on_a_cpu(
 @of_slurm
 def test_prepare_is_a_job_where_resources_name_it(workspace: Path, cluster: dict[str, str]) -> None:
     check_that_prepare_is_a_job_on_one_core(workspace, variables_of(workspace, cluster), *TWO_NODES)
+
+
+@of_slurm
+def test_prepare_shares_the_nodes_that_resources_give_it(workspace: Path, cluster: dict[str, str]) -> None:
+    check_that_prepare_shares_two_nodes(workspace, variables_of(workspace, cluster), *TWO_NODES)
 
 
 @of_slurm
