@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader
 from ans_core import data
 from ans_core.data import DatasetEntry, shard, write_entries
 from ans_core.data.conversation import turn
-from ans_core.data.index import SampleIndex, stamp_of, write_index
+from ans_core.data.index import SampleIndex, hash_files, stamp_of, write_index
 from ans_core.data.mixture import Mixture
 from ans_core.data.selection import Expressions, Joined
 from ans_core.pictures import rle
@@ -173,7 +173,7 @@ def measure_rl(prepared: Path) -> dict[str, float]:
 
 def first_reading(folder: Path, index: Path, *, form: str, whole: bool) -> dict[str, float]:
     """Read the data set into an index, as `prepare` does; `whole`: by a list of all samples."""
-    stamp = stamp_of(folder, format=form, name="set", split="train")
+    stamp = stamp_of(folder, format=form, name="set", split="train", files=hash_files(folder))
     read = partial(data.FORMATS[form], folder, name="set", split="train")
     before, start_s = time.process_time(), time.perf_counter()
     with watched() as peak:

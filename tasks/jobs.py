@@ -121,7 +121,7 @@ def run(job: Job, cluster: Cluster) -> int:
     environment = {key: value for key, value in os.environ.items() if key not in here}
     if job.resources.cpus:
         environment[CORES] = str(job.resources.cpus)
-    number = None
+    number, how = None, ""
     try:
         with held(Path(f"{job.notes}.lock"), f"the start of {job.name}"):
             number = cluster.find(job)
@@ -135,7 +135,9 @@ def run(job: Job, cluster: Cluster) -> int:
         write_error(f"{job.name}: job {number} {how}; log: {job.log(number)}\n")
         return followed(job, number, cluster)
     except (SystemExit, KeyboardInterrupt):
-        if number := number or cluster.find(job):
+        if how == "is submitted":  # perhaps it has been, and the answer is not there yet
+            number = number or cluster.find(job)
+        if number:
             cluster.cancel(job, number)
         raise
 

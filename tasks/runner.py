@@ -57,6 +57,10 @@ TORCHRUN = {
 """What makes torchrun hand every signal to its processes, and wait until they have written a state."""
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """What makes each process write its last collectives when one hangs; what the user has set goes before."""
+LOST = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
+"""What gloo and NCCL say of a process that has ended."""
+REASON_S = 5.0
+"""Most that another process takes to say why it failed."""
 MIN_FREE_BYTES = 500_000_000
 
 
@@ -157,7 +161,11 @@ def call_stage(stage: Stage, config: Config, root: Path, key: str, **log: Log) -
     if stage.task == "report":
         keys = {other.name: state_key(other, config, root) for other in STAGES if other.name != stage.name}
         inputs["versions"] = provenance.write(scratch / "versions.json", config, facts(keys, root), root)
-    metrics = call_function(stage, config, inputs=inputs, out=partial, scratch=scratch, **log)
+    try:
+        metrics = call_function(stage, config, inputs=inputs, out=partial, scratch=scratch, **log)
+    except Exception as error:  # at once: it takes a while to close the tracked run
+        note_failure(stage, error)
+        raise
     if int(os.environ.get("RANK", "0")) == 0:
         check_unchanged(stage, config, root)
         if out.exists():
@@ -168,6 +176,20 @@ def call_stage(stage: Stage, config: Config, root: Path, key: str, **log: Log) -
             shutil.copyfile(out / name, root / place)
         (scratch / DONE).touch()
     return metrics
+
+
+def note_failure(stage: Stage, error: Exception) -> int:
+    """Leave a note of why this process failed, and return its exit status. Of several processes the first reason
+    counts: the others lose their connection, and wait for it."""
+    is_mistake = isinstance(error, ConfigError) or (not stage.retries and isinstance(error, ValueError))
+    status = USER_ERROR if is_mistake else FAILED
+    lost_another = any(words in str(error) for words in LOST)
+    deadline_s = time.monotonic() + REASON_S * lost_another
+    while "status" not in own_note() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    if "status" not in own_note():
+        leave_note(status=status, message=f"{type(error).__name__}: {error}")
+    return status
 
 
 def check_unchanged(stage: Stage, config: Config, root: Path) -> None:
@@ -292,8 +314,7 @@ def run(stage: Stage, root: Path) -> None:
         raise
     except Exception as error:  # noqa: BLE001  the boundary to the user: traceback into the log file, the message on the screen
         logging.error("%s", traceback.format_exc())
-        status = USER_ERROR if isinstance(error, ConfigError) else FAILED
-        leave_note(status=status, message=f"{type(error).__name__}: {error}")
+        status = note_failure(stage, error)
         where = name if first else f"{name}, process {rank},"
         print(
             f"\n{where} failed: {type(error).__name__}: {error}\n(traceback in {log_file})", file=sys.stderr

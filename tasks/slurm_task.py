@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from ans_core import stop
+from tasks.process import leave_note, own_note
 
 ASKED, LATE, FAILED = 75, 76, 101
 """Exit statuses: a signal of Slurm ended it, USR1 since its time is nearly over; it failed. srun returns the
@@ -41,6 +42,9 @@ def main(words: list[str]) -> int:
     asked = LATE if signals[:1] == [signal.SIGUSR1] else ASKED
     ended = 0 if status == 0 else asked if signals else FAILED
     if "ANS_NOTE" in os.environ:
+        if ended == FAILED and "status" not in own_note():
+            node = os.environ.get("SLURMD_NODENAME", "?")
+            leave_note(status=1, message=f"a process of node {node} was killed, mostly where memory is short")
         Path(os.environ["ANS_NOTE"]).with_suffix(f".{ended}").touch()
     return ended
 

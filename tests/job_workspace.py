@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,23 @@ def check_that_prepare_is_a_job_on_one_core(folder: Path, variables: dict[str, s
     ans(folder, "profile", "smoke", *words)
 
 
+def check_that_the_reason_comes_back_once(folder: Path, variables: dict[str, str]) -> None:
+    """Prepare shards with a broken picture on two nodes: that is said, and not that one of them lost the other."""
+    broken = sorted((folder / "shards/train").iterdir())[20]
+    with tarfile.open(broken) as tar:
+        picture = tar.getmembers()[0]
+    with broken.open("r+b") as file:
+        file.seek(picture.offset_data)
+        file.write(bytes(picture.size))
+    before = {*(folder / ".ans/logs").glob("smoke-prepare-*.log")}
+    words = ("-m", "dvc", "repro", "--single-item", "--force", "prepare")
+    lines = run(folder, *words, status=None, **variables)
+    assert re.search("prepare failed: DataError: .*cannot read the image", lines), lines
+    assert "onnection closed" not in lines
+    logs = {*(folder / ".ans/logs").glob("smoke-prepare-*.log")} - before
+    assert len([path for path in logs if "process" not in path.name]) == 1  # it is not tried again
+
+
 def check_that_prepare_shares_two_nodes(folder: Path, variables: dict[str, str], *words: str) -> None:
     """Prepare a set of shards on two nodes, which parse and decode it together; its index is that of one."""
     write_scenes(folder / "drawn", seed=0, counts={"train": 40, "val": 2, "test": 1}, image_size=64)
@@ -241,17 +259,17 @@ def check_that_prepare_shares_two_nodes(folder: Path, variables: dict[str, str],
     sets = "prepare.sources=[{name: mine, format: shards, path: shards}]"
     indexes = []
     index = folder / "runs/smoke/index/mine-train"
-    for nodes in (1, 2):
+    for resources in ((), ("launch.resources={prepare: {nodes: 2, cpus: 1}}",)):  # here, and there
         shutil.rmtree(index, ignore_errors=True)
-        resources = f"launch.resources={{prepare: {{nodes: {nodes}, cpus: 1}}}}"
-        ans(folder, "profile", "smoke", *words, sets, resources)
+        ans(folder, "profile", "smoke", *words, sets, *resources)
         lines = run(folder, "-m", "dvc", "repro", "--single-item", "--force", "prepare", **variables)
         indexes.append((index / "records.jsonl").read_bytes())
         for work in ("_parse", "_decode"):
             worked = folder / work
-            assert {*worked.read_text().split()} == ({"first"} if nodes == 1 else {"first", "1"}), lines
+            assert {*worked.read_text().split()} == ({"first", "1"} if resources else {"first"}), lines
             worked.unlink()
     assert indexes[0] == indexes[1]
+    check_that_the_reason_comes_back_once(folder, variables)
     for path, content in before.items():
         path.write_text(content)
     ans(folder, "profile", "smoke", *words)

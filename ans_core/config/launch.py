@@ -19,7 +19,7 @@ class Resources(Section):
     evaluation one on each GPU."""
     cpus: Count = 0
     """Cores of each node, which the job's processes there share, loader workers among them; 0 = one for each
-    process."""
+    process; of `prepare`, all that the system lets it use."""
     options: Listed[str] = ()
     """Options of sbatch for this stage alone, as --time=2:00:00."""
 

@@ -3,18 +3,21 @@ Samples."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import quote
 
+from tqdm import tqdm
+
 from ans_core import dist
 from ans_core.data import splits
 from ans_core.data.formats import FORMATS
-from ans_core.data.index import SampleIndex, stamp_of, write_index
+from ans_core.data.index import SampleIndex, hash_files, stamp_of, write_index
 from ans_core.data.mixture import Source
 from ans_core.types import Sample
 
@@ -75,25 +78,28 @@ def read_entry(prepared: Path, entry: DatasetEntry) -> Sequence[Sample]:
     return samples
 
 
-def read(prepared: Path, entries: Sequence[DatasetEntry]) -> list[Sequence[Sample]]:
+def read(
+    prepared: Path, entries: Sequence[DatasetEntry], *, desc: str | None = None
+) -> list[Sequence[Sample]]:
     """Read each data set once, into an index beside the prepared folder, and again when its files change. The
-    first process looks at the files for all processes, which must call this together. Paths of pictures are
-    absolute, so that a set is read from every working folder."""
+    first process looks at the files, once for all splits and all processes, which must call this together. Paths of
+    pictures are absolute, so that a set is read from every working folder. desc: of a progress bar; None shows none."""
 
     def write() -> None:
-        for entry in entries:
-            _write_index(prepared, entry)
+        files = functools.cache(hash_files)
+        for entry in tqdm(entries, desc=desc, disable=not desc or not entries):
+            _write_index(prepared, entry, files)
 
     dist.after_the_first(write)
     return [SampleIndex(_index_folder(prepared, entry)) for entry in entries]
 
 
-def _write_index(prepared: Path, entry: DatasetEntry) -> None:
+def _write_index(prepared: Path, entry: DatasetEntry, files: Callable[[Path], str]) -> None:
     place = Path(entry.path) if entry.kind == "extra" else prepared / entry.path
     path = existing(entry.format, place, name=entry.name).absolute()
     split = ", ".join(entry.parts) or entry.split
     split = f"{entry.split} of {split}, hold_out {entry.hold_out:g}" if entry.hold_out else split
-    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split)
+    stamp = stamp_of(path, format=entry.format, name=entry.name, split=split, files=files(path))
     write_index(_index_folder(prepared, entry), stamp, lambda: _read(entry, path))
 
 

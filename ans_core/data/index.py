@@ -50,13 +50,13 @@ Stamp = dict[str, str]
 """What an index was made of; a different stamp makes it anew."""
 
 
-def stamp_of(path: Path, *, format: str, name: str, split: str) -> Stamp:
+def stamp_of(path: Path, *, format: str, name: str, split: str, files: str) -> Stamp:
     return {
         "format": format,
         "path": str(path.resolve()),
         "name": name,
         "split": split,
-        "files": _files_hash(path),
+        "files": files,
         "code": _code_hash(),
     }
 
@@ -282,7 +282,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _files_hash(path: Path) -> str:
+def hash_files(path: Path) -> str:
     """Hash the names, sizes and times of last change of all files in `path`."""
     digest = hashlib.sha256()
     for name, size, changed_ns in sorted(_files(path)):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
@@ -52,18 +53,19 @@ def in_order(
     """Yield the result of `work` for each item, to be taken to the last one. More than `many` items are shared out
     to a process for each core, which take half a minute to start, on all nodes of `led_by_the_first`; fewer to THREADS
     threads, which wait for disks and stores side by side. At most `most` of either on a node (None: no limit), and two
-    results more wait for their turn, so little is held. An error of `work` comes in its item's turn. Raises
+    results more wait for their turn, so little of them is held. An error of `work` comes in its item's turn. Raises
     RuntimeError where a process is killed; what: it reads, for the message."""
     if len(items) <= many:
         yield from _in_pool(work, items, what=what, most=most, processes=False)
         return
     nodes = 1 + len(_helpers)
     for rank in _helpers:
-        _send((work, items[rank::nodes], what, most), rank)
+        with _named(rank, what):
+            _send((work, items[rank::nodes], what, most), rank)
     own = _in_pool(work, items[::nodes], what=what, most=most, processes=True)
     for number in range(len(items)):
         rank = number % nodes
-        yield next(own) if rank == 0 else _result_from(rank)
+        yield next(own) if rank == 0 else _result_from(rank, what)
 
 
 def _in_pool(
@@ -108,28 +110,52 @@ def _end_with_starter() -> None:
 
 def _help() -> None:
     """Work on this process's share of whatever the first one hands out. (Sending waits for the first process to
-    take a result.)"""
-    while (share := _received(0)) is not None:
-        work, items, what, most = share
-        try:
-            for result in _in_pool(work, items, what=what, most=most, processes=True):
-                _send((result, None), 0)
-        except Exception as error:  # noqa: BLE001  the first process raises it in its item's turn
-            _send((None, error), 0)
+    take a result.) If the first one fails, it says why, and this one just ends."""
+    with suppress(LostError):
+        while (share := _received(0)) is not None:
+            work, items, what, most = share
+            try:
+                for result in _in_pool(work, items, what=what, most=most, processes=True):
+                    _send((result, None), 0)
+            except LostError:
+                raise
+            except Exception as error:  # noqa: BLE001  the first process raises it in its item's turn
+                _send((None, error), 0)
 
 
-def _result_from(rank: int) -> Any:
-    result, error = _received(rank)
+class LostError(RuntimeError):
+    """The process at the other end is gone."""
+
+
+@contextmanager
+def _named(rank: int, what: str) -> Iterator[None]:
+    try:
+        yield
+    except LostError:
+        raise RuntimeError(
+            f"{what}: process {rank}, which shares it, is gone: killed, mostly where memory is short, or its node is lost"
+        ) from None
+
+
+def _result_from(rank: int, what: str) -> Any:
+    with _named(rank, what):
+        result, error = _received(rank)
     if error is not None:
         raise error
     return result
 
 
 def _send(value: object, rank: int) -> None:
-    torch.distributed.send_object_list([value], dst=rank)
+    try:
+        torch.distributed.send_object_list([value], dst=rank)
+    except RuntimeError as error:
+        raise LostError(rank) from error
 
 
 def _received(rank: int) -> Any:
     values: list[Any] = [None]
-    torch.distributed.recv_object_list(values, src=rank)
+    try:
+        torch.distributed.recv_object_list(values, src=rank)
+    except RuntimeError as error:
+        raise LostError(rank) from error
     return values[0]

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from ans_core import dist
 from ans_core.config import Config, Prepare
-from ans_core.data import DatasetEntry, Kind, parallel, read_entry, write_entries
+from ans_core.data import DatasetEntry, Kind, parallel, write_entries
+from ans_core.data import read as read_all
 from ans_core.data.pictures import check_pictures
 from ans_core.data.report import write_report
 from ans_core.data.scene_write import write_clips, write_scenes
@@ -50,9 +50,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 def prepare(cfg: Config, out: Path) -> dict[str, float]:
     drawn = [name for name, *_ in (*DRAWN, CLIPS, MASKS, PHRASES)]
     entries = source_entries(cfg.prepare.sources, taken=drawn)
-    read = {
-        entry: read_entry(out, entry) for entry in tqdm(entries, desc="check data sets", disable=not entries)
-    }
+    read = dict(zip(entries, read_all(out, entries, desc="check data sets"), strict=True))
     for entry, samples in read.items():
         if not len(samples) and entry.hold_out:
             raise ValueError(
@@ -80,9 +78,7 @@ def prepare(cfg: Config, out: Path) -> dict[str, float]:
             "prepare.scenes, prepare.clips and prepare.sources are all empty: there is nothing to train on; "
             "set one of them"
         )
-    read |= {
-        entry: read_entry(out, entry) for entry in tqdm(synthetic, desc="read back", disable=not synthetic)
-    }
+    read |= zip(synthetic, read_all(out, synthetic, desc="read back"), strict=True)
     write_entries(out, list(read))
     write_report(out / "report.html", read)
     return _metrics(read)

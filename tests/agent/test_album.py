@@ -117,6 +117,7 @@ def test_every_mask_is_shown_in_the_turn_that_made_it_and_in_a_colour_of_its_own
     assert np.abs(pixels(opened(made.pictures["000.webp"])) - before).mean() < 3
 
 
+@pytest.mark.slow
 def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Network) -> None:
     question = asked("pattern")
     made = entry(

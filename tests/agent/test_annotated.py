@@ -93,6 +93,7 @@ def test_every_family_has_the_answer_of_the_drawing() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(ocr.not_installed()), reason="no reader of photographs: pip install -e '.[ocr]'")
 def test_what_is_written_is_asked_of_one_line_that_the_reader_is_sure_of(tmp_path: Path) -> None:
     def written(*lines: str, **things: list[tuple[int, int, int, int]]) -> list[Question]:
@@ -378,6 +379,7 @@ def five_photographs(folder: Path) -> None:
     (folder / "annotations.json").write_text(json.dumps(records))
 
 
+@pytest.mark.slow
 def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_command(tmp_path: Path) -> None:
     five_photographs(tmp_path)
     told = command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")

@@ -122,6 +122,7 @@ def test_what_cannot_be_asked_is_refused_before_a_model_is_loaded(
         asked(workspace)
 
 
+@pytest.mark.slow
 def test_the_agents_own_reader_reads_and_another_one_only_with_a_warning(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

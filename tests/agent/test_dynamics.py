@@ -154,6 +154,7 @@ def test_a_transition_is_a_call_that_showed_something_and_no_picture_is_encoded_
     assert shown == (Crop.of(played[2].episode.workspace, "image_2"),)
 
 
+@pytest.mark.slow
 def test_an_episode_earns_the_mean_of_its_transitions_by_models_that_have_not_seen_its_step(
     toolbox: Toolbox,
 ) -> None:

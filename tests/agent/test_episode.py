@@ -139,6 +139,7 @@ def masks_of(toolbox: Toolbox, calls: list[Call]) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 def test_operations_give_the_bases_result_to_the_bit_whatever_is_trained_on_it(own_model: Network) -> None:
     said = says_seg(own_model, "the square")
     calls = [SEGMENT, said, Call(name="track_object", arguments={"mask": "mask_1"})]

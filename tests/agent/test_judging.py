@@ -228,6 +228,7 @@ def test_what_has_no_score_stays_or_is_dropped_as_the_setting_says() -> None:
     assert verdict([None] * 3, on_failure="drop") == Verdict(rejected="unjudged")
 
 
+@pytest.mark.slow
 def test_an_unreliable_trace_is_dropped_and_the_judges_consistency_told(
     drawn: list[Trace], toolbox: Toolbox, make: Make, tmp_path: Path
 ) -> None:

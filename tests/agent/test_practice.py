@@ -144,6 +144,7 @@ def update(
     return found | module.after_step(step) | {"loss": float(loss.detach())}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("planned")
 def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
     """Turns and pictures in unlike numbers, a refused call, an episode that ran into a limit: it has

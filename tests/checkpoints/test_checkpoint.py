@@ -185,6 +185,7 @@ def test_any_mixture_with_a_half_precision_loads_and_answers(
                 ).norm() < 0.1 * expected.seg_embeddings.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native_bf16")
 @pytest.mark.parametrize(
     ("dtypes", "listed"),
@@ -205,6 +206,7 @@ def test_weights_that_no_forward_pass_takes_together_are_refused_unless_cast(
     assert Sa2VA.from_pretrained(tmp_path / "m", dtype="float32").dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native_bf16")
 def test_auto_takes_the_stored_dtype_and_a_device_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +310,7 @@ def test_a_model_with_a_weight_that_is_no_number_is_refused_by_its_name(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_too_large_for_the_asked_dtype_is_named(tmp_path: Path):
     folder = with_weight(tmp_path / "m", BROKEN, 70000.0)  # fp16 ends at 65504
     assert conversion.account(folder).problems == ()
@@ -589,6 +592,7 @@ def test_published_special_tokens_have_their_published_ids():
     assert (ids["<IMG_CONTEXT>"], ids["[SEG]"], ids["</vp>"]) == (92546, 92553, 92557)
 
 
+@pytest.mark.slow
 def test_a_published_sizes_tokenizer_reads_any_text():
     encoded = published.build_meta("sa2va-4b").tokenizer.encode("Sure, [SEG].<|end|>")
     assert encoded == [0, 0, 151674, 0, 1]
@@ -602,6 +606,7 @@ def test_an_unknown_published_size_names_the_known_ones():
 # Published bases
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_base_joins_internvl_and_sam2_and_adds_the_tokens():
     pair = GOLDEN / "training_pth"
@@ -626,6 +631,7 @@ def test_a_base_joins_internvl_and_sam2_and_adds_the_tokens():
     assert not torch.equal(ours["text_hidden_fcs.0.weight"], other.state_dict()["text_hidden_fcs.0.weight"])
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_base_with_trained_tensors_on_top_is_upstreams_merged_model():
     """W + alpha/r * B A for the text model's linears (alpha/r = 2), every other trained tensor as it is."""
@@ -651,6 +657,7 @@ def test_a_base_with_trained_tensors_on_top_is_upstreams_merged_model():
     assert max(float((state[k] - merged[k]).abs().max()) for k in merged) < 1e-6
 
 
+@pytest.mark.slow
 @needs_golden
 def test_sam2_is_read_from_its_published_pt_file_without_running_pickle_code(tmp_path: Path):
     pair = GOLDEN / "training_pth"

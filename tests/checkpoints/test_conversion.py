@@ -194,6 +194,7 @@ def test_a_configuration_comes_back_from_upstreams(name: str):
         assert {k: part[k] for k in same_keys} == {k: theirs[k] for k in same_keys}
 
 
+@pytest.mark.slow
 @needs_golden
 def test_the_account_of_a_release_and_of_a_base():
     release = conversion.account(GOLDEN / "qwen2")
@@ -203,6 +204,7 @@ def test_the_account_of_a_release_and_of_a_base():
     assert conversion.account(GOLDEN / "training_pth/base_internvl").problems == ()
 
 
+@pytest.mark.slow
 @needs_golden
 def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     shutil.copytree(GOLDEN / "qwen2", tmp_path / "m")
@@ -249,6 +251,7 @@ def test_a_packed_matrix_of_other_rows_is_named(tmp_path: Path, rows: int):
         checkpoint.load(tmp_path / "up")
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_no_weights(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     (tmp_path / "m/manifest.json").unlink()
@@ -318,6 +321,7 @@ def test_upstreams_libraries_know_the_tokenizer_that_is_written(tmp_path: Path):
     assert one.special_tokens_map == other.special_tokens_map
 
 
+@pytest.mark.slow
 def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     (tmp_path / "models/precious").mkdir(parents=True)
@@ -440,6 +444,7 @@ def trained(state: Path, **changes: float) -> Network:
     )
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("written", ["safetensors", "state_dict", "whole", "saved modules"])
 def test_a_training_state_on_its_bases_is_the_merged_release(tmp_path: Path, written: str):
@@ -504,6 +509,7 @@ def test_keys_of_a_training_state_that_fit_nothing_are_listed(tmp_path: Path):
     assert "text_hidden_fcs.0.bias (2,) for (64,)" in str(told.value)
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
     bases = {"internvl": PAIR / "base_internvl", "sam2": PAIR / "base_sam2", "template": "qwen_chat"}

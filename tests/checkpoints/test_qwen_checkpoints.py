@@ -147,6 +147,7 @@ def test_a_base_joins_qwen_and_sam2_and_loses_its_padding(tmp_path: Path, kind: 
     assert model.sam2.config.original_decoder
 
 
+@pytest.mark.slow
 @needs_golden
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(

@@ -70,6 +70,7 @@ def same(one: Grounding, other: Grounding) -> bool:
     return all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())
 
 
+@pytest.mark.slow
 def test_every_stage_since_memory_has_the_sam2_of_the_model(run: Path):
     own = Sa2VA.from_pretrained(run / "model").sam2
     for name in ("memory", "sft", "rl", "model"):

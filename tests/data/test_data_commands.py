@@ -30,6 +30,7 @@ def photograph(seed: int, width: int = 64, height: int = 48) -> Image.Image:
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
+@pytest.mark.slow
 def test_a_data_set_is_checked_and_told_about(tmp_path, capsys):
     folder = Path(own_data(tmp_path).path)
     assert check(folder) == 0
@@ -124,6 +125,7 @@ def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
         assert [line.startswith(start) for line in lines] == [True] * warned
 
 
+@pytest.mark.slow
 def test_clips_whose_objects_have_no_identities_are_told(tmp_path, capsys):
     file = clip_sets.coco_video(tmp_path) / "demo_train.json"
     content = json.loads(file.read_text())

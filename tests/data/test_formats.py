@@ -121,6 +121,7 @@ def test_a_clip_has_a_mask_of_every_object_in_every_frame(drawn):
         assert all(len(masklet) == 4 and None not in masklet for masklet in sample.masks)
 
 
+@pytest.mark.slow
 def test_two_drawings_of_one_seed_are_the_same_bytes(drawn, tmp_path):
     write_scenes(tmp_path, seed=0, counts=COUNTS, image_size=64)
     files = [p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file()]

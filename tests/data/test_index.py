@@ -216,6 +216,25 @@ def test_of_sixteen_processes_one_looks_at_the_files_of_a_data_set(tmp_path: Pat
     assert others == [["3", "0"]] * 15
 
 
+def test_the_files_of_a_set_are_walked_once_for_all_of_its_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "set").mkdir()
+    png(tmp_path / "set/a.png")
+    records = [{"image": "a.png", "text": one, "masks": [block()], "split": one} for one in ("train", "val")]
+    (tmp_path / "set/annotations.json").write_text(json.dumps(records))
+    entries = [
+        DatasetEntry(name="mine", format="annotations", path=str(tmp_path / "set"), split=one, kind="extra")
+        for one in ("train", "val")
+    ]
+    walked = []
+    monkeypatch.setattr(data, "hash_files", lambda path: walked.append(path) or str(len(walked)))
+    assert [len(samples) for samples in data.read(tmp_path / "prepared", entries)] == [1, 1]
+    assert walked == [tmp_path / "set"]
+    data.read(tmp_path / "prepared", entries)
+    assert len(walked) == 2  # files may have changed meanwhile
+
+
 def test_an_index_that_was_cut_off_while_it_was_written_is_made_anew(tmp_path: Path):
     def cut() -> Iterator[Sample]:
         yield tiny.sample(0)

@@ -86,6 +86,7 @@ def test_every_image_comes_once_per_epoch_in_another_order_each_time():
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+@pytest.mark.slow
 def test_shares_are_honoured():
     """Pictures .5 + .3 against clips .2; within pictures with one question each, referring .5 of .8. Three
     standard deviations."""
@@ -258,6 +259,7 @@ def test_a_million_rows_in_any_order_are_cheap():
     assert [owned().row(n) for n in (10**9, 10**6, 10**9 + 1, 3)] == far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [(1,), (1, 1), (5, 3, 1), (997, 2, 1), (1,) * 40 + (60,), (3, 3, 1, 1, 1)])
 def test_rows_are_shared_out_one_by_one(shares: tuple[int, ...]):
     """Against giving every row in turn to the share with the smallest (rows + 1/2) / share."""

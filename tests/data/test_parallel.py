@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -13,9 +16,10 @@ import psutil
 import pytest
 
 from ans_core.data.parallel import in_order
+from tasks.ports import free_port
 from tests import forks
 from tests.job_workspace import until
-from tests.workspace import launch
+from tests.workspace import LIMIT_S, ROOT, launch
 
 SHARED = """
 import json, os, sys
@@ -121,13 +125,45 @@ def test_processes_of_several_nodes_share_the_items_of_the_first(tmp_path: Path)
     assert [(tmp_path / rank).read_text() for rank in "12"] == ["null", "null"]
 
 
+def gone(number: int) -> int:
+    """Kill the second process, the parent of this one's pool."""
+    owner = multiprocessing.parent_process()
+    if os.environ.get("RANK") == "1" and owner and owner.pid:
+        os.kill(owner.pid, signal.SIGKILL)
+    return number
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "reason"), [("halved", "ValueError: 3 is odd"), ("ended", "n: one of . processes that read it")]
+    ("work", "reason"),
+    [
+        ("halved", "ValueError: 3 is odd"),
+        ("ended", "n: one of . processes that read it"),
+    ],
 )
 def test_what_fails_on_another_node_is_told_by_the_first(tmp_path: Path, work: str, reason: str) -> None:
     script = tmp_path / "shared.py"
     script.write_text(SHARED)
-    first, *_ = forks.run(script, str(tmp_path), work, processes=2)
+    first, second = forks.run(script, str(tmp_path), work, processes=2)
     assert first.status == 1
     assert re.search(reason, first.said)
+    assert "Error" not in second.said
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    both = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path, "gone"],
+            env={**os.environ, **place, "RANK": rank, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    errors = [process.communicate(timeout=LIMIT_S)[1] for process in both]
+    assert [process.returncode for process in both] == [1, -signal.SIGKILL]
+    assert "RuntimeError: n: process 1, which shares it, is gone" in errors[0]

@@ -71,6 +71,7 @@ def test_a_video_becomes_its_frames_and_samples_of_a_picture_need_not_stand_toge
     alike(read("shards", tmp_path / "shards"), expected)
 
 
+@pytest.mark.slow
 def test_a_store_serves_shards_in_place_of_a_folder(drawn, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     arguments = cli.parse(["data", "shard", str(drawn / "refcoco"), "shards"])

@@ -43,6 +43,7 @@ def scored(folder: Path, name: str, ends: dict[str, int]) -> Path:
     return folder / name
 
 
+@pytest.mark.slow
 def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """IoU from 1/2, 1/2, 1/2 to 3/4, 3/4, 1: gains of .25, .25, .5; d is in the second alone."""
     before = scored(tmp_path, "before", {"a": 2, "b": 2, "c": 2})
@@ -72,6 +73,7 @@ def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: p
     assert eval_compare.pictures(before, after) == {}  # of scores, the questions are not known
 
 
+@pytest.mark.slow
 def test_samples_of_one_evaluation_alone_are_counted_where_both_folders_have_one_name(tmp_path: Path):
     before = scored(tmp_path / "one", "refcoco", {"a": 2, "b": 2, "c": 2})
     after = scored(tmp_path / "other", "refcoco", {"b": 3, "c": 4})
@@ -79,6 +81,7 @@ def test_samples_of_one_evaluation_alone_are_counted_where_both_folders_have_one
     assert "1 samples are in before alone" in (tmp_path / "out/page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_limited_run_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     before = scored(tmp_path, "before", {"a": 2, "b": 2, "c": 2})
     after = scored(tmp_path, "after", {"a": 3, "b": 3})

@@ -121,6 +121,7 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_named(model: str, masks: 
         caption(model, masks, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_an_error_that_is_no_broken_record_ends_the_run(
     model: str, masks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

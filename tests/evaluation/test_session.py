@@ -160,6 +160,7 @@ def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
         ans(*words(data, model, tmp_path / "few"), "--limit", "4")
 
 
+@pytest.mark.slow
 def test_without_its_data_a_benchmark_is_skipped_and_says_why(
     tmp_path: Path, data: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -289,6 +290,7 @@ def test_no_process_writes_before_the_first_one_has_looked_at_the_folder(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_was_answered_is_not_asked_again(
     tmp_path: Path, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ):

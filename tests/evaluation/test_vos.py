@@ -104,6 +104,7 @@ def truth_of(items: Sequence[Item]) -> list[Prediction]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("convention", ["davis", "mose"])
 @pytest.mark.parametrize(
     ("name", "layout", "split"), [("davis17", davis, "val"), ("mose", mose, "train"), ("sav", sav, "val")]
@@ -152,6 +153,7 @@ def test_the_truth_scores_one_in_every_layout(
     assert json.loads((tmp_path / "pngs.json").read_text())["metrics"] == found["metrics"]
 
 
+@pytest.mark.slow
 def test_a_sam2_follows_each_object_from_its_first_mask(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -174,6 +176,7 @@ def test_a_sam2_follows_each_object_from_its_first_mask(
     assert metrics(out)["notes"][0].startswith("convention mose")
 
 
+@pytest.mark.slow
 def test_a_split_on_a_server_is_predicted_and_becomes_its_file(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ):

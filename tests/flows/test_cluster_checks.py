@@ -100,6 +100,7 @@ def cache_of(tmp_path: Path, *config: tuple[str, str]) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_shared_cache_is_one_that_the_group_can_write(tmp_path: Path) -> None:
     root = cache_of(tmp_path)
     (missing,) = cluster_checks.dvc_cache(root, LOCAL)

@@ -89,6 +89,7 @@ def test_results_without_a_common_metric_are_refused(tmp_path: Path):
         compared(one, other, tmp_path)
 
 
+@pytest.mark.slow
 def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and_curves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -51,6 +51,7 @@ def test_a_changed_comment_or_layout_is_no_edit(workspace: Path) -> None:
     assert edited_keys(workspace / "params.yaml") == []
 
 
+@pytest.mark.slow
 def test_if_needed_keeps_edits_and_words_of_the_same_profile_and_says_so(workspace: Path) -> None:
     write("tiny", workspace, ("rl.kl=0.5",))
     assert "rl.kl=0.5 kept" in write_if_needed("tiny", workspace)
@@ -117,6 +118,7 @@ def test_added_data_is_a_source_once_and_counts_as_an_edit(workspace: Path) -> N
     assert edited_keys(workspace / "params.yaml") == ["prepare.sources"]
 
 
+@pytest.mark.slow
 def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_again(workspace: Path) -> None:
     annotations = workspace / "mine/annotations.json"
     annotations.parent.mkdir()

@@ -19,6 +19,7 @@ def settings(profile: str, folder: Path, *words: str) -> Config:
     return load(path)
 
 
+@pytest.mark.slow
 def test_a_full_size_profile_without_gpus_data_and_weights_is_no_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_profile_that_keeps_all_activations_does_not_fit(tmp_path: Path) -> No
     assert alone.ok
 
 
+@pytest.mark.slow
 def test_a_container_with_little_shared_memory_is_no_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

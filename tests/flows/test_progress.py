@@ -35,6 +35,7 @@ def test_keys_are_what_prefect_allows() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stage_runs_and_is_heard_while_the_server_is_away() -> None:
     lines: list[str] = []
     with (

@@ -346,6 +346,7 @@ class Models(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_the_only_model_of_an_endpoint_judges_and_one_of_several_is_to_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +365,7 @@ def test_the_only_model_of_an_endpoint_judges_and_one_of_several_is_to_be_named(
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_what_rl_can_not_learn_from_is_refused_before_a_model_is_loaded(
     tmp_path: Path, tiny_model: Network
 ) -> None:

@@ -125,6 +125,7 @@ def test_the_card_gives_every_mean_of_scores_the_interval_of_the_bootstrap(run: 
     assert (other.metric, other.interval, other.samples) == ("exact_match", None, None)
 
 
+@pytest.mark.slow
 def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(
     served: Hub, run: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -149,6 +150,7 @@ def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(
     assert "the card lacks data: no section of it" in told
 
 
+@pytest.mark.slow
 def test_a_push_that_breaks_off_changes_nothing_and_goes_on(served: Hub, run: Path):
     served.broken_sends = 1
     with pytest.raises(
@@ -161,6 +163,7 @@ def test_a_push_that_breaks_off_changes_nothing_and_goes_on(served: Hub, run: Pa
     assert len(set(served.sends)) == len(served.sends) > already
 
 
+@pytest.mark.slow
 def test_without_a_token_that_may_write_nothing_is_sent(
     served: Hub, run: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -173,6 +176,7 @@ def test_without_a_token_that_may_write_nothing_is_sent(
         ans("push", run / "model", REPO)
 
 
+@pytest.mark.slow
 def test_what_is_no_checkpoint_or_no_repository_is_refused(run: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="'a b' is no repository: write OWNER/NAME"):
         ans("push", run / "model", "a b", "--dry-run")

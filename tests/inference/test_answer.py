@@ -143,6 +143,7 @@ def test_an_answer_without_masks_is_written_with_the_frames_as_they_are(
     assert files(out) == {"answer.json", "overlay.gif", "overlay.mp4"}
 
 
+@pytest.mark.slow
 def test_a_long_clip_is_never_held(
     tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_an_earlier_answer_stays_while_the_new_one_fails(tmp_path: Path, model: 
     assert files(out) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["overlay.gif", "masks", "masks/object1_frame00000.png"])
 def test_a_question_about_an_earlier_answers_own_files_is_refused(
     tmp_path: Path, model: Path, clip: Path, asked: str

@@ -99,6 +99,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_adapters_are_cast_once_and_not_for_every_token(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_tracks_are_compared_over_all_frames_and_lost_ones_agree_with_none():
     assert torch.allclose(track_iou(tracks)[0], expected)
 
 
+@pytest.mark.slow
 def test_every_object_has_the_track_that_agrees_best_with_its_others(
     tiny_model: Network, pictures: list[Image.Image]
 ):

@@ -49,6 +49,7 @@ def pixels(prediction: Prediction) -> np.ndarray:
     return np.stack([[rle.decode(m) for m in masklet if m is not None] for masklet in prediction.masks])
 
 
+@pytest.mark.slow
 def test_a_batch_is_answered_as_its_requests_one_by_one(talker: Network):
     together = ask.predict(talker, REQUESTS, max_tokens=12, batch=len(REQUESTS))
     alone = [ask.predict(talker, [r], max_tokens=12, batch=1)[0] for r in REQUESTS]
@@ -63,6 +64,7 @@ def test_a_batch_is_answered_as_its_requests_one_by_one(talker: Network):
     assert drawn > 2
 
 
+@pytest.mark.slow
 def test_answers_come_in_the_order_of_the_questions_whatever_the_batches(talker: Network):
     expected = [p.text for p in ask.predict(talker, REQUESTS, max_tokens=8, batch=100)]
     assert [p.text for p in ask.predict(talker, REQUESTS[::-1], max_tokens=8, batch=2)] == expected[::-1]
@@ -234,6 +236,7 @@ def test_mask_logits_are_stretched_to_the_picture_and_cut_at_zero():
     assert not upsample(torch.zeros(2, 2), size=8, height=4, width=4).any()  # exactly 0 is outside
 
 
+@pytest.mark.slow
 def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(
     talker: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -260,6 +263,7 @@ def test_questions_about_one_clip_are_drawn_in_one_pass_through_it(
         assert all((pixels(a) != pixels(b)).mean() < 1e-3 for a, b in ((one, single),) if a.masks)
 
 
+@pytest.mark.slow
 def test_a_picture_that_several_requests_ask_about_is_encoded_once(
     talker: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -326,6 +330,7 @@ def test_the_public_import_is_the_front_on_the_network() -> None:
         from ans_core.model import Sa2VB  # noqa: F401
 
 
+@pytest.mark.slow
 def test_the_package_itself_imports_the_front_by_its_file() -> None:
     """A stage's hash of its code follows import statements, and `ans_core.model.Sa2VA` is imported by
     name."""

@@ -124,6 +124,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm().clamp(min=1e-6))
 
 
+@pytest.mark.slow
 def test_a_batch_of_everything_is_answered_as_one_by_one():
     model, *_ = qwen2()
     past = [("<image>Please segment the cat.", "Sure,[SEG].")]

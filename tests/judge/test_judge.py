@@ -148,6 +148,7 @@ def test_true_captions_of_the_drawn_world_earn_one_and_empty_ones_nothing(scenes
     assert JUDGE.submit([("", asked) for asked in kept]).result() == [0.0] * len(captions)
 
 
+@pytest.mark.slow
 def test_every_other_caption_of_a_scene_earns_less(scenes: list[list[str]]):
     pairs = [(true, other) for scene in scenes for true in scene for other in scene if true != other]
     values = [earned(other, questions_of(true, positives=4, negatives=3)) for true, other in pairs]

@@ -314,6 +314,7 @@ def test_tensors_of_another_adapter_are_refused(own_model: Network):
         both.load("policy", {"x": torch.zeros(1)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["policy", "teacher"])
 def test_an_adapter_merged_in_computes_the_same_without_it(own_model: Network, adapter: str):
     both = policies(own_model)

@@ -292,6 +292,7 @@ def test_questions_of_one_picture_packed_into_a_row_give_the_numbers_of_a_row_ea
     assert (states(moved)[0] - states(turns[1])[0]).abs().max() > 1e-3  # the region is seen
 
 
+@pytest.mark.slow
 @KINDS
 def test_answers_of_a_batch_with_regions_clips_and_text_are_those_one_by_one(kind: str):
     """Generation goes on from cached prefixes, and its `[SEG]` states are those of training."""

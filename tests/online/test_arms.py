@@ -85,6 +85,7 @@ def test_only_admission_lowers_the_weight_of_a_common_label(
     assert rewards == pytest.approx([weight, weight, 0.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "naive_canary"])
 def test_without_the_release_tier_the_policy_itself_is_served(
     start: Start, tmp_path: Path, name: str

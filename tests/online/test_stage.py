@@ -66,6 +66,7 @@ def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Sta
     assert asked[1].startswith("<image>\n<tools>")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [2, 3])
 def test_a_stream_that_is_made_anew_asks_the_same(start: Start, tmp_path: Path, tasks: int) -> None:
     """As after a kill."""

@@ -44,6 +44,7 @@ def test_bytes_follow_from_the_three_counts():
     assert with_teacher == {"weights": 200 + 2 * 64, "gradients": 64, "optimizer": 128}
 
 
+@pytest.mark.slow
 def test_trained_parameters_of_the_1b():
     """Qwen2.5-0.5B: a layer's linears are q and o 896 -> 896, k and v 896 -> 128, gate and up 896 -> 4864,
     down back."""

@@ -214,6 +214,7 @@ def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Net
 # Loop weights, inverse models
 
 
+@pytest.mark.slow
 def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0, "mask": 1.0}, adaptive_loops=1.0)
     module.mean_reward = {"caption": 0.9, "mask": 0.7}
@@ -224,6 +225,7 @@ def test_adaptive_weights_go_to_the_loop_that_misses_more(own_model: Network):
     assert loops(tiny.build())._weights() == {"caption": 1.0, "mask": 0.5}
 
 
+@pytest.mark.slow
 def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divided(own_model: Network):
     found = []
     module = loops(own_model, loops={"caption": 1.0}, adaptive_loops=1.0)
@@ -236,6 +238,7 @@ def test_the_running_rewards_of_the_weights_move_once_a_step_however_it_is_divid
     assert found[0] < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inverse", ["teacher", "policy", "reference"])
 def test_the_loops_are_closed_by_the_inverse_model_that_is_set(
     own_model: Network, inverse: str, monkeypatch: pytest.MonkeyPatch
@@ -331,6 +334,7 @@ def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_upda
 # What can break
 
 
+@pytest.mark.slow
 def test_all_that_is_trained_gets_a_gradient(own_model: Network):
     """DistributedDataParallel waits for it."""
     module = loops(own_model)
@@ -338,6 +342,7 @@ def test_all_that_is_trained_gets_a_gradient(own_model: Network):
     assert [n for n, p in own_model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
+@pytest.mark.slow
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Network):
     module = loops(own_model, monitor_every=2, stop_grad_norm=1e6)
     loss, _ = compute(module, batch(own_model, 2))
@@ -348,6 +353,7 @@ def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Network):
     assert "grad_norm/projector" not in module.after_step(3)
 
 
+@pytest.mark.slow
 def test_the_time_of_an_update_holds_its_backward_pass(own_model: Network):
     logged: dict[str, float] = {}
     module = loops(own_model)
@@ -362,6 +368,7 @@ def test_the_time_of_an_update_holds_its_backward_pass(own_model: Network):
     assert logged["rl/seconds/step"] > logged["rl/seconds/update"] + logged["rl/seconds/generate"]
 
 
+@pytest.mark.slow
 def test_logits_are_fp32_under_autocast(own_model: Network):
     module = loops(own_model)
     hidden = torch.randn(3, own_model.internvl.lm_head.in_features)
@@ -372,6 +379,7 @@ def test_logits_are_fp32_under_autocast(own_model: Network):
     assert found["loop1/ratio"] == 1.0
 
 
+@pytest.mark.slow
 def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: Network):
     module = loops(own_model)
     loss, _ = compute(module, batch(own_model))
@@ -382,6 +390,7 @@ def test_an_adapter_that_changes_before_the_backward_pass_is_caught(own_model: N
         loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["caption", "mask"])
 def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(
     own_model: Network, loop: str, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +469,7 @@ def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own
     assert module.after_step(0)["nonfinite_logits"] > 0
 
 
+@pytest.mark.slow
 def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(own_model: Network):
     """Unique bytes of all parameters and buffers <= 1.02 x (model + policy + teacher + the originals that
     PEFT keeps)."""
@@ -674,6 +684,7 @@ def test_a_sampled_answer_draws_all_its_seg_tokens(own_model: Network):
     assert masks[4] == [to_rle(step, each[4], 1), to_rle(step, each[5], 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["Sure, [SEG].", "Two."])
 def test_rows_of_sft_beside_the_loops_give_every_trained_part_a_gradient(
     own_model: Network, answer: str, monkeypatch: pytest.MonkeyPatch
@@ -750,6 +761,7 @@ def test_an_answer_that_draws_one_thing_is_drawn_by_a_click_and_others_by_seg(
     assert done.masks[0] == to_rle(step, done.actions.masks[0, 0].float() - 0.5, 0) != done.masks[2]
 
 
+@pytest.mark.slow
 def test_places_follow_the_seed_and_survive_a_state_and_a_choice_of_groups(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -1073,6 +1085,7 @@ def test_a_reward_that_is_said_to_read_no_mask_reads_none():
     assert values == {name: rewards[name](answer, dataclasses.replace(truth, masks=())) for name in values}
 
 
+@pytest.mark.slow
 def test_a_caption_without_a_mask_teaches_masks(own_model: Network, tmp_path: Path):
     phrases = tuple(tiny.sample(i, task="phrase", text="the small square", masks=()) for i in (3, 4))
     module = loops(

@@ -50,6 +50,7 @@ def prompted(model: Network, regions: Sequence[Sample] = REGIONS) -> PrefilledBa
     return prompt(model, [caption_request(region, true_mask(region)) for region in regions])
 
 
+@pytest.mark.slow
 def test_captions_depend_on_the_seed_and_the_region_alone(talker: Network):
     together = own.self_captions(talker, REGIONS, OPTIONS)
     alone = [own.self_captions(talker, [region], OPTIONS)[0] for region in REGIONS]
@@ -167,6 +168,7 @@ def test_a_region_without_a_word_has_no_caption(talker: Network, monkeypatch: py
     assert found[1] is None
 
 
+@pytest.mark.slow
 def test_weights_in_half_precision_caption_too(talker: Network):
     talker.to(torch.bfloat16).norms_in_fp32()  # as checkpoint.load does
     found = own.self_captions(talker, REGIONS, OPTIONS)

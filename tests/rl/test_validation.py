@@ -90,6 +90,7 @@ def test_captions_are_the_greedy_ones_and_the_first_model_draws_them(
     assert found["loss"] == pytest.approx(1 - found["loop1/reward"] / 2)
 
 
+@pytest.mark.slow
 def test_neither_the_teacher_nor_chance_changes_what_is_measured(module: DualLoop) -> None:
     """The training's own inverse is the teacher here; its exploration stays as it was."""
     assert module.settings.inverse == "teacher"
@@ -103,6 +104,7 @@ def test_neither_the_teacher_nor_chance_changes_what_is_measured(module: DualLoo
     assert measured(module) != before
 
 
+@pytest.mark.slow
 def test_each_sample_counts_once_however_many_are_read_at_once(module: DualLoop) -> None:
     alone = measured(module, batch=1)
     for batch in (2, 5):

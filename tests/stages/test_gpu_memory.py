@@ -51,6 +51,7 @@ def gpu_with(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int = 80 * GB
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_a_large_gpu_computes_nothing_again_and_a_small_one_most(
     stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -75,6 +76,7 @@ def test_a_large_gpu_computes_nothing_again_and_a_small_one_most(
     assert "the longest rows may not fit: raise optim.accumulate" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_process_with_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config()
     model = trained(cfg, "sft")
@@ -91,6 +93,7 @@ def test_the_process_with_least_memory_decides(monkeypatch: pytest.MonkeyPatch) 
     assert alone != 0
 
 
+@pytest.mark.slow
 def test_gradients_and_optimizer_are_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 bytes of each trained weight, fp32, under ZeRO-2, and RESERVE of the GPU."""
     model = trained(config(), "sft")

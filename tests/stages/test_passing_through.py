@@ -76,6 +76,7 @@ def test_the_base_is_not_evaluated_twice_and_has_no_curves(passed: Path) -> None
     assert _learned(("base", "sft", "rl"), {}) == ["sft", "rl"]
 
 
+@pytest.mark.slow
 def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_model: Network) -> None:
     for name in ("memory", "sft"):
         found = Sa2VA.from_pretrained(passed / name).state_dict()

@@ -142,6 +142,7 @@ def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     assert not changed & {"prepare", "judge_questions"}
 
 
+@pytest.mark.slow
 def test_how_questions_are_answered_is_code_of_what_asks_them_and_not_of_training() -> None:
     files = {
         task: Code().files(f"ans_core.stages.{task}") for task in ("base", "sft", "rl", "evaluate", "convert")

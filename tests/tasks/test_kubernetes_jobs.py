@@ -19,6 +19,7 @@ from tests.job_workspace import (
     RESULT,
     again,
     check_an_evaluation_of_two_processes,
+    check_that_prepare_shares_two_nodes,
     forget,
     logs,
     logs_of_starts,
@@ -148,6 +149,10 @@ def test_an_evaluation_outside_of_the_pipeline_is_a_job_of_one_pod(workspace: Pa
     again(workspace, cluster[1])
     executed(workspace)
     check_an_evaluation_of_two_processes(workspace, variables_of(workspace, cluster[1]))
+
+
+def test_prepare_shares_the_pods_that_resources_give_it(workspace: Path, cluster: Cluster) -> None:
+    check_that_prepare_shares_two_nodes(workspace, variables_of(workspace, cluster[1]), *TWO_NODES)
 
 
 def test_kubeflows_own_local_backend_runs_what_a_pod_runs(

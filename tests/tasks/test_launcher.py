@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from threading import Thread
 import pytest
 
 from ans_core.config import Config, ConfigError, Launch, Memory
-from tasks import jobs, ray_jobs, slurm
+from tasks import jobs, ray_jobs, runner, slurm
 from tasks.jobs import Job
 from tasks.launcher import check_sharding, check_shares, is_job, ranks_command, run_job
 from tasks.ports import free_port
@@ -192,6 +193,7 @@ def test_a_job_of_ray_asks_for_a_core_and_a_gpu_for_each_process() -> None:
         request("sft", 1, True, resources={"sft": {"nodes": 4, "cpus": 16}})
 
 
+@pytest.mark.slow
 def test_torch_knows_the_flight_recorders_variables() -> None:
     """It warns at the start of a process group of one that it calls otherwise now."""
     script = (
@@ -229,3 +231,23 @@ def test_a_ray_whose_nodes_are_starting_is_waited_for(
         assert ray_jobs.ask("") == []
         server.shutdown()
     assert capsys.readouterr().err.startswith("Ray waits: Traceback")
+
+
+def test_the_first_reason_of_a_failure_is_noted_and_a_broken_set_is_no_cause_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note.json"
+    monkeypatch.setenv("ANS_NOTE", str(note))
+    prepare, sft = stage_named("prepare"), stage_named("sft")
+    assert runner.note_failure(prepare, ValueError("set: a.png is broken")) == jobs.USER_ERROR
+    begin_s = time.monotonic()
+    lost = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]")
+    assert runner.note_failure(prepare, lost) == jobs.FAILED
+    assert time.monotonic() - begin_s < 1
+    assert json.loads(note.read_text()) == {"status": 2, "message": "ValueError: set: a.png is broken"}
+    note.unlink()
+    assert runner.note_failure(sft, ValueError("a batch")) == jobs.FAILED  # a retry resumes it
+    note.unlink()
+    monkeypatch.setattr(runner, "REASON_S", 0.2)
+    runner.note_failure(sft, lost)  # nobody else says why
+    assert "Connection closed" in json.loads(note.read_text())["message"]

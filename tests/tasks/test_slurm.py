@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -147,6 +148,40 @@ def test_a_job_whose_submission_had_no_answer_is_looked_for_before_another_one_i
     job = Job(name="j", task="sft", words=(), launch=launch, processes=1, distributed=True, root=tmp_path)
     assert slurm.submit(job, dict(os.environ)) == "7"
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_a_start_that_waits_for_an_ending_job_obeys_a_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho asked >> calls; echo '7|COMPLETING|{tmp_path}'\n")
+    (tmp_path / "scancel").write_text("#!/bin/sh\necho cancelled >> calls\n")
+    for name in ("squeue", "scancel"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+    def term(seconds: float) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(time, "sleep", term)
+    launch = Launch.model_validate({"launcher": "slurm"})
+    job = Job(name="j", task="sft", words=(), launch=launch, processes=1, distributed=True, root=tmp_path)
+    with pytest.raises(SystemExit):
+        jobs_module.run(job, slurm)
+    assert (tmp_path / "calls").read_text().split() == ["asked"]
+
+
+def test_a_node_whose_process_is_killed_says_so_and_keeps_a_reason_that_is_there(tmp_path: Path) -> None:
+    note = tmp_path / "note.json"
+    words = ["-c", "import os; os.kill(os.getpid(), 9)"]
+    for before, message in (({}, "a process of node n7 was killed"), ({"status": 2, "message": "no"}, "no")):
+        note.write_text(json.dumps(before))
+        done = subprocess.run(
+            [sys.executable, "-m", "tasks.slurm_task", *words], cwd=ROOT, check=False,
+            env={**os.environ, "ANS_NOTE": str(note), "SLURMD_NODENAME": "n7"},
+        )  # fmt: skip
+        assert done.returncode == slurm_task.FAILED
+        assert json.loads(note.read_text())["message"].startswith(message)
 
 
 def test_a_job_whose_time_is_over_goes_on_while_it_makes_steps(tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_only_the_named_modules_are_trained_and_unknown_names_are_refused(sam2: 
         check.judge_first()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["tiny", "sam2-memory", "sa2va-4b"])
 def test_every_profile_trains_what_can_learn(sam2: Grounding, profile: str):
     """Each entry gets a gradient of masks, boxes or clicks on objects that come and go."""
@@ -214,6 +215,7 @@ def test_a_name_of_nothing_that_could_learn_is_refused(sam2: Grounding, name: st
         open_modules(sam2, (*MEMORY, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "without", "reached_by"),
     [
@@ -278,6 +280,7 @@ def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Groundi
     }  # a given mask is no prediction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_objects_of_every_kind_of_prompt_are_followed_together_as_each_by_itself(
     sam2: Grounding, dtype: torch.dtype, tolerance: float

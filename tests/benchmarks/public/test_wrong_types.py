@@ -186,6 +186,7 @@ def refused(path: Path, *reads: Callable[[], object]) -> list[str]:
     return refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_wrong_types_in_a_set_of_questions_are_refused_by_name(tmp_path: Path, name: str):
     """By those who ask a model, and by those who score its answers."""
