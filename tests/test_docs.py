@@ -259,3 +259,14 @@ def test_the_page_of_settings_is_what_classes_and_profiles_say() -> None:
     assert "`auto`, `cpu`, `cuda`" in rows["launch.device"]
     assert rows["sft.optim.lr"].count("0.0007") == 1  # the default of this section, not of its class
     assert set(_flat(Config(profile="none").model_dump(mode="json", exclude={"profile"}))) <= rows.keys()
+
+
+def test_text_has_lines_of_at_most_140_characters() -> None:
+    too_long = []
+    for page in (*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+        for line in text.splitlines():
+            is_text = not line.startswith(("    ", "|")) and not line.lstrip().startswith("|")
+            if is_text and len(re.sub(r"`[^`]+`", "`", line)) > 140:  # a command is not broken
+                too_long.append(f"{page.name}: {line[:60]}")
+    assert not too_long
