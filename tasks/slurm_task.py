@@ -44,7 +44,8 @@ def main(words: list[str]) -> int:
     if "ANS_NOTE" in os.environ:
         if ended == FAILED and "status" not in own_note():
             node = os.environ.get("SLURMD_NODENAME", "?")
-            leave_note(status=1, message=f"a process of node {node} was killed, mostly where memory is short")
+            why = "killed, mostly where memory is short, or it could not start"
+            leave_note(status=1, message=f"a process of node {node} ended without a word ({why})")
         Path(os.environ["ANS_NOTE"]).with_suffix(f".{ended}").touch()
     return ended
 
