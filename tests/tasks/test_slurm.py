@@ -174,7 +174,10 @@ def test_a_start_that_waits_for_an_ending_job_obeys_a_term(
 def test_a_node_whose_process_is_killed_says_so_and_keeps_a_reason_that_is_there(tmp_path: Path) -> None:
     note = tmp_path / "note.json"
     words = ["-c", "import os; os.kill(os.getpid(), 9)"]
-    for before, message in (({}, "a process of node n7 ended without a word"), ({"status": 2, "message": "no"}, "no")):
+    for before, message in (
+        ({}, "a process of node n7 ended without a word"),
+        ({"status": 2, "message": "no"}, "no"),
+    ):
         note.write_text(json.dumps(before))
         done = subprocess.run(
             [sys.executable, "-m", "tasks.slurm_task", *words], cwd=ROOT, check=False,
