@@ -91,14 +91,18 @@ class Nodes:
 
     def preempt(self) -> None:
         """Take the node that came last away as an autoscaler does: announced, and some seconds later ended."""
-        (node,) = [node["node_id"] for node in self._alive() if not node["is_head_node"]]
-        words = ["drain-node", f"--address=127.0.0.1:{self._port}", f"--node-id={node}"]
+        while not (last := [node["node_id"] for node in self._alive() if not node["is_head_node"]]):
+            time.sleep(1)  # the head is busy
+        words = ["drain-node", f"--address=127.0.0.1:{self._port}", f"--node-id={last[0]}"]
         words += [
             "--reason=DRAIN_NODE_REASON_PREEMPTION",
             "--reason-message=spot",
             "--deadline-remaining-seconds=5",
         ]
-        subprocess.run([ROOT / "bin/ray", *words], env={**os.environ, **self.variables}, check=True)
+        while subprocess.run(
+            [ROOT / "bin/ray", *words], env={**os.environ, **self.variables}, check=False
+        ).returncode:
+            time.sleep(1)
         time.sleep(5)
         self.kill()
 
