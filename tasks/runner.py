@@ -57,7 +57,7 @@ TORCHRUN = {
 """What makes torchrun hand every signal to its processes, and wait until they have written a state."""
 FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """What makes each process write its last collectives when one hangs; what the user has set goes before."""
-LOST = ("onnection closed by peer", "onnection reset by peer", "remote process exited")
+LOST = ("connection closed by peer", "connection reset by peer", "remote process exited")
 """What gloo and NCCL say of a process that has ended."""
 REASON_S = 5.0
 """Most that another process takes to say why it failed."""
@@ -183,7 +183,7 @@ def note_failure(stage: Stage, error: Exception) -> int:
     counts: the others lose their connection, and wait for it."""
     is_mistake = isinstance(error, ConfigError) or (not stage.retries and isinstance(error, ValueError))
     status = USER_ERROR if is_mistake else FAILED
-    lost_another = "ANS_NOTE" in os.environ and any(words in str(error) for words in LOST)
+    lost_another = "ANS_NOTE" in os.environ and any(words in str(error).lower() for words in LOST)
     deadline_s = time.monotonic() + REASON_S * lost_another
     while "status" not in own_note() and time.monotonic() < deadline_s:
         time.sleep(0.1)

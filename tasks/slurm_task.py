@@ -45,6 +45,7 @@ def main(words: list[str]) -> int:
         if ended == FAILED and "status" not in own_note():
             node = os.environ.get("SLURMD_NODENAME", "?")
             why = "killed, mostly where memory is short, or it could not start"
+            # status: FAILED of tasks/jobs.py, whose imports would delay the handlers of signals
             leave_note(status=1, message=f"a process of node {node} ended without a word ({why})")
         Path(os.environ["ANS_NOTE"]).with_suffix(f".{ended}").touch()
     return ended

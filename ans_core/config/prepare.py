@@ -41,6 +41,11 @@ class DataSource(Section):
         """The split that stages find the samples in."""
         return self.split if isinstance(self.split, str) else "train"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The set's splits that are trained on as one; empty: the one of its role."""
+        return () if isinstance(self.split, str) else self.split
+
 
 class Prepare(Section):
     """Draws the embedded world (unless scenes = 0) and checks every data set before anything is trained."""

@@ -111,27 +111,22 @@ def _end_with_starter() -> None:
 def _help() -> None:
     """Work on this process's share of whatever the first one hands out. (Sending waits for the first process to
     take a result.) If the first one fails, it says why, and this one just ends."""
-    with suppress(LostError):
+    with suppress(RuntimeError):  # of a connection: those of the work are sent
         while (share := _received(0)) is not None:
             work, items, what, most = share
             try:
                 for result in _in_pool(work, items, what=what, most=most, processes=True):
                     _send((result, None), 0)
-            except LostError:
-                raise
             except Exception as error:  # noqa: BLE001  the first process raises it in its item's turn
                 _send((None, error), 0)
 
 
-class LostError(RuntimeError):
-    """The process at the other end is gone."""
-
-
 @contextmanager
 def _named(rank: int, what: str) -> Iterator[None]:
+    """Name the process of a connection that is lost."""
     try:
         yield
-    except LostError:
+    except RuntimeError:
         raise RuntimeError(
             f"{what}: process {rank}, which shares it, is gone: killed, mostly where memory is short, or its node is lost"
         ) from None
@@ -146,16 +141,10 @@ def _result_from(rank: int, what: str) -> Any:
 
 
 def _send(value: object, rank: int) -> None:
-    try:
-        torch.distributed.send_object_list([value], dst=rank)
-    except RuntimeError as error:
-        raise LostError(rank) from error
+    torch.distributed.send_object_list([value], dst=rank)
 
 
 def _received(rank: int) -> Any:
     values: list[Any] = [None]
-    try:
-        torch.distributed.recv_object_list(values, src=rank)
-    except RuntimeError as error:
-        raise LostError(rank) from error
+    torch.distributed.recv_object_list(values, src=rank)
     return values[0]

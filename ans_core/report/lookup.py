@@ -23,39 +23,39 @@ def samples_of(
     by_key: dict[Wanted, Sample] = {}
     absent: dict[str, str] = {}
     named = {dataset for dataset, _, _ in wanted}
-    for folder, entry in _entries(prepared, split, sources):
+    for entry in _entries(prepared, split, sources):
         if entry.name not in named:
             continue
         try:
-            samples = data.read_entry(folder, entry)
+            samples = data.samples_of(entry) if prepared is None else data.read_entry(prepared, entry)
+            keyed = (((entry.name, sample.sample_id, sample.text), sample) for sample in samples)
+            by_key |= {key: sample for key, sample in keyed if key in wanted}
         except (ValueError, OSError) as error:  # moved or changed since it was evaluated
             absent[entry.name] = str(error)
-            continue
-        keyed = (((entry.name, sample.sample_id, sample.text), sample) for sample in samples)
-        by_key |= {key: sample for key, sample in keyed if key in wanted}
     for dataset, _, _ in sorted(wanted - by_key.keys()):
         absent.setdefault(dataset, "its samples are not there, or not those that were evaluated")
     return by_key, absent
 
 
-def _entries(
-    prepared: Path | None, split: str, sources: Sequence[DataSource]
-) -> Iterator[tuple[Path, DatasetEntry]]:
+def entry_of(source: DataSource) -> DatasetEntry:
+    """Return a set of `evaluate.sources`, which is evaluated and in no prepared folder."""
+    return DatasetEntry(
+        name=source.name,
+        format=source.format,
+        path=source.path,
+        split=source.role,
+        kind="extra",
+        parts=source.parts,
+    )
+
+
+def _entries(prepared: Path | None, split: str, sources: Sequence[DataSource]) -> Iterator[DatasetEntry]:
     """Yield the data sets that `evaluate` reads; of a user's set without the split, `val`."""
     if prepared is not None:
         of_split = data.read_entries(prepared, split)
         there = {entry.name for entry in of_split}
-        yield from ((prepared, entry) for entry in of_split)
+        yield from of_split
         yield from (
-            (prepared, entry)
-            for entry in data.read_entries(prepared, "val", ["extra"])
-            if entry.name not in there
+            entry for entry in data.read_entries(prepared, "val", ["extra"]) if entry.name not in there
         )
-    for s in sources:
-        parts = () if isinstance(s.split, str) else s.split
-        yield (
-            Path(),
-            DatasetEntry(
-                name=s.name, format=s.format, path=s.path, split=s.role, kind="referring", parts=parts
-            ),
-        )
+    yield from map(entry_of, sources)

@@ -44,6 +44,7 @@ from ans_core.model.network import Network
 from ans_core.pictures import overlay, rle, transforms
 from ans_core.precision import inference_dtype
 from ans_core.report.gallery import spread
+from ans_core.report.lookup import entry_of
 from ans_core.stages.launch import machine_of, show_precision
 from ans_core.tracking import answering
 from ans_core.types import Log, Predict, Prediction, Request, Sample
@@ -246,11 +247,7 @@ def evaluated_sets(cfg: Config, prepared: Path) -> list[Evaluation]:
                 f"evaluate.sources: {s.name!r} is also a data set of prepare.sources; give it a name of its "
                 "own"
             )
-        parts = () if isinstance(s.split, str) else s.split
-        entry = data.DatasetEntry(
-            name=s.name, format=s.format, path=s.path, split=s.role, kind="extra", parts=parts
-        )
-        loaded[s.name] = list(data.read_entry(prepared, entry))
+        loaded[s.name] = list(data.read_entry(prepared, entry_of(s)))
     evaluations = []
     for benchmark in sorted(settings.benchmarks, key=lambda name: name == LOOPS):
         for name, samples in loaded.items():

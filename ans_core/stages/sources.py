@@ -30,9 +30,7 @@ def source_entries(
             # raises with the reason
             read_samples(format=source.format, path=path, name=source.name, split=source.split)
         present = SPLITS[source.format](path)
-        parts = splits.chosen(
-            [source.split] if isinstance(source.split, str) else source.split, present, path=path
-        )
+        parts = splits.chosen(source.parts or (source.role,), present, path=path)
         trained = source.role == "train"
         if source.hold_out and (not trained or "val" in present):
             has = (
@@ -49,7 +47,6 @@ def source_entries(
             split for split in splits.EVALUATED if trained and split in present and split not in parts
         ]
         held_out += ["val"] if source.hold_out else []
-        listed_parts = () if isinstance(source.split, str) else source.split
         entries += [
             DatasetEntry(
                 name=source.name,
@@ -58,7 +55,7 @@ def source_entries(
                 split=split,
                 kind="extra",
                 repeats=source.repeats,
-                parts=listed_parts if split == source.role or (split == "val" and source.hold_out) else (),
+                parts=source.parts if split == source.role or (split == "val" and source.hold_out) else (),
                 hold_out=source.hold_out if split in ("train", "val") else 0.0,
             )
             for split in (source.role, *held_out)
