@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tasks.ports import free_port
+from tasks.ports import free_ports
 
 ROOT = Path(os.environ.get("ANS_RAY", "~/.cache/ans-ray")).expanduser()
 PYTHON = ROOT / "bin/python"
@@ -45,7 +45,8 @@ class Nodes:
     """A cluster's nodes, each with 4 cores and 2 GPUs that are not there."""
 
     def __init__(self, home: Path) -> None:
-        self._home, self._port, dashboard = home, free_port(), free_port()
+        self._home = home
+        self._port, dashboard, client = free_ports(3)
         self.variables = {
             "RAY_ADDRESS": f"http://127.0.0.1:{dashboard}",
             "RAY_AUTH_MODE": "token",
@@ -53,7 +54,7 @@ class Nodes:
         }
         self._head = [
             "--head", f"--temp-dir={home}", f"--port={self._port}", f"--dashboard-port={dashboard}",
-            f"--ray-client-server-port={free_port()}",
+            f"--ray-client-server-port={client}",
         ]  # fmt: skip
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -70,7 +71,7 @@ class Nodes:
 
     def _started(self) -> subprocess.Popen[bytes]:
         kinds = ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent", "metrics-export")
-        ports = [f"--{kind}-port={free_port()}" for kind in kinds]
+        ports = [f"--{kind}-port={port}" for kind, port in zip(kinds, free_ports(len(kinds)), strict=True)]
         place = [f"--address=127.0.0.1:{self._port}"] if self._processes else self._head
         with (self._home / "nodes.log").open("ab") as log:
             return subprocess.Popen(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.ports import free_port
+from tasks.ports import free_ports
 from tests.workspace import words_of
 
 ROOT = Path(os.environ.get("ANS_SLURM", "~/.cache/ans-slurm")).expanduser()
@@ -102,11 +102,7 @@ def cluster(home: Path) -> Iterator[dict[str, str]]:
     (home / "state").mkdir(parents=True)
     (home / "bin").mkdir()
     conf = home / "slurm.conf"
-    conf.write_text(
-        CONF.format(
-            ports=[free_port() for _ in range(3)], home=home, plugins=libraries / "slurm-wlm"
-        ).lstrip()
-    )
+    conf.write_text(CONF.format(ports=free_ports(3), home=home, plugins=libraries / "slurm-wlm").lstrip())
     (home / "bin/scontrol").write_text(SCONTROL.format(program=ROOT / "usr/bin/scontrol"))
     (home / "bin/scontrol").chmod(0o755)
     variables = {

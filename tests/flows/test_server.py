@@ -23,7 +23,7 @@ import pytest
 
 from flows.paths import deployment_names
 from flows.prefect_server import LocalAddressOnly
-from tasks.ports import free_port
+from tasks.ports import free_port, free_ports
 from tasks.stages import STAGES
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
 
@@ -425,7 +425,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, Up]]:
     """Two checkouts of one user, both up; the tests below end them."""
     folder = tmp_path_factory.mktemp("up")
     workspaces = [make(folder / name) for name in ("one", "other")]
-    ports = [["--port", str(free_port()), "--ui-port", str(free_port())] for _ in workspaces]
+    one, two, three, four = map(str, free_ports(4))
+    ports = [["--port", one, "--ui-port", two], ["--port", three, "--ui-port", four]]
     try:
         one, other = (
             Up(workspace=workspace, ports=words, shown=ans(workspace, "up", *words, **PROXY))

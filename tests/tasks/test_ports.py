@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from tasks import ports
 
 
@@ -20,6 +22,11 @@ def test_a_port_that_is_free_at_one_address_alone_is_not_given_for_all() -> None
     assert ports.free_port(wanted, host=ports.EVERYWHERE) == wanted
     with socket.create_server((ports.HOST, wanted)):
         assert ports.free_port(wanted, host=ports.EVERYWHERE) != wanted
+
+
+def test_ports_for_servers_that_start_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "BELOW_CONNECTIONS", ports.ABOVE_SYSTEM + ports.TRIES)
+    assert len(set(ports.free_ports(30))) == 30
 
 
 def test_ports_lie_below_those_that_the_system_gives_to_connections() -> None:
