@@ -47,7 +47,7 @@ from ans_core.data.mixture import Mixture
 from ans_core.data.selection import Expressions, Joined
 from ans_core.pictures import rle
 from ans_core.pictures.transforms import open_image
-from ans_core.stages.rl import rows_of, samples_by_loop
+from ans_core.stages.rl_batches import rows_of, samples_by_loop
 from ans_core.types import Sample
 from perf.peak import anonymous, watched
 from tasks.ports import free_port

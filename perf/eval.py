@@ -5,7 +5,7 @@ with equal results.
 
 Writes perf/results/eval.json and prints the table of docs/evaluation.md; fails if a bar is missed. Processor
 time but for two processes, which are timed by the clock, so they need two idle cores. J and F need `pip
-install opencv-python-headless scikit-image`, which the reference uses; the model's two need a checkpoint.
+install scikit-image`, which the reference uses; the model's two need a checkpoint.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ from ans_core.rewards import REWARDS
 from ans_core.rl.dual_loop import DualLoop
 from ans_core.rl.rollout import Reader, exact_head, sample
 from ans_core.stages.launch import cores_of_process
-from ans_core.stages.rl import RolloutBatches, samples_by_loop
+from ans_core.stages.rl_batches import RolloutBatches, samples_by_loop
 from ans_core.train import loop, states
 from ans_core.train.optim import optimizer_of
 from ans_core.train.watch import Watch, compiled_graphs, peak_memory_mb

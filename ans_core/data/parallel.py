@@ -51,7 +51,7 @@ def in_order(
     work: Callable[[Item], Result], items: Sequence[Item], *, many: int, what: str, most: int | None = None
 ) -> Iterator[Result]:
     """Yield the result of `work` for each item, to be taken to the last one. More than `many` items are shared out
-    to a process for each core, which take half a minute to start, on all nodes of `led_by_the_first`; fewer to THREADS
+    to a process for each core, which take some seconds to start, on all nodes of `led_by_the_first`; fewer to THREADS
     threads, which wait for disks and stores side by side. At most `most` of either on a node (None: no limit), and two
     results more wait for their turn, so little of them is held. An error of `work` comes in its item's turn. Raises
     RuntimeError where a process is killed; what: it reads, for the message."""
@@ -73,11 +73,7 @@ def _in_pool(
 ) -> Iterator[Result]:
     workers = cores() if processes else THREADS
     workers = min(workers, most or workers)
-    pool: Executor = (
-        ProcessPoolExecutor(workers, mp_context=get_context("forkserver"), initializer=_end_with_starter)
-        if processes
-        else ThreadPoolExecutor(workers)
-    )
+    pool: Executor = _processes(workers, work) if processes else ThreadPoolExecutor(workers)
     under_way: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -93,6 +89,14 @@ def _in_pool(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _processes(count: int, work: Callable[..., Any]) -> ProcessPoolExecutor:
+    """Return a pool that is forked from a server which has imported what `work` needs: seconds of processor time
+    and hundreds of MB for each process otherwise."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([getattr(work, "func", work).__module__])
+    return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_starter)
 
 
 def _end_with_starter() -> None:

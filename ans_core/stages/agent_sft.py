@@ -43,7 +43,14 @@ from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.model.supervised import Supervised, layout_of
-from ans_core.stages.launch import last_means, machine_of, schedule_of, show_ranks, weights_dtype
+from ans_core.stages.launch import (
+    last_means,
+    machine_of,
+    schedule_of,
+    show_ranks,
+    weights_dtype,
+    write_records,
+)
 from ans_core.stages.operations import base_of, toolbox_of
 from ans_core.train import loop
 from ans_core.train.loop import Curves, Machine
@@ -103,8 +110,7 @@ def run(
         policy.ocr = readers.pop() if len(readers) == 1 else None
         about = {"stage": "agent_sft", "row": row, "seed": cfg.seed}
         policy.save(out, base_hash=checkpoint.weights_hash(inputs["model"]), about=about)
-        loop.write_curves(out / "curves.csv", {"agent_sft": curves})
-        (out / "moved.json").write_text(json.dumps(moved, indent=1))
+        write_records(out, scratch, {"agent_sft": curves}, moved)
         (out / "curriculum.json").write_text(json.dumps(judged, indent=1))
     dist.wait_for_all()
     return last_means(curves) | {

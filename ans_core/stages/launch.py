@@ -3,22 +3,26 @@ summarise curves as metrics."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ans_core import precision
+from ans_core.checkpoints.trained import STEPS
 from ans_core.config import Launch, Optim
 from ans_core.config.training import DataOptim
 from ans_core.dist import deterministic, pick_device, rank, world_size
 from ans_core.model.network import Network
 from ans_core.processes import cores
-from ans_core.train.loop import Curves, Machine, Schedule
+from ans_core.train import states
+from ans_core.train.loop import Curves, Machine, Schedule, write_curves
 from ans_core.train.watch import START, VALIDATION_LOSS
 from ans_core.types import Log
 
@@ -135,6 +139,32 @@ def last_means(curves: Curves) -> dict[str, float]:
         if step > max(end - LAST, START):
             rows.setdefault(name, []).append(value)
     return {f"train/{name}": sum(values) / len(values) for name, values in rows.items()}
+
+
+def write_records(out: Path, scratch: Path, curves: Mapping[str, Curves], moved: Mapping[str, bool]) -> None:
+    """Write what a training tells beside its tensors: curves by phase, which parts of the model moved, and
+    the pictures that it drew."""
+    write_curves(out / "curves.csv", curves)
+    (out / "moved.json").write_text(json.dumps(moved, indent=1))
+    if (scratch / "samples").is_dir():
+        shutil.copytree(scratch / "samples", out / "samples")
+
+
+def write_kept_steps(
+    write: Callable[[Path], None],
+    module: nn.Module,
+    curves: Curves,
+    *,
+    out: Path,
+    states_in: Path,
+    count: int,
+    device: torch.device,
+) -> None:
+    """Write the weights kept during a training, of the best `count` of its validations, to `out/steps/<N>`. The
+    module ends with the last of these. All processes must call it."""
+    for steps in best_of(states.saved_steps(states_in), curves, count=count):
+        states.load_weights(states.step_file(states_in, steps), steps, module, device=device)
+        write(out / STEPS / str(steps))
 
 
 def best_of(steps: Sequence[int], curves: Curves, *, count: int) -> list[int]:

@@ -34,7 +34,7 @@ from ans_core.model.network import Network
 from ans_core.model.parts import check_moved, hashes
 from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
-from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype
+from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype, write_records
 from ans_core.stages.operations import LOOP, rl_of_episodes, toolbox_of
 from ans_core.train import loop
 from ans_core.types import Log
@@ -95,11 +95,8 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         policy.operations_told, policy.ocr = cfg.agent.episode.operations_told, cfg.agent.reader
         policy.save(out, base_hash=base_hash, about={"stage": "rft", "seed": cfg.seed})
         keep_boundaries(boundaries, out / "boundaries")
-        loop.write_curves(out / "curves.csv", {"rft": curves})
+        write_records(out, scratch, {"rft": curves}, moved)
         (out / "rewards.json").write_text(json.dumps(module.record))
-        (out / "moved.json").write_text(json.dumps(moved, indent=1))
-        if (scratch / "samples").is_dir():
-            shutil.copytree(scratch / "samples", out / "samples")
     dist.wait_for_all()
     return last_means(curves)
 

@@ -9,15 +9,13 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, memory
-from ans_core.checkpoints.trained import STEPS, refuse_untaught
+from ans_core.checkpoints.trained import refuse_untaught
 from ans_core.config import Config
 from ans_core.data.collate import Batch, Layout, Row, collate_readable
 from ans_core.data.left_out import LeftOutFile
@@ -33,7 +31,6 @@ from ans_core.model.supervised import Supervised
 from ans_core.model.validation import ValidationSlice
 from ans_core.stages.gpu_memory import checkpointed_layers, loader_bytes
 from ans_core.stages.launch import (
-    best_of,
     check_shared_memory,
     last_means,
     lasting,
@@ -42,9 +39,11 @@ from ans_core.stages.launch import (
     schedule_of,
     show_ranks,
     weights_dtype,
+    write_kept_steps,
+    write_records,
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
-from ans_core.train import loop, sharding, states
+from ans_core.train import loop, sharding
 from ans_core.train.watch import OPERATIONS, Validation, Watch
 from ans_core.types import Log
 
@@ -139,14 +138,16 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
     write(out)
     if dist.rank() == 0:
-        loop.write_curves(out / "curves.csv", {"sft": curves})
-        (out / "moved.json").write_text(json.dumps(moved, indent=1))
-        if (scratch / "samples").is_dir():
-            shutil.copytree(scratch / "samples", out / "samples")
-    folder = scratch / "sft"
-    for steps in best_of(states.saved_steps(folder), curves, count=settings.keep_best):
-        states.load_weights(states.step_file(folder, steps), steps, module, device=machine.device)
-        write(out / STEPS / str(steps))
+        write_records(out, scratch, {"sft": curves}, moved)
+    write_kept_steps(
+        write,
+        module,
+        curves,
+        out=out,
+        states_in=scratch / "sft",
+        count=settings.keep_best,
+        device=machine.device,
+    )
     dist.wait_for_all()
     return last_means(curves)
 

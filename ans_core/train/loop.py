@@ -152,7 +152,6 @@ def train(
     optimizer is what `loss_module.get_extra_state` keeps (saved and restored by name). With a validation the
     module ends with its best weights.
     """
-    watch = watch or Watch()
     if schedule.muon_lr and machine.deepspeed_stage:
         raise ValueError(
             "muon_lr: Muon needs whole matrices, and DeepSpeed divides the optimizer; set muon_lr=0, or "
@@ -171,22 +170,25 @@ def train(
     )
     loss_module.to(machine.device)
     wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
-    folder, stage = scratch / name, machine.deepspeed_stage
+    folder = scratch / name
     start, curves = states.resume(
-        folder, loss_module, optimizer, wrapped, deepspeed_stage=stage, device=machine.device
+        folder,
+        loss_module,
+        optimizer,
+        wrapped,
+        deepspeed_stage=machine.deepspeed_stage,
+        device=machine.device,
     )
-    # `make_batch` is a closure, which no other way of starting takes along
-    fork = "fork" if machine.workers else None
     loader = DataLoader(
         _Steps(make_batch, start, schedule),
         batch_size=None,
         num_workers=machine.workers,
         shuffle=False,
-        multiprocessing_context=fork,
+        # `make_batch` is a closure, which no other way of starting takes along
+        multiprocessing_context="fork" if machine.workers else None,
         worker_init_fn=stop.ignore_signals,
         pin_memory=machine.device.type == "cuda",
     )
-    skipped, speed, graphs, validation = 0, Speed(watch), GraphWatch(), watch.validation
     bar = tqdm(
         range(start, schedule.steps),
         initial=start,
@@ -204,71 +206,36 @@ def train(
         # would end them, and a process that fails would wait for them for ever
         closing(batch for batch in loader) as batches,
     ):
-        if validation is not None and validation.at_start and not start:
-            at_start = {f"val/{key}": value for key, value in validation.measure(0).items()}
-            curves += [(START, key, value) for key, value in at_start.items()]
-            if rank() == 0:
-                log({f"{name}/{key}": value for key, value in at_start.items()}, START)
+        run = _Run(
+            module=loss_module,
+            wrapped=wrapped,
+            optimizer=optimizer,
+            accelerator=accelerator,
+            batches=batches,
+            name=name,
+            schedule=schedule,
+            machine=machine,
+            folder=folder,
+            curves=curves,
+            writer=writer,
+            log=log,
+            watch=watch or Watch(),
+        )
+        run.measure_at_start(start)
         for step in bar:
-            if validation is not None and validation.exhausted(curves):
+            if run.exhausted():
                 break
             step_begins()
             seed_everything(seed, name, step, rank())
-            factor = lr_factor(step, steps=schedule.steps, warmup=schedule.warmup)
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.lr * group["scale"] * factor
-            speed.clear()
-            metrics, diagnostics, spoiled = _step(
-                accelerator, loss_module, wrapped, optimizer, batches, schedule, machine, watch, speed
-            )
-            finite = spoiled is None
-            skipped = 0 if finite else skipped + 1
-            if spoiled is not None:
-                _skip(name, step, skipped, metrics, spoiled, folder=folder, watch=watch, machine=machine)
-            if after_step is not None and finite:
+            metrics, diagnostics = run.update(step)
+            if after_step is not None and not metrics["skipped"]:
                 metrics |= shared_means([after_step(step)])
-            metrics["skipped"] = float(not finite)
-            if machine.compile:
-                diagnostics |= graphs.metrics(step)
-            diagnostics |= writer.metrics()
-            if validation is not None and validation.due(step + 1, schedule.steps):
-                metrics |= {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
-            curves += [(step, key, value) for key, value in metrics.items()]
-            if validation is not None and validation.best(curves) == step:
-                writer.save_weights(states.best_file(folder), step, loss_module)
-            if schedule.keep_every and (step + 1) % schedule.keep_every == 0:
-                writer.save_weights(states.step_file(folder, step + 1), step + 1, loss_module)
-            if rank() == 0:
-                log(
-                    {
-                        f"{name}/{key}": value
-                        for key, value in (metrics | diagnostics | {"lr": schedule.lr * factor}).items()
-                    },
-                    step,
-                )
-                bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
-            # A signal reaches the processes at different steps: the largest number makes all of them end
-            # after this one.
-            ending = (
-                0
-                if machine.ends_at_once or (step + 1) % schedule.save_unit
-                else largest(stop.requested(), machine.device)
-            )
+            run.record(step, metrics | run.measured(step), diagnostics)
+            bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
+            ending = run.ending(step)
             if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
                 check_same_gradient(name, step, metrics["grad_norm"], machine.device)
-                keep = machine.keep_states
-                writer.save(
-                    folder,
-                    step + 1,
-                    loss_module,
-                    optimizer,
-                    wrapped,
-                    curves,
-                    deepspeed_stage=stage,
-                    keep=keep,
-                )
-                if world_size() > 1 and rank() == 0:
-                    logging.info("%s", speed.table())
+                run.save(step)
             step_profiled()
             if ending:
                 writer.wait()
@@ -276,40 +243,182 @@ def train(
                 # the state
                 wait_for_all()
                 raise stop.Stopped(ending, step + 1)
-    if validation is not None and (best := validation.best(curves)) is not None:
+        best = run.best()
+    if best is not None:
         states.load_weights(states.best_file(folder), best, loss_module, device=machine.device)
     accelerator.free_memory()
     return curves
 
 
-def _skip(
-    name: str,
-    step: int,
-    skipped: int,
-    metrics: Mapping[str, float],
-    spoiled: str,
-    *,
-    folder: Path,
-    watch: Watch,
-    machine: Machine,
-) -> None:
-    """Write down what a skipped step learned from, and say which module spoiled it (`spoiled`; empty: not
-    known). Raises RuntimeError where the run is to stop."""
-    rows = watch.rows(step) if watch.rows is not None else ()
-    path = note_skipped(folder, step, metrics, rows, spoiled)
-    where = f"{spoiled} is the first module with a non-finite output; " if spoiled else ""
-    if machine.halt_on_nan:
-        raise RuntimeError(
-            f"{name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step {step} "
-            f"are not both finite, and launch.halt_on_nan is set; {where}{path} names the rows"
+@dataclass(kw_only=True)
+class _Run:
+    """What the steps of one training share."""
+
+    module: nn.Module
+    wrapped: Any
+    """The module as accelerate runs it: in DDP or DeepSpeed's engine where there are several processes."""
+    optimizer: Any
+    accelerator: Accelerator
+    batches: Iterator[Any]
+    name: str
+    schedule: Schedule
+    machine: Machine
+    folder: Path
+    curves: Curves
+    writer: states.Writer
+    log: Log
+    watch: Watch
+    skipped: int = 0
+    """Steps in a row, up to the last one, with a loss or gradient that is not finite."""
+
+    def __post_init__(self) -> None:
+        self.speed, self.graphs = Speed(self.watch), GraphWatch()
+
+    def measure_at_start(self, start: int) -> None:
+        """Validate before the first step, where that is asked for."""
+        validation = self.watch.validation
+        if validation is not None and validation.at_start and not start:
+            self._write(START, {f"val/{key}": value for key, value in validation.measure(0).items()}, {})
+
+    def measured(self, step: int) -> dict[str, float]:
+        """Return the validation's metrics, in steps that are due for it."""
+        validation = self.watch.validation
+        if validation is None or not validation.due(step + 1, self.schedule.steps):
+            return {}
+        return {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
+
+    def best(self) -> int | None:
+        """Return the step with the best weights so far, where there is a validation."""
+        return None if self.watch.validation is None else self.watch.validation.best(self.curves)
+
+    def exhausted(self) -> bool:
+        return self.watch.validation is not None and self.watch.validation.exhausted(self.curves)
+
+    def update(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Take one optimizer step. Return (the loss and means over the micro-batches of all processes that have
+        the value; speed, norms and learning rate, for the log alone).
+
+        DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
+        Raises RuntimeError where such steps are to end the run.
+        """
+        factor = lr_factor(step, steps=self.schedule.steps, warmup=self.schedule.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.lr * group["scale"] * factor
+        self.speed.clear()
+        micros, micro_metrics = self._backward()
+        diagnostics: dict[str, float] = {}
+        if self.machine.deepspeed_stage:
+            totals = shared_means(micro_metrics)
+            norm = self.wrapped.get_global_grad_norm()
+            totals["grad_norm"] = math.nan if norm is None else float(norm)
+            finite = math.isfinite(totals["grad_norm"])
+        else:
+            norms = gradient_norms(self.module, self.watch.part_of)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            norms["grad_norm"] = self.accelerator.clip_grad_norm_(parameters, self.schedule.clip_grad)
+            # the one time that a step waits for its device
+            *micro_metrics, diagnostics = read_together([*micro_metrics, norms])
+            totals = shared_means(micro_metrics) | {"grad_norm": diagnostics.pop("grad_norm")}
+            finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
+            if finite:
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+        diagnostics |= self.speed.metrics(self.machine.device) | {"lr": self.schedule.lr * factor}
+        self.skipped = 0 if finite else self.skipped + 1
+        if not finite:
+            self._skip(step, totals, self._spoiled(micros, micro_metrics))
+        return totals | {"skipped": float(not finite)}, diagnostics
+
+    def _backward(self) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Add up the gradients of a step. Return its micro-batches, and loss and metrics of each."""
+        schedule, machine = self.schedule, self.machine
+        micro_metrics: list[dict[str, Any]] = []
+        micros = [self.speed.take(self.batches) for _ in range(schedule.accumulate)]
+        parts = 1
+        if isinstance(self.module, StepModule):
+            # undoes two means: accelerate's, and that of DDP or DeepSpeed
+            parts = schedule.accumulate * world_size()
+            with machine.autocast():
+                micros = self.module.begin_step(micros)
+        for batch in micros:
+            with self.accelerator.accumulate(self.wrapped):
+                with machine.autocast():
+                    loss, metrics = self.wrapped(batch.to(machine.device))
+                    loss = loss * parts
+                micro_metrics.append({"loss": loss.detach(), **metrics})
+                if machine.deepspeed_stage:
+                    # so that no gradient of an infinite loss is finite
+                    loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
+                self.accelerator.backward(loss)  # divides by the number of micro-batches
+        return micros, micro_metrics
+
+    def _spoiled(self, micros: Sequence[Any], micro_metrics: Sequence[Mapping[str, Any]]) -> str:
+        """Name what spoiled the first of this process's micro-batches with a non-finite loss; the empty string
+        where it is not known. Under ZeRO-3 a process can't run alone."""
+        broken = [
+            batch
+            for batch, values in zip(micros, micro_metrics, strict=True)
+            if not math.isfinite(float(values["loss"]))
+        ]
+        if not broken or not self.watch.runs_again or self.machine.deepspeed_stage == 3:
+            return ""
+        with self.machine.autocast():
+            return first_spoiled(self.module, broken[0].to(self.machine.device))
+
+    def _skip(self, step: int, metrics: Mapping[str, float], spoiled: str) -> None:
+        """Write down what a skipped step learned from, and say which module spoiled it."""
+        rows = self.watch.rows(step) if self.watch.rows is not None else ()
+        path = note_skipped(self.folder, step, metrics, rows, spoiled)
+        where = f"{spoiled} is the first module with a non-finite output; " if spoiled else ""
+        if self.machine.halt_on_nan:
+            raise RuntimeError(
+                f"{self.name}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} at step "
+                f"{step} are not both finite, and launch.halt_on_nan is set; {where}{path} names the rows"
+            )
+        if self.skipped > MAX_SKIPPED:
+            raise RuntimeError(
+                f"{self.name}: {self.skipped} steps in a row had a non-finite loss or gradient, the last is "
+                f"step {step}; lower the learning rate; {where}{path} names the rows"
+            )
+        if spoiled:
+            tqdm.write(f"{self.name}: step {step} is skipped: {where}{path} names the rows")
+
+    def record(self, step: int, metrics: dict[str, float], diagnostics: dict[str, float]) -> None:
+        """Add a step to the curves and the log, and keep its weights where they are the best, or due."""
+        if self.machine.compile:
+            diagnostics |= self.graphs.metrics(step)
+        self._write(step, metrics, diagnostics | self.writer.metrics())
+        if self.best() == step:
+            self.writer.save_weights(states.best_file(self.folder), step, self.module)
+        if self.schedule.keep_every and (step + 1) % self.schedule.keep_every == 0:
+            self.writer.save_weights(states.step_file(self.folder, step + 1), step + 1, self.module)
+
+    def _write(self, step: int, metrics: dict[str, float], diagnostics: dict[str, float]) -> None:
+        self.curves += [(step, key, value) for key, value in metrics.items()]
+        if rank() == 0:
+            self.log({f"{self.name}/{key}": value for key, value in (metrics | diagnostics).items()}, step)
+
+    def ending(self, step: int) -> int:
+        """Return the signal by which all processes end after this step; 0 for none. It reaches them at different
+        steps: the largest number of all decides."""
+        if self.machine.ends_at_once or (step + 1) % self.schedule.save_unit:
+            return 0
+        return largest(stop.requested(), self.machine.device)
+
+    def save(self, step: int) -> None:
+        """Write the state after a step."""
+        self.writer.save(
+            self.folder,
+            step + 1,
+            self.module,
+            self.optimizer,
+            self.wrapped,
+            self.curves,
+            deepspeed_stage=self.machine.deepspeed_stage,
+            keep=self.machine.keep_states,
         )
-    if skipped > MAX_SKIPPED:
-        raise RuntimeError(
-            f"{name}: {skipped} steps in a row had a non-finite loss or gradient, the last is step {step}; "
-            f"lower the learning rate; {where}{path} names the rows"
-        )
-    if spoiled:
-        tqdm.write(f"{name}: step {step} is skipped: {where}{path} names the rows")
+        if world_size() > 1 and rank() == 0:
+            logging.info("%s", self.speed.table())
 
 
 def let_processes_talk(machine: Machine) -> None:
@@ -347,84 +456,7 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
     )
 
 
-def _step(
-    accelerator: Accelerator,
-    module: nn.Module,
-    wrapped: Any,
-    optimizer: Any,
-    batches: Iterator[Any],
-    schedule: Schedule,
-    machine: Machine,
-    watch: Watch,
-    speed: Speed,
-) -> tuple[dict[str, float], dict[str, float], str | None]:
-    """Return (the step's loss and means over the micro-batches of all processes that have the value; speed
-    and norms, for the log alone; None if the weights were updated, the same on all processes, else the module
-    of this one that spoiled the step, where it is known).
-
-    DeepSpeed divides, clips and steps inside `backward`, and skips a step whose gradient is not finite.
-    """
-    micro_metrics: list[dict[str, Any]] = []
-    micros = [speed.take(batches) for _ in range(schedule.accumulate)]
-    parts = 1
-    if isinstance(module, StepModule):
-        # undoes two means: accelerate's, and that of DDP or DeepSpeed
-        parts = schedule.accumulate * world_size()
-        with machine.autocast():
-            micros = module.begin_step(micros)
-    for batch in micros:
-        with accelerator.accumulate(wrapped):
-            with machine.autocast():
-                loss, metrics = wrapped(batch.to(machine.device))
-                loss = loss * parts
-            micro_metrics.append({"loss": loss.detach(), **metrics})
-            if machine.deepspeed_stage:
-                # so that no gradient of an infinite loss is finite
-                loss = loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
-            accelerator.backward(loss)  # divides by the number of micro-batches
-    diagnostics: dict[str, float] = {}
-    if machine.deepspeed_stage:
-        totals = shared_means(micro_metrics)
-        norm = wrapped.get_global_grad_norm()
-        totals["grad_norm"] = math.nan if norm is None else float(norm)
-        finite = math.isfinite(totals["grad_norm"])
-    else:
-        norms = gradient_norms(module, watch.part_of)
-        parameters = [p for g in optimizer.param_groups for p in g["params"]]
-        norms["grad_norm"] = accelerator.clip_grad_norm_(parameters, schedule.clip_grad)
-        *micro_metrics, diagnostics = read_together(
-            [*micro_metrics, norms]
-        )  # the one time that a step waits for its device
-        totals = shared_means(micro_metrics) | {"grad_norm": diagnostics.pop("grad_norm")}
-        finite = math.isfinite(totals["loss"]) and math.isfinite(totals["grad_norm"])
-        if finite:
-            optimizer.step()
-        optimizer.zero_grad()
-    diagnostics |= speed.metrics(machine.device)
-    return totals, diagnostics, None if finite else _spoiled(module, micros, micro_metrics, machine, watch)
-
-
-def _spoiled(
-    module: nn.Module,
-    micros: Sequence[Any],
-    micro_metrics: Sequence[Mapping[str, Any]],
-    machine: Machine,
-    watch: Watch,
-) -> str:
-    """Name what spoiled the first of this process's micro-batches with a non-finite loss. Under ZeRO-3 a
-    process can't run alone."""
-    broken = [
-        batch
-        for batch, values in zip(micros, micro_metrics, strict=True)
-        if not math.isfinite(float(values["loss"]))
-    ]
-    if not broken or not watch.runs_again or machine.deepspeed_stage == 3:
-        return ""
-    with machine.autocast():
-        return first_spoiled(module, broken[0].to(machine.device))
-
-
-def write_curves(path: Path, curves: dict[str, Curves]) -> None:
+def write_curves(path: Path, curves: Mapping[str, Curves]) -> None:
     """Write curves.csv with columns step, name, value; names are `<phase>/<name>`."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

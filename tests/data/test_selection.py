@@ -15,7 +15,7 @@ from ans_core.data.index import nameless_index
 from ans_core.data.selection import Expressions, Joined
 from ans_core.pictures import rle
 from ans_core.rl.dual_loop import LOOPS
-from ans_core.stages.rl import rows_of, samples_by_loop
+from ans_core.stages.rl_batches import rows_of, samples_by_loop
 from ans_core.types import Sample
 from tests import tiny
 

@@ -35,7 +35,7 @@ from ans_core.rl.dual_loop import LOOPS, Batches, DualLoop, check_learned
 from ans_core.rl.scoring import score
 from ans_core.rl.step import RolloutStep
 from ans_core.rl.tokens import hidden_states
-from ans_core.stages.rl import repeats_of, rows_of
+from ans_core.stages.rl_batches import repeats_of, rows_of
 from ans_core.types import Prediction, Request, Sample
 from tests import tiny
 

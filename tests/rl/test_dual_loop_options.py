@@ -38,7 +38,13 @@ from ans_core.rl.rollout import SampledAnswer, Segment
 from ans_core.rl.scoring import score
 from ans_core.rl.step import RolloutStep
 from ans_core.rl.tokens import answers_of, hidden_states, question_segment
-from ans_core.stages.rl import PHRASES_NEED, LoopSamples, compares_masks, compares_words, samples_by_loop
+from ans_core.stages.rl_batches import (
+    PHRASES_NEED,
+    LoopSamples,
+    compares_masks,
+    compares_words,
+    samples_by_loop,
+)
 from ans_core.types import RLE, Prediction, Sample
 from tests import tiny
 from tests.rl.test_dual_loop import SAMPLES, a_round, batch, compute, gradients, loops

@@ -32,7 +32,18 @@ from ans_core.inference import predict as answering
 from ans_core.inference.predict import predict
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
-from ans_core.stages import base, convert, evaluate, judge_questions, launch, memory, prepare, rl, sft
+from ans_core.stages import (
+    base,
+    convert,
+    evaluate,
+    judge_questions,
+    launch,
+    memory,
+    prepare,
+    rl,
+    rl_batches,
+    sft,
+)
 from ans_core.types import Prediction, Request
 from flows import cli
 from tests import forks, workspace
@@ -295,9 +306,10 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage
 ):  # type: ignore[no-untyped-def]
     """RL: with the teacher, the width of the exploration and the rewards so far."""
-    name, collate = stage.__name__.rsplit(".", 1)[1], "rl_batch" if stage is rl else "collate_readable"
+    name = stage.__name__.rsplit(".", 1)[1]
+    reader, collate = (rl_batches, "rl_batch") if stage is rl else (sft, "collate_readable")
     each = 2 if stage is rl else 1  # of a step: regions, and expressions
-    real, made = getattr(stage, collate), []
+    real, made = getattr(reader, collate), []
 
     def stopping(*args: object, **words: object) -> object:
         made.append(1)
@@ -305,7 +317,7 @@ def test_a_stage_stopped_between_two_steps_goes_on_to_the_same_bits(
             raise KeyboardInterrupt
         return real(*args, **words)
 
-    monkeypatch.setattr(stage, collate, stopping)
+    monkeypatch.setattr(reader, collate, stopping)
     inputs = {k: runs / k for k in ("data", "base", "memory", "sft")}
     with pytest.raises(KeyboardInterrupt):
         run(stage, tmp_path, name, inputs)

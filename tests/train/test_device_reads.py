@@ -45,7 +45,7 @@ def test_a_step_reads_its_device_once(tmp_path: Path, monkeypatch: pytest.Monkey
     adapters.prepare_sft(model, adapters.lora_config(rank=4, alpha=8, dropout=0.0), seed=0)
     steps: list[Counter[str]] = []
     together: list[int] = []
-    one_step, read = loop._step, loop.read_together
+    one_step, read = loop._Run.update, loop.read_together
 
     def counted(*args: Any) -> Any:
         with DeviceReads() as reads:
@@ -62,7 +62,7 @@ def test_a_step_reads_its_device_once(tmp_path: Path, monkeypatch: pytest.Monkey
     def make(step: int, micro: int) -> Batch:
         return collate(rows, model.tokenizer, tiny.layout(model))
 
-    monkeypatch.setattr(loop, "_step", counted)
+    monkeypatch.setattr(loop._Run, "update", counted)
     monkeypatch.setattr(loop, "read_together", counted_read)
     # its step counts are on the CPU on every machine
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, closure=None: None)

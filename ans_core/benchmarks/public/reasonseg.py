@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cv2
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 
 from ans_core.benchmarks.public import expressions, files, refcoco
 from ans_core.benchmarks.public.asked import Item, Runner
 from ans_core.benchmarks.public.scored import Inputs, Scored, Scorer, percent
-from ans_core.data.fill_polygon import filled
 from ans_core.data.formats import checks
 from ans_core.data.formats.reasonseg import ENCODING, OLD, Query, Shape
 from ans_core.metrics.bootstrap import Ratio
@@ -117,17 +117,15 @@ def truth_of(path: Path) -> tuple[Query, Truth]:
 
 def painted(shapes: Sequence[Shape], *, height: int, width: int) -> UInt8[np.ndarray, "H W"]:
     """Paint the shapes over each other, the larger first, as LISA does."""
-    layers = [
-        (
-            filled([(int(x), int(y)) for x, y in shape.points], height=height, width=width),
-            "ignore" in shape.label.lower(),
-        )
-        for shape in shapes
-        if shape.label.lower() != OLD and shape.points
-    ]
+    layers: list[tuple[Bool[np.ndarray, "H W"], int]] = []
+    for shape in shapes:
+        if shape.label.lower() != OLD and shape.points:
+            mask = np.zeros((height, width), np.uint8)
+            cv2.fillPoly(mask, [np.array(shape.points, float).astype(np.int32)], (1,))
+            layers.append((mask > 0, IGNORED if "ignore" in shape.label.lower() else TARGET))
     labels = np.zeros((height, width), np.uint8)
-    for mask, ignored in sorted(layers, key=lambda shape: -int(shape[0].sum())):
-        labels[mask] = IGNORED if ignored else TARGET
+    for filled, label in sorted(layers, key=lambda layer: -int(layer[0].sum())):
+        labels[filled] = label
     return labels
 
 
