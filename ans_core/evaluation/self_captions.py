@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ from ans_core.evaluation.session import check_settings
 from ans_core.fingerprint import fingerprint
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.rl.self_captions import CaptionOptions, SelfCaption, UnreadableError, self_captions
-from ans_core.types import Prediction, Sample
+from ans_core.types import Prediction
 from ans_core.written import atomic_folder
 
 BATCH = 8
@@ -92,24 +93,12 @@ def caption(
         raise ValueError(f"{path} has no masks without words in {split}: nothing to caption")
     network = Sa2VA.from_pretrained(checkpoint, device_map=device or str(dist.pick_device("auto")))
 
-    def regions() -> Iterator[Sample]:
-        return map(every.__getitem__, chosen)
-
     def items() -> Iterator[Item]:
-        for region in regions():
+        for region in map(every.__getitem__, chosen):
             request = caption_request(region, true_mask(region))
             yield Item(name=region.sample_id, request=request, facts={"region": region})
 
-    def answer(items: Sequence[Item]) -> list[Prediction]:
-        try:
-            found = self_captions(network, [item.facts["region"] for item in items], options)
-        except UnreadableError as error:
-            if len(items) > 1:
-                return [prediction for item in items for prediction in answer([item])]
-            logging.warning("%s is left out: %s", items[0].name, error)
-            return [_Captioned(text="", left_out=str(error))]
-        return list(map(_captioned, found))
-
+    answer = partial(_answers, network, options)
     made = predict_all(by_picture(items, BATCH), answer, _record, out=parts, desc="captions")
     if dist.rank():
         return ""
@@ -122,11 +111,11 @@ def caption(
         raise ValueError(f"{model} has no word for any of the {len(chosen):,} masks of {path}{reason}")
     captioned = (
         replace(region, text=line["text"], meta={"iou": line["iou"]})
-        for region in regions()
+        for region in map(every.__getitem__, chosen)
         if (line := best.get(region.sample_id))
     )
-    with atomic_folder(out) as partial:
-        shard.write(captioned, partial / split)
+    with atomic_folder(out) as folder:
+        shard.write(captioned, folder / split)
     shutil.rmtree(parts)
     iou = fmean(line["iou"] for line in best.values())
     return (
@@ -135,6 +124,18 @@ def caption(
         + (f"{len(left_out):,} masks can't be read and are left out, {left_out[0]}\n" if left_out else "")
         + f"{out}: a set of the format shards, for prepare.sources; `ans data show {out}` draws some of it"
     )
+
+
+def _answers(network: Sa2VA, options: CaptionOptions, items: Sequence[Item]) -> list[Prediction]:
+    """Caption the regions of one picture together; each alone where one of them can't be read."""
+    try:
+        captions = self_captions(network, [item.facts["region"] for item in items], options)
+    except UnreadableError as error:
+        if len(items) > 1:
+            return [prediction for item in items for prediction in _answers(network, options, [item])]
+        logging.warning("%s is left out: %s", items[0].name, error)
+        return [_Captioned(text="", left_out=str(error))]
+    return list(map(_captioned, captions))
 
 
 def _best(lines: Sequence[dict[str, Any]], share: float) -> dict[str, dict[str, Any]]:

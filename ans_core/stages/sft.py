@@ -17,7 +17,7 @@ from ans_core import data, dist
 from ans_core.checkpoints import checkpoint, memory
 from ans_core.checkpoints.trained import refuse_untaught
 from ans_core.config import Config
-from ans_core.data.collate import Batch, Layout, Row, collate_readable
+from ans_core.data.collate import Batch, Layout, collate_readable
 from ans_core.data.left_out import LeftOutFile
 from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import PoolRows
@@ -87,9 +87,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         LengthGroups(mixture, measure, window=settings.length_window) if settings.length_window else mixture
     )
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl", rows=optim.batch)
-
-    def rows(step: int, micro: int) -> list[Row]:
-        return groups.rows(step, micro, batch=optim.batch, micros=optim.accumulate)
+    rows = partial(groups.rows, batch=optim.batch, micros=optim.accumulate)
 
     def make(step: int, micro: int) -> Batch:
         batch, samples = collate_readable(rows(step, micro), model.tokenizer, layout)
@@ -98,20 +96,12 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
     module = objective_of(cfg, model, features=_features(cfg, before, dtype=machine.dtype))
     peak = peak_flops(machine.device) if machine.dtype == "bf16" else None
-    operations = Operations(model)
-
-    def counts(batch: Batch) -> dict[str, float]:
-        numbers = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
-        return (
-            numbers if peak is None else numbers | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
-        )
-
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
         if settings.val_every
         else None,
         rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
-        counts=counts,
+        counts=partial(_counts, operations=None if peak is None else Operations(model)),
         peak_flops=peak,
         part_of=lambda name: part_of(name.removeprefix("model.")),
         runs_again=True,
@@ -163,6 +153,14 @@ def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
         config = {"stage": "sft", "lora": None}
         checkpoint.save_delta(memory.joined(of_memory, {}), out, base_hash=base_hash, config=config)
     return {"trained": 0.0}
+
+
+def _counts(batch: Batch, *, operations: Operations | None) -> dict[str, float]:
+    """Count what a step's speed is told in; operations: where the GPU's peak is known."""
+    counts = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
+    return (
+        counts if operations is None else counts | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}
+    )
 
 
 def _ranks(cfg: Config, base: Network) -> dict[str, dict[str, int]]:

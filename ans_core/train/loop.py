@@ -42,6 +42,7 @@ from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.states import Curves
 from ans_core.train.watch import (
     START,
+    VALIDATION_LOSS,
     GraphWatch,
     Speed,
     Watch,
@@ -223,7 +224,7 @@ def train(
         )
         run.measure_at_start(start)
         for step in bar:
-            if run.exhausted():
+            if run.exhausted:
                 break
             step_begins()
             seed_everything(seed, name, step, rank())
@@ -273,6 +274,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.speed, self.graphs = Speed(self.watch), GraphWatch()
+        self.exhausted = self._is_exhausted()
+        """Whether the last validations brought nothing. It is looked at after a validation alone: the curves of
+        a long run have a million rows."""
 
     def measure_at_start(self, start: int) -> None:
         """Validate before the first step, where that is asked for."""
@@ -291,7 +295,7 @@ class _Run:
         """Return the step with the best weights so far, where there is a validation."""
         return None if self.watch.validation is None else self.watch.validation.best(self.curves)
 
-    def exhausted(self) -> bool:
+    def _is_exhausted(self) -> bool:
         return self.watch.validation is not None and self.watch.validation.exhausted(self.curves)
 
     def update(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -388,8 +392,10 @@ class _Run:
         if self.machine.compile:
             diagnostics |= self.graphs.metrics(step)
         self._write(step, metrics, diagnostics | self.writer.metrics())
-        if self.best() == step:
-            self.writer.save_weights(states.best_file(self.folder), step, self.module)
+        if VALIDATION_LOSS in metrics:
+            self.exhausted = self._is_exhausted()
+            if self.best() == step:
+                self.writer.save_weights(states.best_file(self.folder), step, self.module)
         if self.schedule.keep_every and (step + 1) % self.schedule.keep_every == 0:
             self.writer.save_weights(states.step_file(self.folder, step + 1), step + 1, self.module)
 

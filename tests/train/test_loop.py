@@ -512,6 +512,24 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
     assert equal(weights(second), weights(whole))
 
 
+def test_curves_which_may_have_a_million_rows_are_searched_after_validations_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    searched, best = [], Validation.best
+
+    def counted(self: Validation, curves: loop.Curves) -> int | None:
+        searched.append(len(curves))
+        return best(self, curves)
+
+    monkeypatch.setattr(Validation, "best", counted)
+    watch = Watch(validation=Validation(every=10, measure=lambda done: {"loss": 1 / done}, patience=2))
+    loop.train(
+        Regression(), batch, name="fit", schedule=schedule(steps=20), machine=CPU, seed=3, scratch=tmp_path,
+        log=lambda metrics, step: None, watch=watch,
+    )  # fmt: skip
+    assert len({*searched}) == 3  # at the start, and after two validations
+
+
 def test_a_skipped_step_is_written_down_with_its_rows_and_may_end_the_run(tmp_path: Path):
     module = Regression()
     module.poison = {1, 3}
