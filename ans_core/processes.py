@@ -4,11 +4,14 @@ torch is imported."""
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 
 CORES = "ANS_CORES"
 """The variable that says how many of a node's cores a job of a cluster has, where the system lets it use more."""
@@ -49,6 +52,28 @@ def cores() -> int:
     """Return how many cores the processes of this run may use on this machine."""
     usable = len(os.sched_getaffinity(0))
     return min(usable, int(os.environ.get(CORES) or usable))
+
+
+def forks_with(module: str) -> ForkServerContext:
+    """Return a context whose processes are forked from a server that has imported `module`: a fork of a process with
+    threads may hang, and a fresh interpreter imports for seconds. The first call in a process starts the server.
+
+    The server looks for modules where this process does. Python would have it look in the working directory first
+    (up to 3.13 at least), where a user may have a `datasets.py` or another checkout."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    places = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
+    try:
+        ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return context
 
 
 @contextmanager

@@ -23,11 +23,3 @@ def free_port(*wanted: int, host: str = HOST) -> int:
         with suppress(OSError), socket.create_server((host, port)):
             return port
     raise OSError(f"no port of {host or socket.gethostname()} is free")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return as many ports of this host, each another one, for servers that start together."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)

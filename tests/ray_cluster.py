@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tasks.ports import free_ports
+from tests.ports import free_ports
 
 ROOT = Path(os.environ.get("ANS_RAY", "~/.cache/ans-ray")).expanduser()
 PYTHON = ROOT / "bin/python"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.ports import free_ports
+from tests.ports import free_ports
 from tests.workspace import words_of
 
 ROOT = Path(os.environ.get("ANS_SLURM", "~/.cache/ans-slurm")).expanduser()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from ans_core.agent.refusal import Refused
+from ans_core.processes import forks_with
 
-# Started from a small server that has the imports already: a fork of a process with threads may hang, a fresh
-# interpreter takes seconds.
-CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = "ans_core.agent.operations"
 STARTING_S = 600.0
 """For the first start, imports included: on a busy machine 120 were too few. One that dies is noticed at
@@ -67,9 +64,9 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        CONTEXT.set_forkserver_preload([PRELOADED])
-        self.pipe, theirs = CONTEXT.Pipe()
-        process = CONTEXT.Process(target=serve, args=(theirs,), daemon=True)
+        context = forks_with(PRELOADED)
+        self.pipe, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs,), daemon=True)
         process.start()
         self.process = process
         theirs.close()

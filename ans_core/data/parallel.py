@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from threading import Thread
 from typing import Any, TypeVar
 
 import torch.distributed
 
 from ans_core import dist
-from ans_core.processes import cores
+from ans_core.processes import cores, forks_with
 
 THREADS = 16
 """They wait more than they compute."""
@@ -92,10 +92,9 @@ def _in_pool(
 
 
 def _processes(count: int, work: Callable[..., Any]) -> ProcessPoolExecutor:
-    """Return a pool that is forked from a server which has imported what `work` needs: seconds of processor time
-    and hundreds of MB for each process otherwise."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([getattr(work, "func", work).__module__])
+    """Return a pool whose processes have what `work` needs imported: seconds of processor time and hundreds of MB
+    for each otherwise."""
+    context = forks_with(getattr(work, "func", work).__module__)
     return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_starter)
 
 

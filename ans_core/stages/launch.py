@@ -142,28 +142,35 @@ def last_means(curves: Curves) -> dict[str, float]:
 
 
 def write_records(out: Path, scratch: Path, curves: Mapping[str, Curves], moved: Mapping[str, bool]) -> None:
-    """Write what a training tells beside its tensors: curves by phase, which parts of the model moved, and
-    the pictures that it drew."""
+    """Write a training's records beside its tensors: curves by phase, which parts of the model moved, and the
+    pictures that it drew."""
     write_curves(out / "curves.csv", curves)
     (out / "moved.json").write_text(json.dumps(moved, indent=1))
     if (scratch / "samples").is_dir():
         shutil.copytree(scratch / "samples", out / "samples")
 
 
-def write_kept_steps(
+def write_trained(
     write: Callable[[Path], None],
     module: nn.Module,
+    name: str,
     curves: Curves,
+    moved: Mapping[str, bool],
     *,
     out: Path,
-    states_in: Path,
-    count: int,
+    scratch: Path,
+    keep_best: int,
     device: torch.device,
 ) -> None:
-    """Write the weights kept during a training, of the best `count` of its validations, to `out/steps/<N>`. The
-    module ends with the last of these. All processes must call it."""
-    for steps in best_of(states.saved_steps(states_in), curves, count=count):
-        states.load_weights(states.step_file(states_in, steps), steps, module, device=device)
+    """Write the weights of the training `name` and its records to `out`, and those kept on the way, of the best
+    `keep_best` of its validations, to `out/steps/<N>`. The module ends with the last that were written. All processes
+    must call it. write: writes the module's weights to a folder."""
+    write(out)
+    if rank() == 0:
+        write_records(out, scratch, {name: curves}, moved)
+    folder = scratch / name
+    for steps in best_of(states.saved_steps(folder), curves, count=keep_best):
+        states.load_weights(states.step_file(folder, steps), steps, module, device=device)
         write(out / STEPS / str(steps))
 
 

@@ -40,8 +40,7 @@ from ans_core.stages.launch import (
     machine_of,
     schedule_of,
     weights_dtype,
-    write_kept_steps,
-    write_records,
+    write_trained,
 )
 from ans_core.stages.rl_batches import (
     LoopSamples,
@@ -161,20 +160,13 @@ def _run(
             tensors = policies.tensors(adapter)
             checkpoint.save_delta(tensors, folder, base_hash=base_hash, config=config)
 
-    write(out)
+    write_trained(
+        write, module, "rl", curves, moved,
+        out=out, scratch=scratch, keep_best=settings.keep_best, device=machine.device,
+    )  # fmt: skip
     write(out / TEACHER, "teacher")
     if dist.rank() == 0:
-        write_records(out, scratch, {"rl": curves}, moved)
         (out / "rewards.json").write_text(json.dumps(module.record))
-    write_kept_steps(
-        write,
-        module,
-        curves,
-        out=out,
-        states_in=scratch / "rl",
-        count=settings.keep_best,
-        device=machine.device,
-    )
     dist.wait_for_all()
     return last_means(curves)
 

@@ -39,8 +39,7 @@ from ans_core.stages.launch import (
     schedule_of,
     show_ranks,
     weights_dtype,
-    write_kept_steps,
-    write_records,
+    write_trained,
 )
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop, sharding
@@ -126,18 +125,10 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             tensors = memory.joined(of_memory, trained)
             checkpoint.save_delta(tensors, folder, base_hash=base_hash, config=config)
 
-    write(out)
-    if dist.rank() == 0:
-        write_records(out, scratch, {"sft": curves}, moved)
-    write_kept_steps(
-        write,
-        module,
-        curves,
-        out=out,
-        states_in=scratch / "sft",
-        count=settings.keep_best,
-        device=machine.device,
-    )
+    write_trained(
+        write, module, "sft", curves, moved,
+        out=out, scratch=scratch, keep_best=settings.keep_best, device=machine.device,
+    )  # fmt: skip
     dist.wait_for_all()
     return last_means(curves)
 
@@ -156,7 +147,7 @@ def _passed_through(inputs: dict[str, Path], out: Path) -> dict[str, float]:
 
 
 def _counts(batch: Batch, *, operations: Operations | None) -> dict[str, float]:
-    """Count what a step's speed is told in; operations: where the GPU's peak is known."""
+    """Count a micro-batch's rows, tokens and, where the GPU's peak is known, operations."""
     counts = {"rows": float(len(batch.input_ids)), "tokens": float((batch.branch >= 0).sum())}
     return (
         counts if operations is None else counts | {OPERATIONS: sum(operations.of(Work.of(batch)).values())}

@@ -86,6 +86,28 @@ def test_a_killed_process_is_told_with_what_it_read() -> None:
         list(in_order(ended, range(8), many=1, what="shards/train"))
 
 
+ELSEWHERE = """
+from ans_core.data import parallel, pictures
+
+if __name__ == "__main__":
+    print(list(parallel.in_order(pictures._decode, [[]] * 3, many=1, what="n")))
+"""
+
+
+@pytest.mark.slow
+def test_processes_import_what_their_starter_imports_and_no_file_of_the_folder_it_is_in(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user/tqdm.py").write_text("raise RuntimeError('of the user')")
+    script = tmp_path / "elsewhere.py"
+    script.write_text(ELSEWHERE)
+    ended = subprocess.run(
+        [sys.executable, script], cwd=tmp_path / "user", capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "[[], [], []]\n", ended.stderr
+
+
 KILLED = """
 import os, signal
 from ans_core.data import parallel

@@ -23,8 +23,9 @@ import pytest
 
 from flows.paths import deployment_names
 from flows.prefect_server import LocalAddressOnly
-from tasks.ports import free_port, free_ports
+from tasks.ports import free_port
 from tasks.stages import STAGES
+from tests.ports import free_ports
 from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
 
 LIMIT_S = 1800.0

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from tasks import ports
+from tests.ports import free_ports
 
 
 def test_a_taken_port_is_not_given_and_the_first_free_one_is() -> None:
@@ -26,7 +27,7 @@ def test_a_port_that_is_free_at_one_address_alone_is_not_given_for_all() -> None
 
 def test_ports_for_servers_that_start_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "BELOW_CONNECTIONS", ports.ABOVE_SYSTEM + ports.TRIES)
-    assert len(set(ports.free_ports(30))) == 30
+    assert len(set(free_ports(30))) == 30
 
 
 def test_ports_lie_below_those_that_the_system_gives_to_connections() -> None:
