@@ -35,7 +35,7 @@ test check: export PYTHONDONTWRITEBYTECODE :=
 test: setup  ## every test, also the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder  # two more than the cores: many tests wait
 
-check: setup  ## lint, types, import contracts, fast tests (three minutes)
+check: setup  ## lint, types, import contracts, fast tests (two minutes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -6,6 +6,7 @@ python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/
 python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
 python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` wrote
 python perf/further_sft.py --name other --full 400 # all that SFT trains, so many steps of SFT's settings
+python perf/further_sft.py --name other --full 400 --save FOLDER # and keep the model, to caption a second time
 python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
 """
 
@@ -104,12 +105,12 @@ def trained_in_full(
     return sft_model(base / "base", scratch / "out")
 
 
-def run(cfg: Config, name: str, captions: Path | None = None, full: int = 0) -> None:
+def run(cfg: Config, name: str, captions: Path | None, full: int, save: Path | None) -> None:
     runs = Path("runs") / cfg.profile
     inputs = {part: runs / part for part in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
-        inputs["model"] = here / "model"
+        inputs["model"] = save or here / "model"
         training = here / "training"
         training.mkdir()
         model = (
@@ -170,9 +171,10 @@ if __name__ == "__main__":
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
     parser.add_argument("--captions", type=Path, help="of `ans data caption`")
     parser.add_argument("--full", type=int, default=0, metavar="STEPS", help="train all that SFT trains")
+    parser.add_argument("--save", type=Path, help="the trained model")
     arguments = parser.parse_args()
     config = load(Path("params.yaml"))
     name = arguments.name or config.profile
     if not arguments.table:
-        run(config, name, arguments.captions, arguments.full)
+        run(config, name, arguments.captions, arguments.full, arguments.save)
     print(table(name, config.evaluate.split) if arguments.table else "done")

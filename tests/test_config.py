@@ -247,6 +247,7 @@ def test_a_mistyped_word_is_refused(word: str, message: str) -> None:
         resolve(PROFILES / "tiny.yaml", (word,))
 
 
+@pytest.mark.slow
 def test_every_synonym_leads_to_a_setting_and_hides_none() -> None:
     names = [f".{name}" for name in _flat(Config(profile="none").model_dump(mode="json"))]
     for word, name in SYNONYMS.items():
@@ -568,6 +569,7 @@ def leaves() -> list[tuple[tuple[str, ...], int, type]]:
     return found
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

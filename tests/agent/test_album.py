@@ -138,6 +138,7 @@ def test_what_came_back_is_shown_and_every_picture_is_named_once(model: Network)
     assert set(made.pictures) == {"007.webp", *looked["pictures"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["easy", "pattern", "larger", "moves"])
 def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> None:
     """Of the shortest plan, an answer at once, calls too many, and a mask asked about before there is one."""

@@ -207,6 +207,7 @@ def test_the_same_call_on_the_same_workspace_runs_once_and_an_error_is_not_kept(
         assert told[-3:] == ["run 6", "run 6", "run 7"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["<IMG_CONTEXT>", "<image>", "[SEG]<|im_end|>", "{text}", "\x00", "x" * 200]
 )

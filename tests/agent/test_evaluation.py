@@ -68,6 +68,7 @@ def test_figures_by_family_and_their_mean_over_those_that_need_an_operation() ->
     assert found["easy/RaPR"] == 0.0
 
 
+@pytest.mark.slow
 def test_controls_exchange_blank_and_move_what_calls_give(own_model: Network) -> None:
     add_call_tokens(own_model, OPERATIONS)
     questions = [draw_question("pattern", seed=0, split="val", index=i, tile=64) for i in range(2)]

@@ -256,6 +256,7 @@ def test_one_percent_is_scored_again_by_seed_and_name_and_one_at_least() -> None
     assert repeated([], seed=0) == set()
 
 
+@pytest.mark.slow
 def test_a_judge_that_drops_a_kind_spoils_the_mix_and_nothing_takes_its_place(
     toolbox: Toolbox, make: Make, tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_reply_that_cannot_be_read_leaves_its_trace_to_the_setting(
     assert f"{len(same)} of 20 traces have no judgement and are dropped" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_answers_nothing_ends_the_stage_and_goes_on_where_it_was(
     drawn: list[Trace], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

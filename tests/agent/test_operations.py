@@ -148,6 +148,7 @@ def test_properties_tell_place_rank_and_colour(toolbox: Toolbox) -> None:
     assert seen.text == "mask_2: area 15.0, rank 1"
 
 
+@pytest.mark.slow
 def test_the_patterns_of_drawn_scenes_are_measured_right(toolbox: Toolbox) -> None:
     """The independent way to what a zoom shows."""
     right = 0
@@ -299,6 +300,7 @@ def test_an_untrained_models_masks_and_tracks_go_through(tiny_model: Network, fr
         assert (masks[0] == mask).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [5, 20])
 def test_following_forth_and_back_encodes_few_frames_twice_and_gives_what_fresh_clips_give(
     tiny_model: Network, monkeypatch: pytest.MonkeyPatch, count: int

@@ -141,6 +141,7 @@ def test_errors_come_back_and_limits_end_an_episode(tiny_model: Network, toolbox
     assert len(long.turns) == 1
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_batch_of_eight_are_those_of_eight_batches_of_one(
     tiny_model: Network, toolbox: Toolbox
 ) -> None:

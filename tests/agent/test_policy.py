@@ -173,6 +173,7 @@ def test_a_played_plan_is_read_as_its_trace_is(
     assert torch.equal(torch.cat([crop.views(own_model).pixels for crop in played.crops]), read.views.pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "copies"])
 def test_the_base_is_the_base_to_the_bit_and_an_adapter_comes_back_from_its_file(
     tmp_path: Path, lora: dict[str, Any] | None
@@ -259,6 +260,7 @@ def test_an_agent_in_8_bits_says_what_it_says_in_full_and_its_base_is_the_base_i
     assert found == predict(Sa2VA.from_pretrained(base, quantize="int8"), ASKED, max_tokens=8, batch=3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference outputs")
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_an_agent_on_qwen_is_its_base_with_the_adapter_off(kind: str) -> None:
@@ -335,6 +337,7 @@ def test_without_another_wish_an_agent_reads_with_what_it_was_trained_with(tmp_p
         reader_of(tmp_path, None)
 
 
+@pytest.mark.slow
 def test_an_agent_that_learned_from_another_reader_is_told_of(
     tmp_path: Path, own_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def test_episodes_are_learned_as_they_were_sampled(toolbox: Toolbox) -> None:
     assert all(".policy." in n for n in learned)
 
 
+@pytest.mark.slow
 def test_so_many_episodes_are_played_at_a_time_as_the_settings_say(
     toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

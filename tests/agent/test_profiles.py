@@ -148,6 +148,7 @@ def test_resolutions_that_make_no_sense_are_refused(agent: dict[str, Any], refus
         Config.model_validate({"agent": agent})
 
 
+@pytest.mark.slow
 def test_a_trained_agent_keeps_its_tiles(tmp_path: Path) -> None:
     checkpoint.save(tiny.build(), tmp_path / "base", metadata={})
     model = load_base(tmp_path / "base", operations=OPERATIONS, tiles=(2, 4))
@@ -167,6 +168,7 @@ def test_tiles_that_are_no_range_are_refused(tmp_path: Path) -> None:
             load(tmp_path / "params.yaml")
 
 
+@pytest.mark.slow
 def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_model: Network) -> None:
     from ans_core.config.agent import AgentSft
     from ans_core.stages.agent_sft import lora_of, tuned_weights

@@ -131,6 +131,7 @@ def test_any_text_is_an_answer_a_call_or_refused(said: str) -> None:
         assert (call is None) == (protocol.OPEN not in said)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(name=NAMES, arguments=ARGUMENTS, clip=st.booleans())
 def test_any_call_gives_an_observation(

@@ -64,6 +64,7 @@ def test_properties_of_a_mask_file(picture: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.startswith("mask_1: area 25.0, box [0, 0, 500, 500]\n")
 
 
+@pytest.mark.slow
 def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model: Network) -> None:
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     frames, mask = tmp_path / "clip", np.zeros((64, 64), bool)

@@ -169,6 +169,7 @@ def test_traces_of_families_that_need_masks(
             assert last.arguments == {"mask": "mask_2" if kind == "self_correction" else "mask_1"}
 
 
+@pytest.mark.slow
 def test_a_trace_whose_observations_do_not_give_the_answer_is_dropped(tiny_model: Network) -> None:
     """An untrained model's masks: the filter's rules, not the scene, decide."""
     with Toolbox(tiny_model) as toolbox:

@@ -111,6 +111,7 @@ def test_the_first_frame_of_a_clip_does_not_tell_where_things_go() -> None:
         assert np.mean([place[axis] for place in places[direction]]) == pytest.approx(0.5, abs=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "least"), [("easy", 1.0), ("pattern", 1.0), ("text", 0.9)])
 def test_the_shortest_plan_answers_without_a_model(toolbox: Toolbox, family: str, least: float) -> None:
     runs = [outcome_of_episode(question, oracle(question, toolbox)) for question in questions(family, 10)]

@@ -562,6 +562,7 @@ def test_upstream_to_native_and_back_is_equal_in_every_tensor(name: str):
     assert all(torch.equal(back[k], original[k]) for k in original)
 
 
+@pytest.mark.slow
 @needs_golden
 def test_an_upstream_folder_saved_as_ours_loads_with_the_same_bits(tmp_path: Path):
     model = Sa2VA.from_pretrained(GOLDEN / "qwen2")

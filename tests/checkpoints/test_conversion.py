@@ -545,6 +545,7 @@ def test_a_training_state_is_accounted_for_beside_its_bases(tmp_path: Path):
         trained(tmp_path / "inf.pth")
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize(
     ("left_out", "count", "named"),
@@ -630,6 +631,7 @@ def pickled_history(monkeypatch: pytest.MonkeyPatch) -> object:
     return HistoryBuffer()
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("folder_of_deepspeed", [False, True])
 def test_what_upstreams_training_loop_saves_is_read(
@@ -714,6 +716,7 @@ def test_weights_that_zero_3_divided_are_read_as_the_message_says(tmp_path: Path
     assert all(torch.allclose(ours[name], tensor, atol=1e-6) for name, tensor in theirs.items())
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("harm", ["cut", "garbage", "empty", "old format"])
 def test_a_training_state_or_sam2_that_cant_be_read_is_named(tmp_path: Path, harm: str):

@@ -69,6 +69,7 @@ def test_a_folder_made_of_ours_has_the_processor_files_that_upstreams_code_asks_
     assert checkpoint.load(tmp_path / "up").config == checkpoint.load(tmp_path / "native").config
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize("name", ["qwen3-2b", "qwen3-4b", "qwen25-3b", "qwen25-7b"])
 def test_published_sizes_have_upstreams_keys_shapes_and_parameter_counts(name: str):
@@ -126,6 +127,7 @@ def as_base(source: Path, target: Path, kind: str, *, old_names: bool) -> dict[s
     return state
 
 
+@pytest.mark.slow
 @needs_golden
 @pytest.mark.parametrize(("kind", "old_names"), [("qwen3_vl", False), ("qwen2_5_vl", True)])
 def test_a_base_joins_qwen_and_sam2_and_loses_its_padding(tmp_path: Path, kind: str, old_names: bool):
@@ -229,6 +231,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, monkeypatch: pytes
         Sa2VA.from_pretrained(GOLDEN / "qwen3_vl")
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_training_state_with_lora_lies_on_its_bases(tmp_path: Path):
     """W + 2 B A where upstream's recipe trains LoRA, the state's own tensors where it trains whole; the

@@ -107,6 +107,7 @@ def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
     assert 40 < (one ^ other).bit_count() < 88
 
 
+@pytest.mark.slow
 def test_pictures_that_are_shown_turned_are_told(tmp_path, capsys):
     tag = Image.Exif()
     for orientation, name in enumerate(("straight.jpg", "turned.jpg"), start=1):
@@ -142,6 +143,7 @@ def test_clips_whose_objects_have_no_identities_are_told(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch):
     """A million of them take 2 GB as a list."""
     Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
@@ -172,6 +174,7 @@ def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch)
     assert not list(tmp_path.rglob(".index-*"))
 
 
+@pytest.mark.slow
 def test_clips_are_counted_and_shown_with_their_masks(tmp_path, capsys):
     root = clip_sets.sav(tmp_path)
     assert check(root, "sav") == 0

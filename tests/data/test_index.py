@@ -113,6 +113,7 @@ class Steps:
         return repr(self.over.rows(*divmod(number, 2), batch=8, micros=2))
 
 
+@pytest.mark.slow
 def test_loader_workers_make_the_rows_of_one_process_from_indexes_as_from_lists(tmp_path: Path):
     def indexed(samples: list[Sample], name: str) -> SampleIndex:
         return written(tmp_path / name, STAMP, lambda: samples)

@@ -47,6 +47,7 @@ def rows(samples: list[Sample], folder: Path) -> list[str]:
     return [repr(replace(mixture.row(number), frames=())) for number in range(60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["refcoco", "grandf", "region_arrow", "mevis"])
 def test_shards_give_the_samples_of_their_set_and_the_same_order_of_rows(form, drawn, tmp_path, monkeypatch):  # noqa: F811
     source = drawn / SETS[form]

@@ -59,6 +59,7 @@ def source(path: Path, split: str | list[str], form: str = "region_arrow") -> Da
     return DataSource.model_validate({"name": "mine", "format": form, "path": str(path), "split": split})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [["Part1", "Part2"], ["Part*"], ["*"]])
 def test_parts_of_a_set_are_trained_on_as_one_with_their_categories(tmp_path, split):
     folder, out = write_parts(tmp_path / "mine"), tmp_path / "prepared"

@@ -141,6 +141,7 @@ def test_turns_before_go_into_the_question_and_each_checkpoint_hears_its_own(
     assert len(chat.turns) == 2
 
 
+@pytest.mark.slow
 def test_a_pictures_answer_is_the_models_with_its_regions(tiny_model: Network) -> None:
     chat = Chat(source=of_sample(tiny.sample()), regions=[tiny.square(8, 8, 24, 24)])
     *_, (name, answer) = chat.ask({"tiny": tiny_model}, QUESTION, max_tokens=12)
@@ -150,6 +151,7 @@ def test_a_pictures_answer_is_the_models_with_its_regions(tiny_model: Network) -
     assert answer.masks == [[rle.encode(masks[0])] for masks in expected.masks]
 
 
+@pytest.mark.slow
 def test_a_clip_is_followed_as_the_model_does_and_stops_where_it_is_told(
     own_model: Network, clip: Source, tmp_path: Path
 ) -> None:

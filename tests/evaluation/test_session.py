@@ -340,6 +340,7 @@ def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path,
     assert box_baseline.question_of(tmp_path / "imported") == box_baseline.QUESTION
 
 
+@pytest.mark.slow
 def test_a_base_is_asked_for_a_box_which_sam2_turns_into_a_mask(
     tmp_path: Path, data: Path, model: Path, tiny_model: Network
 ):

@@ -74,6 +74,7 @@ def test_several_processes_share_an_evaluation_and_the_first_alone_writes(
     assert not (tmp_path / ".ans/eval").exists()
 
 
+@pytest.mark.slow
 def test_changed_evaluation_data_have_a_result_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_folders_of_runs_get_a_page_with_settings_intervals_the_same_samples_and
         cli.parse(words[:2]).function(cli.parse(words[:2]))
 
 
+@pytest.mark.slow
 def test_checkpoints_are_evaluated_on_the_settings_benchmarks_and_then_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

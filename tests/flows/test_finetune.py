@@ -100,6 +100,7 @@ def coco(folder: Path, name: str, pictures: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["instances_default.json", "instances_train.json", "instances_val2017.json"])
 def test_coco_of_one_split_has_pictures_held_out_by_their_names(
     tmp_path: Path, tiny_model: Network, name: str, capsys: pytest.CaptureFixture[str]
@@ -240,6 +241,7 @@ def test_a_large_model_computes_as_many_rows_at_once_as_its_profile(tmp_path: Pa
     assert optim("launch.processes=2", "--profile", "sa2va-1b") == (64, 16)
 
 
+@pytest.mark.slow
 def test_an_estimate_counts_the_longest_rows_too(tmp_path: Path, tiny_model: Network):
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     folder = pictures(tmp_path / "mine", ("train", "val"))

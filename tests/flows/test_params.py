@@ -82,6 +82,7 @@ def test_a_file_of_an_older_version_is_written_anew_and_keeps_its_words(workspac
     assert (workspace / "params.yaml").read_text() == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upgrade", [lambda root: write_if_needed("tiny", root), watch_sources])
 def test_an_edited_file_of_an_older_version_keeps_its_edits_and_gets_what_it_lacks(
     workspace: Path, upgrade: Callable[[Path], object]
@@ -107,6 +108,7 @@ def test_a_setting_that_is_gone_is_refused_with_the_nearest_name_and_the_file_st
     assert (workspace / "params.yaml").read_text() == text
 
 
+@pytest.mark.slow
 def test_added_data_is_a_source_once_and_counts_as_an_edit(workspace: Path) -> None:
     (workspace / "mine").mkdir()
     (workspace / "mine/annotations.json").write_text(json.dumps([]))
@@ -143,6 +145,7 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
     assert files() != first
 
 
+@pytest.mark.slow
 def test_changed_weights_behind_a_path_run_the_stages_again_that_start_from_them(workspace: Path) -> None:
     weights = workspace / "mine/model.safetensors"
     weights.parent.mkdir()
@@ -194,6 +197,7 @@ def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace:
     assert edited_keys(workspace / "params.yaml") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [{"overrides": {"rl.kl": 0.25}}, {"profile": "tiny"}, {"profile": "smoke", "data": ["mine"]}]
 )
@@ -215,6 +219,7 @@ def test_settings_of_a_run_are_gone_after_it(
     assert (workspace / "params.yaml").read_text() == before
 
 
+@pytest.mark.slow
 def test_settings_of_a_killed_run_go_with_the_next_and_those_written_since_stay(workspace: Path) -> None:
     write("smoke", workspace)
     before = (workspace / "params.yaml").read_text()

@@ -76,6 +76,7 @@ def test_what_is_needed_is_shown_then_fetched_compared_and_not_fetched_again(
     assert (folder / "set.zip").read_bytes() == BIG + b"more"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_goes_on_where_it_was_also_in_another_process(served: Hub, tmp_path: Path):
     """Cut once at 3,000 bytes: the library goes on by itself. Cut for good at 5,000: the next run asks for
     the rest alone."""

@@ -80,6 +80,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["picture", "video"])
 def test_predict_writes_the_answer_its_masks_and_overlays(
     tmp_path: Path, model: Path, clip: Path, capsys: pytest.CaptureFixture[str], what: str
@@ -98,6 +99,7 @@ def test_predict_writes_the_answer_its_masks_and_overlays(
     assert ("4 frames, video mode sa2va-i" in capsys.readouterr().out) == (what == "video")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sa2va", "sa2va-i", "keyframe"])
 def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: Path, mode: str) -> None:
     told = predict(clip, model, tmp_path / "out", "--video-mode", mode)
@@ -114,6 +116,7 @@ def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: 
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(
     tmp_path: Path, model: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_every_object_has_the_track_that_agrees_best_with_its_others(
     assert set(chosen) == {0, 1, 2}  # objects of one clip have frames of their own
 
 
+@pytest.mark.slow
 def test_it_makes_no_difference_how_many_frames_are_encoded_together(
     tiny_model: Network, pictures: list[Image.Image]
 ):

@@ -56,6 +56,7 @@ def reference() -> dict[str, Any]:
     return json.loads((GOLDEN / "qwen2/predict_forward.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["image", "video", "vp", "text"])
 def test_the_same_words_and_masks(name: str):
     model, _, outputs = qwen2()
@@ -69,6 +70,7 @@ def test_the_same_words_and_masks(name: str):
         assert error(answer.seg_embeddings[[number]], outputs[f"pf_{name}_seg_embed_{number}"]) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_release_on_internvl3_is_read_as_one_on_internvl2_5(tmp_path: Path):
     """The same parts; its configuration stretches positions beyond the context it was trained with, and has
     the field's two names."""
@@ -363,6 +365,7 @@ def test_a_video_may_be_one_array_or_tensor():
         assert request_of(text="<image>", video=video) == expected
 
 
+@pytest.mark.slow
 def test_a_video_may_be_a_file_or_a_folder_of_frames(tmp_path: Path):
     model, inputs, _ = qwen2()
     for number, frame in enumerate(inputs["pf_video_uint8"]):

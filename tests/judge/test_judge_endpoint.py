@@ -120,6 +120,7 @@ def error_in_200(error: object, **more: object) -> Callable[[Handler], None]:
 LIMIT = {"message": "Rate limit exceeded", "code": 429}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [

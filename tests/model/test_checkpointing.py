@@ -39,6 +39,7 @@ def step(model: Network) -> tuple[float, dict[str, Tensor]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, None])
 @pytest.mark.parametrize("vision", [False, True])
 def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: bool, layers: int | None):
@@ -70,6 +71,7 @@ def test_recomputed_layers_give_the_same_gradients(own_model: Network, vision: b
         assert torch.equal(again[1][name], gradient), name
 
 
+@pytest.mark.slow
 def test_logits_in_pieces_give_the_same_loss_and_gradients(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,6 +20,7 @@ SEGMENT = Turn(
 )
 
 
+@pytest.mark.slow
 def test_known_features_are_read_the_rest_is_computed_and_the_loss_is_the_same(
     own_model: Network, tmp_path: Path
 ):

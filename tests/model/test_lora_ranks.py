@@ -28,6 +28,7 @@ def test_a_rank_holds_the_energy_that_is_asked_for():
     assert rank_of(torch.eye(200), energy=0.9) == 128  # the largest
 
 
+@pytest.mark.slow
 def test_every_layer_gets_its_own_rank_and_the_same_factor(own_model: Network):
     tuned = tiny.build()
     layers = tuned.internvl.model.language_model.layers

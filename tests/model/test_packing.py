@@ -88,6 +88,7 @@ def test_padding_changes_nothing(tiny_model: Network):
     assert (one - text_only(tiny_model, branches, [5, 6], pad_to=30)).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_questions_of_one_picture_packed_into_a_row_give_the_logits_of_a_row_each(tiny_model: Network):
     layout = tiny.layout(tiny_model)
     together = answers(tiny_model, collate([tiny.row(*TURNS)], tiny_model.tokenizer, layout))

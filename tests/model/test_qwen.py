@@ -77,6 +77,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return text_loss(logits[:, :-1][learned], labels[:, 1:][learned])
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_training_row_equals_upstreams_from_pixels_to_seg_embeddings(kind: str):
     """Also where `[SEG]` takes its state: Qwen3-VL's lies 0.6 to 1.8 away after the last norm."""
@@ -127,6 +128,7 @@ def test_a_padded_batch_of_two_frames_and_an_image_equals_upstreams(kind: str):
     assert error(model.logits(model.hidden_states(rows_of(only_text), [None])), outputs["text_logits"]) < 1e-4
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("case", ["image", "small", "wide", "video", "prompt_seg", "text", "text_past"])
 def test_the_same_ids_words_and_masks(kind: str, case: str):
@@ -369,6 +371,7 @@ def test_features_kept_on_disk_hold_what_deepstack_adds(kind: str, tmp_path: Pat
     assert known.values.shape[1] == model.backbone.token_width
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_supervised_step_trains_the_text_side_and_leaves_the_vision_tower(kind: str):
     from ans_core.model import adapters
@@ -426,6 +429,7 @@ def test_points_and_boxes_are_regions_as_sam2_finds_them():
         model.predict(text="What?", point_prompts=[(1.0, 1.0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "clicks"),
     [

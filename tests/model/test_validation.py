@@ -19,6 +19,7 @@ from tests import tiny
 SAMPLES = [*(tiny.sample(i) for i in range(3)), *(tiny.region(i) for i in range(3, 5))]
 
 
+@pytest.mark.slow
 def test_a_slice_is_measured_without_dropout_the_same_in_parts_and_drawn(own_model: Network, tmp_path: Path):
     """Five rows, three of them with a mask: means over tokens and masks are those of one batch of all,
     whatever the parts' sizes."""

@@ -44,6 +44,7 @@ def arm_of(name: str) -> Arm:
     return arm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm is not None])
 def test_an_arm_has_the_guards_of_its_tiers_and_no_others(start: Start, tmp_path: Path, name: str) -> None:
     guard = arm_of(name).guard
@@ -63,6 +64,7 @@ def test_an_arm_has_the_guards_of_its_tiers_and_no_others(start: Start, tmp_path
     assert module.control.too_far(9.0) == guard.update
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "weight"), [("naive", 1.0), ("guard", 0.625)])
 def test_only_admission_lowers_the_weight_of_a_common_label(
     start: Start, tmp_path: Path, name: str, weight: float

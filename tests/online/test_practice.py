@@ -126,6 +126,7 @@ def test_votes_for_an_answer_that_a_person_called_wrong_do_not_count(
         assert all(math.isnan(rollout.rewards["task"]) for rollout in scored)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loose", [0, 3])
 def test_where_a_person_shows_the_thing_those_alone_vote_that_looked_at_it(
     tmp_path: Path, tiny_model: Network, toolbox: Toolbox, loose: int

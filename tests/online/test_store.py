@@ -245,6 +245,7 @@ def test_the_name_of_a_picture_is_on_disk_before_its_digest_is_known(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_foreign_cut_and_empty_files_and_another_encoder_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         for i in range(30):

@@ -21,6 +21,7 @@ def config(temperature: float, batch: int) -> Config:
     return Config.model_validate(values)
 
 
+@pytest.mark.slow
 def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: Network):
     regions = [tiny.region(i, "a red square") for i in range(3)]
     requests = [caption_request(r, true_mask(r)) for r in regions] + [
@@ -31,6 +32,7 @@ def test_sampled_nearly_without_chance_answers_are_the_greedy_ones(tiny_model: N
     assert found == [[one, one] for one in greedy]
 
 
+@pytest.mark.slow
 def test_samples_differ_within_a_group_and_depend_on_no_batch(tiny_model: Network):
     requests = [caption_request(r, true_mask(r)) for r in (tiny.region(i, "a red square") for i in range(3))]
     found = [

@@ -58,6 +58,7 @@ def test_trained_parameters_of_the_1b():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["internvl", "qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize(("half", "dropout"), [(False, 0.0), (False, 0.1), (True, 0.0), (True, 0.1)])
 def test_what_a_layer_keeps_is_what_the_formula_says(

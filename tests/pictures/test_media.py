@@ -218,6 +218,7 @@ def test_frames_are_in_order_of_time_with_zeros_before_their_numbers_or_without(
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip.mp4", "clip.avi", "clip.mkv", "clip.webm"])
 def test_a_video_that_is_cut_short_is_refused_and_not_followed_to_where_it_ends(
     tmp_path: Path, name: str
@@ -274,6 +275,7 @@ def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_the
         video_file.check(video_file.frames_of(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "options"),
     [

@@ -80,6 +80,7 @@ def test_the_padding_vector_which_is_zero_takes_no_gradient(own_model: Network) 
     assert 0 < float(table.grad.norm()) < 1e4
 
 
+@pytest.mark.slow
 def test_training_it_finds_things_by_their_words_and_not_by_others(own_model: Network) -> None:
     own_model.internvl.model.multi_modal_projector.requires_grad_(True)
     own_model.internvl.get_input_embeddings().requires_grad_(True)

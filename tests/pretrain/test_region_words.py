@@ -29,6 +29,7 @@ def test_the_bag_holds_every_token_of_the_caption_once(tiny_model: Network) -> N
     assert set(batch.words[0].nonzero().flatten().tolist()) == tokens
 
 
+@pytest.mark.slow
 def test_words_are_learned_from_pixels_by_the_tower_alone(own_model: Network) -> None:
     own_model.internvl.model.vision_tower.requires_grad_(True)
     module = RegionWords(own_model)

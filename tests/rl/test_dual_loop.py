@@ -100,6 +100,7 @@ def gradients(module: DualLoop) -> dict[str, Tensor]:
 
 
 # (1 + 1) / (10 + 1), the warm-up's first
+@pytest.mark.slow
 @pytest.mark.parametrize(("warmup", "decay"), [(True, 2 / 11), (False, 0.99)])
 def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(
     own_model: Network, warmup: bool, decay: float
@@ -175,6 +176,7 @@ def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl
     assert all(".policy." in n for n in gradients(module))
 
 
+@pytest.mark.slow
 def test_equal_rewards_leave_only_the_regularisers(own_model: Network):
     """No answer scores: without KL and supervised loss the gradient is exactly zero."""
     module = loops(
@@ -236,6 +238,7 @@ def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model:
     assert calls == {"vision": 1, "sam": 1}
 
 
+@pytest.mark.slow
 def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(own_model: Network):
     """Packed answers against the prompt as `generate` sees it, with the temperature; and against what
     sampling noted itself."""
@@ -327,6 +330,7 @@ def test_every_token_has_the_advantage_of_its_own_caption(
     assert seen[0].tolist() == [-1, -1, 0, 1, 1, 1, -20, -10, -10, 30]
 
 
+@pytest.mark.slow
 def test_the_extra_state_comes_back(own_model: Network):
     module = loops(own_model)
     torch.manual_seed(0)
@@ -470,6 +474,7 @@ def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(
     assert losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_weighted_sum_of_the_loops(own_model: Network) -> None:
     module = loops(own_model, mask_weight=0.0)
 

@@ -145,6 +145,7 @@ def test_rollouts_that_are_gone_are_an_error(own_model: Network):
 # Which rollouts are learned from
 
 
+@pytest.mark.slow
 def test_of_more_candidates_those_with_a_spread_are_learned_from(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -195,6 +196,7 @@ def test_an_entropy_bonus_makes_the_policy_less_sure(own_model: Network):
     assert entropies[-1] > entropies[0] + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["grpo", "dr_grpo", "bnpo", "gspo", "cispo"])
 def test_every_form_of_the_objective_trains_both_loops(own_model: Network, form: str):
     module = loops(own_model, objective=form, mask_weight=0.0, kl=0.0, kl_words=0.0)
@@ -575,6 +577,7 @@ def test_replaced_logits_are_counted_on_after_a_resume(own_model: Network):
     assert module.reader.nonfinite == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sample"), [("describe", described()), ("vqa", asked()), ("vqa", asked(masks=()))]
 )

@@ -37,6 +37,7 @@ def clipped(
 # Advantages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["group", "within", "none"])
 def test_equal_rewards_teach_exactly_nothing(scale: grpo.Scale):
     """0.1 * 3 / 3 is not 0.1 in floats: a mean can be off by an ulp, which a small floor would blow up."""
@@ -229,6 +230,7 @@ def trls(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", get_args(grpo.Form))
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_forms_loss_and_gradient_are_trls(form: grpo.Form, seed: int):

@@ -469,6 +469,7 @@ def test_the_width_is_widened_for_masks_too_alike_and_narrowed_for_masks_too_dif
     assert steered(1.0, 0.8) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grid_gaussian", "bernoulli"])
 def test_steering_brings_the_group_into_its_band_from_either_side(name: str):
     coarse = torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(1))

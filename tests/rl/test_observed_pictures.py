@@ -83,6 +83,7 @@ def alone(
     return every[learned[1:]]
 
 
+@pytest.mark.slow
 @KINDS
 @torch.no_grad()
 def test_rollouts_with_unlike_numbers_of_turns_and_pictures_read_packed_as_alone(kind: str) -> None:

@@ -12,6 +12,7 @@ from tests.rl.test_dual_loop import batch, compute, gradients, loops
 pytestmark = needs_golden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])
 def test_both_loops_learn_from_what_was_sampled_and_leave_the_vision_tower(kind: str):
     """Log-probabilities of packed answers are those noted while sampling from cached prefixes: region cells,

@@ -110,6 +110,7 @@ def test_the_noise_is_gumbels_for_each_seed_token_and_word_alone():
     assert torch.equal(gumbel(torch.tensor([7]), torch.tensor([3]), torch.arange(40))[0], noise[3, 7, :40])
 
 
+@pytest.mark.slow
 def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Network):
     """Not on the rollouts and samples beside it, so not on the number of processes either."""
     both, second = prompted(own_model), prompted(own_model)
@@ -125,6 +126,7 @@ def test_what_a_rollout_says_depends_on_its_seed_alone(own_model: Network):
     assert len({a.ids for a in told[:3]}) > 1
 
 
+@pytest.mark.slow
 def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Network):
     """Each request's answers after one another."""
     cold = Reader(temperature=1e-6, forbidden=[own_model.image_token_id], guard="guard")
@@ -135,6 +137,7 @@ def test_what_is_drawn_without_heat_is_what_greedy_search_says(own_model: Networ
     assert [list(a.ids) for a in told] == [greedy[0]] * 3 + [greedy[1]] * 3
 
 
+@pytest.mark.slow
 def test_an_answer_ends_with_its_end_of_turn_and_is_complete_only_then(own_model: Network):
     stops = stop_ids(own_model)
     with torch.no_grad():

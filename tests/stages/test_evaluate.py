@@ -276,6 +276,7 @@ def test_a_caption_counts_as_right_word_for_word():
     ] == [True, False]
 
 
+@pytest.mark.slow
 def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Path, tiny_model: Network):
     write_scenes(tmp_path / "drawn", seed=0, counts={"train": 1, "val": 3, "test": 1}, image_size=64)
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})

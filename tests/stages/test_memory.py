@@ -304,6 +304,7 @@ def test_a_short_run_is_judged_by_all_its_steps_even_if_its_last_one_is_skipped(
     assert next(calls) == 2
 
 
+@pytest.mark.slow
 def test_what_was_trained_reaches_both_decoders_of_a_base_and_no_base_of_another_hash(
     inputs: Path, tmp_path: Path, own_model: Network
 ):

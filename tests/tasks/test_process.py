@@ -71,6 +71,7 @@ class Answer(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "excepted"),
     [("127.0.0.1", {}), ("localhost", {"no_proxy": "example.org", "ALL_PROXY": "socks5://127.0.0.1:9"})],

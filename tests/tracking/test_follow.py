@@ -28,6 +28,7 @@ def pictures(count: int = 4):  # type: ignore[no-untyped-def]
     return [transforms.open_image(frame) for frame in tiny.clip(0, count).frames]
 
 
+@pytest.mark.slow
 def test_objects_followed_together_are_followed_as_one_by_one_and_late_ones_start_late(sam2: Grounding):
     prompts = [
         ObjectPrompt(mask=MASK),
@@ -52,6 +53,7 @@ PROMPTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["box", "late point", "mask"])
 def test_without_memory_every_frame_is_decoded_as_if_it_were_the_prompted_one(
     sam2: Grounding, prompt: ObjectPrompt
@@ -69,6 +71,7 @@ def test_without_memory_every_frame_is_decoded_as_if_it_were_the_prompted_one(
     assert all(map(torch.equal, found, again))
 
 
+@pytest.mark.slow
 def test_j_and_f_without_memory_of_a_clip_that_stands_still_are_those_of_its_picture(sam2: Grounding):
     """With memory, equal frames get unequal masks."""
     moving = tiny.clip(0, 4)
@@ -84,6 +87,7 @@ def test_j_and_f_without_memory_of_a_clip_that_stands_still_are_those_of_its_pic
     assert len(set(remembered.values())) > 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_clip(sam2: Grounding, monkeypatch: pytest.MonkeyPatch):
     kept = []
     step = Grounding.step

@@ -63,6 +63,7 @@ def test_frames_computed_again_give_the_gradients_of_plain_back_propagation(
     assert all(plain[name].any() for name in plain if name.startswith(MEMORY))
 
 
+@pytest.mark.slow
 def test_torch_sees_the_device_whose_random_state_a_frame_computed_again_needs(
     sam2: Grounding, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,6 +95,7 @@ def test_on_a_gpu_too_frames_computed_again_draw_the_same_dropout_and_clicks(sam
     } == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "recompute", "at_once"), [(True, True, 1), (True, False, 4), (False, True, 4)]
 )
@@ -114,6 +116,7 @@ def test_a_trained_image_encoder_is_computed_again_frame_by_frame(
     assert set(seen) == {at_once}
 
 
+@pytest.mark.slow
 def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(sam2: Grounding):
     """The gradient of every frame's features by itself, where an index bound too late would show; the bank
     grows meanwhile."""
@@ -143,6 +146,7 @@ def test_a_frame_computed_again_reads_its_own_features_and_the_bank_of_its_time(
     assert torch.allclose(plain, again, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_memory_encoder_through_the_bank_and_stop_where_the_bank_is_detached(
     sam2: Grounding,
 ):
@@ -177,6 +181,7 @@ def test_inner_modules_are_trained_by_their_names(sam2: Grounding):
     assert {name for name, p in sam2.named_parameters() if p.requires_grad} == set(inner)
 
 
+@pytest.mark.slow
 def test_only_the_named_modules_are_trained_and_unknown_names_are_refused(sam2: Grounding):
     trained = open_modules(sam2, ("memory_encoder", "no_obj_ptr"))
     assert {name for name, p in sam2.named_parameters() if p.requires_grad} == set(trained)
@@ -240,6 +245,7 @@ def test_a_module_that_no_prompt_has_reached_in_any_step_is_refused_by_its_name(
     check.judge(7)
 
 
+@pytest.mark.slow
 def test_tensors_without_a_gradient_are_named_and_clips_without_absent_objects_are_no_mistake(
     sam2: Grounding, caplog: pytest.LogCaptureFixture
 ):
@@ -254,6 +260,7 @@ def test_tensors_without_a_gradient_are_named_and_clips_without_absent_objects_a
     )
 
 
+@pytest.mark.slow
 def test_a_step_whose_loss_is_not_finite_reaches_nothing(sam2: Grounding):
     """Every gradient of it is NaN, also of what it does not use."""
     check = GradientCheck(sam2, trained := open_modules(sam2, (*MEMORY, "mask_downsample")), modules=MEMORY)
@@ -262,6 +269,7 @@ def test_a_step_whose_loss_is_not_finite_reaches_nothing(sam2: Grounding):
     assert check.missing == list(trained)
 
 
+@pytest.mark.slow
 def test_objects_divided_among_passes_cost_what_they_cost_together(sam2: Grounding):
     """Nothing is dropped: four objects at once, or three and one, on the same prompts."""
     sam2.eval()
@@ -336,6 +344,7 @@ def counted_steps(sam2: Grounding) -> Iterator[list[int]]:
         sam2.step = step  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none(sam2: Grounding):
     open_modules(sam2, MEMORY)
     batch = batch_of("box", frames=5, second_frame=1.0)
@@ -352,6 +361,7 @@ def test_distances_count_from_the_last_prompt_and_a_later_prompted_frame_is_none
     )
 
 
+@pytest.mark.slow
 def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a_gradient_of_zero(
     sam2: Grounding,
 ):
@@ -376,6 +386,7 @@ def test_frames_without_ground_truth_cost_nothing_and_an_all_unknown_batch_has_a
     assert all(p.grad is not None and not p.grad.any() for p in trained.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "equal"), [(0.0, True), (0.1, False)])
 def test_dropout_reaches_every_layer_of_the_memory_attention(sam2: Grounding, share: float, *, equal: bool):
     sam2.train()
@@ -387,6 +398,7 @@ def test_dropout_reaches_every_layer_of_the_memory_attention(sam2: Grounding, sh
     assert {m.p if isinstance(m, torch.nn.Dropout) else m.dropout_p for m in layers} == {share}
 
 
+@pytest.mark.slow
 def test_absent_objects_are_taught_even_when_sam2_says_that_nothing_is_there(sam2: Grounding):
     """With a score below zero SAM2 blanks its mask; the score itself and the mask behind the blank still
     learn."""

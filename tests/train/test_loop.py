@@ -167,6 +167,7 @@ def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_
     assert (one["seen"], other["seen"]) == (20, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("muon_lr", [0.0, 0.02])
 def test_a_stopped_training_goes_on_from_its_last_state_in_the_same_process_too(
     tmp_path: Path, muon_lr: float

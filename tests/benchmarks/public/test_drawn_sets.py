@@ -19,6 +19,7 @@ from ans_core.data.scene_write import write_clips, write_scenes
 from tests.benchmarks.public.drawn import score, write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "figures"),
     [("refcoco", ("cIoU", "gIoU", "P@0.9")), ("grefcoco", ("gIoU", "cIoU", "N_acc", "T_acc"))],

@@ -175,6 +175,7 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
             judge.ask(requests, desc="d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['{"error": {"code": 403}}', "{}", '{"choices": []}'])
 def test_status_200_without_a_reply_is_told_and_never_scored(tmp_path: Path, text: str):
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]

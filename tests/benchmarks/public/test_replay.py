@@ -228,6 +228,7 @@ def test_recorded_predictions_get_their_official_numbers(case: Callable[[], tupl
         assert found.metrics[key] == pytest.approx(value, rel=within, abs=within), key
 
 
+@pytest.mark.slow
 def test_the_boxes_of_recorded_masks_get_pycocotools_figures(tmp_path: Path):
     """Expected: pycocotools' own loadRes on the masks, which boxes them, and COCOeval of type bbox."""
     folder = REPLAY / "coco100"

@@ -118,6 +118,7 @@ def changed(value: Any, at: tuple[Any, ...], odd: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICTIONS)
 def test_wrong_types_are_refused_by_name(tmp_path: Path, name: str):
     valid, others = PREDICTIONS[name], truth_of(name, tmp_path)
