@@ -359,6 +359,7 @@ DATA = {"name": "mine", "format": "regions", "path": "data/mine", "split": "trai
 OWN_AGENT = "runs/tiny/agent/sft/tools"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "changes", "told"),
     [
@@ -441,6 +442,7 @@ def test_a_data_set_of_ones_own_can_be_mixed_by_name_and_brings_its_splits(tmp_p
     assert (config.sft.mixture, config.evaluate.split) == ({"mine": 1.0}, "testA")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["5GB", "500MB", "1.5TB", "200 KB"])
 def test_a_size_that_is_taken_is_one_to_the_hub_too(tmp_path: Path, size: str) -> None:
     assert parse_size_to_int(load(changed(tmp_path, convert={"max_shard": size})).convert.max_shard) > 0

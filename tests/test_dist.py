@@ -81,6 +81,7 @@ def test_an_order_has_each_element_once_and_depends_on_the_seed_alone(count: int
         )
 
 
+@pytest.mark.slow
 def test_all_orders_are_equally_likely() -> None:
     """4! orders of 12,000 seeds: chi-squared with 23 degrees of freedom is over 49.7 once in a thousand times."""
     seen = Counter(tuple(dist.permuted(place, 4, seed) for place in range(4)) for seed in range(12_000))

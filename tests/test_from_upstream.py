@@ -88,6 +88,7 @@ def test_a_name_that_is_gone_would_be_found() -> None:
     assert fault("loop1/klx") == "no such curve"
 
 
+@pytest.mark.slow
 def test_upstreams_settings_are_answered_with_ours() -> None:
     """Each flag of the table of RL that is a plain name, typed as a setting."""
     checked = 0

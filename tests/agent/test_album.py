@@ -183,6 +183,7 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
     assert early["faults"] == ["prerequisite"]
 
 
+@pytest.mark.slow
 def test_an_episode_that_ran_into_a_limit_is_no_lesson(model: Network) -> None:
     question = asked("pattern")
     look = call_text(question.plan[0])
@@ -215,6 +216,7 @@ def write_page(model: Network, folder: Path) -> Path:
     return folder / "episodes.html"
 
 
+@pytest.mark.slow
 def test_the_page_shows_masks_and_rewards_of_every_episode(model: Network, tmp_path: Path) -> None:
     page = write_page(model, tmp_path).read_text()
     assert page.count("<article") == page.count('<dl class="rewards">') == 8

@@ -108,6 +108,7 @@ def test_a_clip_is_of_the_frames_that_are_annotated_and_of_no_more_than_can_be_k
     assert clips([replace(cat, masks=((cat.masks[0][0], *[None] * 40),))], name="boxes", seed=0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("colour_sam")
 def test_traces_follow_the_thing_and_say_what_the_track_says(tmp_path: Path, tiny_model: Network) -> None:
     some = [

@@ -59,6 +59,7 @@ def rows_of(before: Tensor, call: Tensor, after: Tensor) -> Tensor:
     return torch.stack([dynamics._row(*row) for row in zip(before, call, after, strict=True)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interaction", [False, True])
 def test_what_can_be_learned_earns_while_it_is_learned_and_nothing_afterwards(interaction: bool) -> None:
     """Of random pictures and six calls; what is shown is the sum of a part of either, or depends on both

@@ -131,6 +131,7 @@ def pictures(some: Sequence[Trace]) -> set[str]:
     return {name for t in some for name in (*t.frames, *(name for turn in t.turns for name in turn.pictures))}
 
 
+@pytest.mark.slow
 def test_without_a_judge_what_the_rules_keep_is_written_as_it_is(
     drawn: list[Trace], toolbox: Toolbox, tmp_path: Path
 ) -> None:
@@ -273,6 +274,7 @@ def test_a_judge_that_drops_a_kind_spoils_the_mix_and_nothing_takes_its_place(
         write(tmp_path / "none", toolbox, make(server.url, cache=tmp_path / "other.sqlite"))
 
 
+@pytest.mark.slow
 def test_a_reply_that_cannot_be_read_leaves_its_trace_to_the_setting(
     drawn: list[Trace], toolbox: Toolbox, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +321,7 @@ def test_one_call_that_fails_leaves_one_trace_to_the_setting(drawn: list[Trace],
     assert sum(len(one.scores) for one in found) == 4  # of five requests
 
 
+@pytest.mark.slow
 def test_at_the_cost_limit_nothing_is_asked_any_more(drawn: list[Trace], make: Make) -> None:
     """A call of 100 + 10 tokens at 10 and 100 USD per million costs .002 USD; the limit is of the whole
     stage."""

@@ -299,6 +299,7 @@ def test_what_is_known_of_an_agent_beside_its_tensors_goes_to_every_place_that_i
     assert type(policy.model.vlm.lm_head) is kind
 
 
+@pytest.mark.slow
 def test_an_agent_keeps_its_tokens_where_operations_are_added_and_is_refused_where_they_changed(
     tmp_path: Path,
 ) -> None:

@@ -194,6 +194,7 @@ def test_the_adapter_takes_the_ranks_of_a_full_fine_tuning(tmp_path: Path, own_m
     assert again.adapters.tensors(AGENT).keys() == policy.adapters.tensors(AGENT).keys()
 
 
+@pytest.mark.slow
 def test_a_stage_has_its_operations_draw_with_the_segmenter_of_the_settings(tmp_path: Path) -> None:
     other = tiny.build()
     with torch.no_grad():

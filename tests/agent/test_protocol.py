@@ -120,6 +120,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(said=st.text(max_size=80) | st.lists(PIECES | st.text(max_size=4), max_size=14).map("".join))
 def test_any_text_is_an_answer_a_call_or_refused(said: str) -> None:

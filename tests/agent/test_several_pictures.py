@@ -159,6 +159,7 @@ def test_calls_name_a_picture_and_measure_in_its_own_size(tiny_model: Network) -
             )
 
 
+@pytest.mark.slow
 @KINDS
 def test_episodes_about_several_pictures_are_learned_as_they_were_sampled(
     kind: str, toolbox: Toolbox
@@ -228,6 +229,7 @@ def test_a_set_of_comparisons_is_written_read_back_played_and_shown(
     assert set(entry.record["pictures"]) < set(entry.pictures)
 
 
+@pytest.mark.slow
 def test_rft_learns_from_questions_about_several_pictures(
     tmp_path: Path, toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

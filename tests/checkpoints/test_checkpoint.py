@@ -674,6 +674,7 @@ def test_sam2_is_read_from_its_published_pt_file_without_running_pickle_code(tmp
         bases.import_base(pair / "base_internvl", tmp_path / "other.pt", "qwen_chat")
 
 
+@pytest.mark.slow
 @needs_golden
 def test_a_release_is_a_whole_base_and_takes_no_sam2():
     assert same(bases.import_base(GOLDEN / "qwen2", "", "qwen_chat"), Sa2VA.from_pretrained(GOLDEN / "qwen2"))

@@ -485,6 +485,7 @@ def test_a_training_state_on_its_bases_is_the_merged_release(tmp_path: Path, wri
         assert torch.allclose(ours[name], tensor, atol=1e-6), name
 
 
+@pytest.mark.slow
 @needs_golden
 def test_lora_merged_at_another_strength_is_another_model():
     theirs = checkpoint.load(PAIR / "merged_hf").state_dict()

@@ -191,6 +191,7 @@ def change_the_template(data: Path, model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"max_dynamic_patch": 7}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -30,6 +30,7 @@ def test_a_sam2_alone_goes_as_far_as_its_memory():
     check_sam2_alone(STAGES, settings())
 
 
+@pytest.mark.slow
 def test_an_agents_base_is_there_or_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # as flows do
     check_base(needed_for(AGENT, settings()), settings(), tmp_path)
@@ -58,6 +59,7 @@ def test_own_traces_are_read_before_the_first_stage(tmp_path: Path):
         check_traces(needed_for(AGENT, mine), mine, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_agents_pictures_are_read_before_the_first_stage(tmp_path: Path):
     source = {"name": "mine", "format": "annotations", "path": "mine"}
     mine = settings(agent={"sources": [source]})

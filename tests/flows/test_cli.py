@@ -355,6 +355,7 @@ def test_an_extra_may_pin_another_version_than_the_lock(tmp_path: Path) -> None:
     assert doctor.locked(tmp_path).ok
 
 
+@pytest.mark.slow
 def test_eval_never_goes_on_with_the_answers_of_another_model_or_of_other_settings(
     tmp_path: Path, tiny_model: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

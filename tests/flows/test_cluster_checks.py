@@ -73,6 +73,7 @@ def test_jobs_need_a_server_for_their_runs(tmp_path: Path) -> None:
     assert "MLFLOW_TRACKING_URI" in mlflow(launcher="slurm").remedy
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)

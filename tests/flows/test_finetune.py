@@ -143,6 +143,7 @@ def test_the_remedy_for_an_export_too_small_to_hold_out_a_picture_works(tmp_path
         ans(tmp_path / "DIR", "--model", "nothing", "--out", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_refusal_does_not_wait_for_a_run_at_work_and_an_estimate_neither_waits_nor_claims_the_folder(
     tmp_path: Path, tiny_model: Network, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -245,6 +245,7 @@ def test_settings_of_a_killed_run_go_with_the_next_and_those_written_since_stay(
     assert load(workspace / "params.yaml").profile == "tiny"
 
 
+@pytest.mark.slow
 def test_what_a_run_can_not_have_is_said_in_its_users_words_and_changes_nothing(workspace: Path) -> None:
     write("smoke", workspace)
     before = (workspace / "params.yaml").read_text()
@@ -258,6 +259,7 @@ def test_what_a_run_can_not_have_is_said_in_its_users_words_and_changes_nothing(
     assert not (workspace / RUN).exists()
 
 
+@pytest.mark.slow
 def test_edits_under_a_run_with_settings_of_its_own_are_safe_from_ans_profile(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_rl_alone_needs_what_the_whole_profile_of_its_size_does(tmp_path: Path, 
     )
 
 
+@pytest.mark.slow
 def test_the_tiny_profile_asks_for_no_gpu(tmp_path: Path) -> None:
     config = settings("tiny", tmp_path)
     findings = [

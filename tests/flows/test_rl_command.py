@@ -92,6 +92,7 @@ def settings_of(folder: Path, *words: str, parameters: int = 1000) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_settings_have_the_loops_that_the_data_can_and_a_share_held_out(tmp_path: Path) -> None:
     folder = drawn(tmp_path / "mine", 30)
     config = settings_of(folder)

@@ -120,6 +120,7 @@ def test_adapters_are_cast_once_and_not_for_every_token(
     assert casts_a_token() - once >= factors
 
 
+@pytest.mark.slow
 def test_casting_the_adapters_first_changes_no_bit_and_they_come_back(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

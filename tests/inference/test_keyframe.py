@@ -102,6 +102,7 @@ def test_a_clip_of_one_frame_has_the_masks_of_a_picture(tiny_model: Network, pic
     assert torch.allclose(still[:, 0], alone, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_frames_come_in_order_of_time_and_each_is_opened_once(
     tiny_model: Network, pictures: list[Image.Image]
 ):

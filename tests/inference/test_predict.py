@@ -71,6 +71,7 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batches(talker:
     assert ask.predict(talker, [], max_tokens=8, batch=2) == []
 
 
+@pytest.mark.slow
 def test_there_is_a_masklet_for_every_seg_with_a_mask_for_every_frame(talker: Network):
     for request, prediction in zip(
         REQUESTS, ask.predict(talker, REQUESTS, max_tokens=12, batch=4), strict=True

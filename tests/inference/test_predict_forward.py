@@ -200,6 +200,7 @@ def test_a_video_file_is_followed_as_its_frames_with_a_few_held(tmp_path: Path, 
     assert 5 <= most[0] <= 5 + 2
 
 
+@pytest.mark.slow
 def test_frames_of_another_size_are_found_when_they_come():
     model, inputs, _ = qwen2()
     video = [*inputs["pf_video_uint8"], np.zeros((8, 9, 3), np.uint8)]
@@ -407,6 +408,7 @@ def test_a_clip_of_one_frame_is_one_tile_and_is_followed_as_it_is_predicted():
     assert [(masks == [m[0] for m in whole.masks]).all() for _, masks in frames] == [True]
 
 
+@pytest.mark.slow
 def test_an_answer_ends_at_a_stop_word_of_several_tokens():
     """Sa2VA-4B: phi3_chat with a tokenizer that does not know `<|end|>`. The end of text stops, too."""
     model, *_ = copy.deepcopy(qwen2())

@@ -45,6 +45,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @needs_golden
 def test_masks_through_a_clip_equal_upstreams(released: Path):
     model, pixels, outputs = (
@@ -69,6 +70,7 @@ def test_masks_through_a_clip_equal_upstreams(released: Path):
     assert torch.equal(torch.stack(final), outputs["final_masks_150x190"])
 
 
+@pytest.mark.slow
 @needs_golden
 def test_the_trained_decoder_draws_and_the_original_one_is_back_in_its_place(released: Path):
     model, plain = Sa2VA.from_pretrained(released), Sa2VA.from_pretrained(GOLDEN / "qwen2")
@@ -168,6 +170,7 @@ def test_upstreams_layout_leaves_the_original_decoder_out(tmp_path: Path, releas
     assert equal(tensors(tmp_path / "out"), tensors(GOLDEN / "qwen2"))
 
 
+@pytest.mark.slow
 @needs_golden
 def test_decoders_that_are_missing_double_or_of_other_sizes_are_refused(
     tmp_path: Path, released: Path, sam2_file: Path

@@ -134,6 +134,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str):
         read_questions(tmp_path / "none.jsonl")
 
 
+@pytest.mark.slow
 def test_true_captions_of_the_drawn_world_earn_one_and_empty_ones_nothing(scenes: list[list[str]]):
     captions = [caption for scene in scenes for caption in scene]
     drafted = [questions_of(caption, positives=4, negatives=3) for caption in captions]

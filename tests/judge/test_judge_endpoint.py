@@ -202,6 +202,7 @@ def test_nobody_listening_is_no_judgement(make: Make):
     assert make(url, retries=0).submit(DOG).result() == [None]
 
 
+@pytest.mark.slow
 def test_a_batch_ends_at_its_deadline_with_what_is_there(make: Make):
     def slow_for_one(handler: Handler) -> None:
         says(RIGHT, after_s=0 if "dog 0" in handler.seen.asked else 2)(handler)
@@ -232,6 +233,7 @@ def test_prose_and_broken_json_are_understood(make: Make, reply: str):
 NUMBER = "1" * 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reply",
     [

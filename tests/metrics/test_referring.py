@@ -52,6 +52,7 @@ def test_shares_are_of_expressions_with_a_target():
     assert shares_above(answers([(NOTHING, NOTHING)]), (0.5,)) == {}
 
 
+@pytest.mark.slow
 def test_pooled_and_mean_iou_equal_a_slow_obvious_count_on_a_thousand_random_sets():
     rng = np.random.default_rng(0)
     for _ in range(1000):

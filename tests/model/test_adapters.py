@@ -108,6 +108,7 @@ def test_presence_is_trained_where_masks_depend_on_it(own_model: Network):
     assert closed == {"iou_prediction_head"}
 
 
+@pytest.mark.slow
 def test_lora_starts_as_the_base_and_is_drawn_from_its_seed(own_model: Network):
     before = outputs(own_model)
     torch.manual_seed(5)

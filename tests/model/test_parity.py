@@ -208,6 +208,7 @@ def test_memory_features_equal_upstreams():
     assert error(places[0], outputs["mem_pos_enc"]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "frames", "objects", "conditioning", "stride", "tolerance"),
     [
@@ -242,6 +243,7 @@ def test_a_frame_is_encoded_alone_as_in_a_batch():
 # Other text models and towers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["internlm2", "phi3"])
 def test_other_text_models_equal_upstreams(name: str):
     model, inputs, outputs = without_sam2(name), arrays(f"{name}/inputs"), arrays(f"{name}/outputs")

@@ -104,6 +104,7 @@ def test_a_training_row_equals_upstreams_from_pixels_to_seg_embeddings(kind: str
     assert error(model.seg_embeddings(seg), outputs["single_seg_embed"]) < 1e-4
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_padded_batch_of_two_frames_and_an_image_equals_upstreams(kind: str):
     model, inputs, outputs, _ = golden(kind)
@@ -182,6 +183,7 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
         assert error(full, outputs[f"pf_{case}_logits_{number}_ds{stride}"]) < 1e-4
 
 
+@pytest.mark.slow
 @KINDS
 def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference(kind: str):
     """Upstream deletes `<image>` from the words and puts all pictures before them, also where nobody wrote
@@ -268,6 +270,7 @@ TURNS = (
 )
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("frames", [1, 2])
 def test_questions_of_one_picture_packed_into_a_row_give_the_numbers_of_a_row_each(kind: str, frames: int):
@@ -391,6 +394,7 @@ def test_a_supervised_step_trains_the_text_side_and_leaves_the_vision_tower(kind
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_points_and_boxes_are_regions_as_sam2_finds_them():
     model, inputs, *_ = golden("qwen3_vl")
     picture = inputs["pf_image_uint8"].numpy()

@@ -52,6 +52,7 @@ def test_a_shift_lowers_contrast_adds_noise_and_is_decided_by_the_question() -> 
     assert (other - (127.5 + 0.5 * (one - 127.5))).std() == pytest.approx(8, rel=0.05)
 
 
+@pytest.mark.slow
 def test_an_agent_is_asked_as_it_was_taught_whatever_the_settings_say(start: Start, tmp_path: Path) -> None:
     base, adapter = start
     picture = tiny.picture(0)

@@ -46,6 +46,7 @@ def test_the_point_in_a_mask_is_far_from_its_edge_and_from_the_pictures() -> Non
     assert 110 <= y <= 890
 
 
+@pytest.mark.slow
 def test_shapes_are_measured_as_their_closed_forms_say_and_crops_show_whole_things() -> None:
     with Toolbox() as toolbox:
         errors = properties(toolbox, seed=0, each=3 * len(KINDS))

@@ -102,6 +102,7 @@ def test_what_a_layer_keeps_is_what_the_formula_says(
     assert formula + copies == (three - one) // 2
 
 
+@pytest.mark.slow
 def test_operations_of_a_step_are_those_of_its_parts():
     """Text alone without masks: 2 a weight and token forward, 2 backward for inputs, 2 more for LoRA; the
     head 6 a learned token."""
@@ -184,6 +185,7 @@ def test_a_batch_is_counted_as_it_is_read():
     assert work.grids == batch.views[0].grids
 
 
+@pytest.mark.slow
 def test_as_few_layers_are_computed_again_as_fit():
     model = build_meta("sa2va-1b")
     batch = MicroBatch(rows=2, tokens=4096, learned=300, grids=((16, 16),) * 13, masks=5)

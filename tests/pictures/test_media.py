@@ -159,6 +159,7 @@ def test_a_video_that_says_it_is_turned_or_mirrored_stands_upright(
     assert [name for name, is_white in white.items() if is_white] == [corner]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hidden_after", "frames"), [(0, range(7, 40)), (10, range(7, 30))])
 def test_a_clip_that_was_cut_without_encoding_has_the_frames_that_are_shown(
     tmp_path: Path, hidden_after: int, frames: range
@@ -255,6 +256,7 @@ def write_moving(file: Path, codec: str, **options: str) -> None:
         container.mux(stream.encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4"])
 def test_a_video_with_damaged_bytes_inside_is_refused_where_its_decoder_sees_them(
     tmp_path: Path, codec: str

@@ -24,6 +24,7 @@ def batch(seed: int = 0, objects: int = 3) -> PromptBatch:
     return prompt_batch(shown(), size=64, objects=objects, rng=random.Random(seed))
 
 
+@pytest.mark.slow
 def test_prompts_lie_inside_the_mask_or_are_its_box():
     kinds = set()
     for seed in range(60):

@@ -1,9 +1,12 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from ans_core.report import charts
 
 
+@pytest.mark.slow
 def test_charts_are_whole_svgs_in_the_pages_colour_with_ids_of_their_own():
     made = [
         charts.lines("loss", {"text": [(0.0, 1.0), (10.0, 0.5)], "mask": [(0.0, 2.0)]}),

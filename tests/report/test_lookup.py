@@ -12,6 +12,7 @@ from ans_core.data.scene_write import write_scenes
 from ans_core.report.lookup import samples_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_data", [True, False], ids=["beside prepared data", "without"])
 @pytest.mark.parametrize("split", ["val", ["val", "test"]], ids=["one split", "several"])
 def test_samples_of_sets_that_are_only_evaluated_are_found(

@@ -63,6 +63,7 @@ def test_the_page_says_what_training_and_what_memory_are_worth(tmp_path: Path):
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)  # nothing is loaded from elsewhere
 
 
+@pytest.mark.slow
 def test_the_base_that_no_epoch_betters_and_one_that_is_only_validated_are_said_so(tmp_path: Path):
     kept = TRAINED | {"J&F/best": 0.125, "best_epoch": 0.0}
     text = page_of(write(tmp_path / "kept", kept, {9: (0.1, 0.75, 0.25)}), tmp_path / "kept page")

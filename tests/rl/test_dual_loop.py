@@ -127,6 +127,7 @@ def test_a_step_moves_the_policy_alone_and_the_teacher_only_by_its_average(
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Network):
     module = loops(own_model)
     torch.manual_seed(0)
@@ -154,6 +155,7 @@ def test_every_loop_has_the_curves_that_tell_how_it_learns(own_model: Network):
     )
 
 
+@pytest.mark.slow
 def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     torch.manual_seed(0)
@@ -164,6 +166,7 @@ def test_the_loop_of_captions_has_a_gradient_of_its_own(own_model: Network):
     assert all(".policy." in n for n in gradients(module))
 
 
+@pytest.mark.slow
 def test_the_loop_of_masks_has_a_gradient_without_the_supervised_loss_and_the_kl(own_model: Network):
     """The original algorithm has none here."""
     module = loops(own_model, loops={"mask": 1.0}, kl=0.0, kl_words=0.0, mask_weight=0.0)
@@ -194,6 +197,7 @@ def test_equal_rewards_leave_only_the_regularisers(own_model: Network):
     assert (found["loop1/zero_spread"], found["loop2/zero_spread"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_at_first_ratio_is_one_and_kl_is_zero(own_model: Network):
     torch.manual_seed(0)
     _, found = compute(loops(own_model), batch(own_model))
@@ -229,6 +233,7 @@ def test_the_kl_pulls_a_policy_that_moved_back_to_the_reference(own_model: Netwo
         assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_frozen_encoders_run_once_per_batch_and_with_all_its_pictures(own_model: Network):
     module, calls = loops(own_model), Counter()
     own_model.internvl.model.vision_tower.register_forward_hook(lambda m, i, o: calls.update(vision=1))
@@ -278,6 +283,7 @@ def test_a_sampled_image_token_does_not_stop_the_training(own_model: Network):
         assert found["loop1/entropy"] > 0
 
 
+@pytest.mark.slow
 def test_policy_teacher_and_reference_each_do_their_own_part(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
@@ -461,6 +467,7 @@ def test_expressions_belong_to_the_region_with_their_picture_and_mask() -> None:
     assert Expressions(regions, Joined([others, referring]))[:] == [["the left one", "the red one"], []]
 
 
+@pytest.mark.slow
 def test_loop_2_draws_what_is_asked_and_is_judged_by_the_caption(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

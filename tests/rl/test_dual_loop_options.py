@@ -174,6 +174,7 @@ def test_of_more_candidates_those_with_a_spread_are_learned_from(
     assert torch.allclose(chosen, alone, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_truncated_answers_can_be_left_out_of_the_loss(own_model: Network):
     """With 5 tokens hardly any answer ends: left out, nothing is learned in loop 1, but the rewards are
     there."""
@@ -207,6 +208,7 @@ def test_every_form_of_the_objective_trains_both_loops(own_model: Network, form:
     assert {n for n in found if "sam_mask_decoder" in n}
 
 
+@pytest.mark.slow
 def test_a_failed_reward_leaves_its_rollout_out_and_the_others_in(own_model: Network):
     module = loops(own_model, loops={"caption": 1.0}, kl=0.0)
     calls = iter([math.nan, 0.0, 1.0] + [math.nan] * 3)
@@ -331,6 +333,7 @@ def test_exploration_moves_once_an_update_by_all_its_micro_batches(own_model: Ne
     assert module.exploration.identical == 2
 
 
+@pytest.mark.slow
 def test_rollouts_that_are_learned_from_again_move_no_width_but_count_as_an_update(own_model: Network):
     module = loops(own_model, loops={"mask": 1.0}, mask_sigma=1e-6, inner_steps=2, stop_identical=0)
     for step in range(2):
@@ -468,6 +471,7 @@ def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_
         module.after_step(2)
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_are_counted_and_do_not_stop_the_training(own_model: Network):
     module = loops(own_model)
     with torch.no_grad():
@@ -500,6 +504,7 @@ def test_two_trainable_sets_over_one_backbone_take_hardly_more_than_themselves(o
     } & set(unique)
 
 
+@pytest.mark.slow
 def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features_encoded_anew(
     own_model: Network,
 ):
@@ -539,6 +544,7 @@ def test_features_that_are_encoded_once_give_the_masks_and_gradients_of_features
     assert not torch.allclose(before, moved)
 
 
+@pytest.mark.slow
 def test_time_memory_and_judge_are_logged_apart_from_the_curves(own_model: Network):
     """They differ from run to run, and curves are part of a result."""
     module, logged = loops(own_model, judging(RuleJudge())), []
@@ -594,6 +600,7 @@ def test_loops_of_text_alone_train_on_samples_of_their_own(own_model: Network, n
     assert all("language_model" in n or "projector" in n for n in touched)
 
 
+@pytest.mark.slow
 def test_a_question_after_others_is_learned_from_as_it_was_sampled(own_model: Network):
     """With the earlier questions and answers, and the regions where the first question names them."""
     sample = asked(past=(("What colour is the sky?", "Grey."), ("How many squares are there?", "Two.")))
@@ -612,6 +619,7 @@ def test_a_question_after_others_is_learned_from_as_it_was_sampled(own_model: Ne
     )
 
 
+@pytest.mark.slow
 def test_what_a_cut_off_answer_draws_is_paid_for_although_nothing_is_learned_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -946,6 +954,7 @@ def judging(judge: object, **words: object) -> Judging:
     )  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_judge_pays_captions_beside_meteor(own_model: Network, monkeypatch: pytest.MonkeyPatch):
     module = loops(
         own_model,
@@ -980,6 +989,7 @@ def test_the_judge_pays_captions_beside_meteor(own_model: Network, monkeypatch: 
     assert found["loop1/reward/judge"] > 0
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_for_one_caption_leaves_its_group_to_meteor(own_model: Network):
     class Failing(RuleJudge):
         def submit(self, asked):  # type: ignore[no-untyped-def]

@@ -301,6 +301,7 @@ def test_the_losses_of_a_steps_parts_add_up_to_the_whole(form: grpo.Form):
     assert curve == pytest.approx(whole.item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "theirs"), [("group", "group"), ("batch", "batch"), ("none", "none")])
 def test_advantages_are_trls(scale: grpo.Scale, theirs: str):
     """TRL's lines for sum_then_normalize (nanmean, unbiased nanstd, + 1e-4), here over its own helper."""

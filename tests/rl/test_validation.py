@@ -113,6 +113,7 @@ def test_each_sample_counts_once_however_many_are_read_at_once(module: DualLoop)
     assert alone["loss"] == pytest.approx(1 - (shares[0] + 0.5 * shares[1] + 2 * shares[2]) / 3.5)
 
 
+@pytest.mark.slow
 def test_expressions_score_as_the_benchmark_scores_them(module: DualLoop) -> None:
     found = measured(module, refer=EXPRESSIONS)
     benchmark = BENCHMARKS["referring"]

@@ -102,6 +102,7 @@ def test_gradients_and_optimizer_are_set_aside(monkeypatch: pytest.MonkeyPatch) 
     assert gpu_memory.free_bytes(model, GPU) == int(72 * GB - 16 * weights - gpu_memory.RESERVE * 80 * GB)
 
 
+@pytest.mark.slow
 def test_a_cpu_computes_nothing_again_and_settings_count(capsys: pytest.CaptureFixture[str]) -> None:
     model, cpu = build_meta("sa2va-1b"), Machine(device=torch.device("cpu"))
 
@@ -145,6 +146,7 @@ def test_a_loaded_batch_is_as_large_as_the_formula_says(kind: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_candidates_are_loaded_too() -> None:
     """Of RL's step: twice as many of each loop."""
     model = build_meta("sa2va-1b")

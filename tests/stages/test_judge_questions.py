@@ -62,6 +62,7 @@ def test_nothing_is_asked_where_rl_judges_nothing(
     assert read_questions(tmp_path / "questions.jsonl") == {}
 
 
+@pytest.mark.slow
 def test_every_region_of_the_training_split_gets_questions_by_which_its_caption_earns_one(
     prepared: Path, tmp_path: Path
 ):

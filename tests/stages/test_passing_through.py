@@ -104,6 +104,7 @@ def test_no_adapter_is_made_of_nothing(passed: Path) -> None:
         adapter.write_adapter(passed / "sft", passed / "adapter", base=passed / "base/base", sft=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metadata", "what"),
     [

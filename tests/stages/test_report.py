@@ -361,6 +361,7 @@ def test_a_broken_line_of_curves_is_named(inputs: dict[str, Path], tmp_path: Pat
         report({"evaluate/sft": inputs["evaluate/sft"], "sft": tmp_path}, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_the_loop_adds_has_charts_of_its_own_and_skipped_steps_only_where_there_are_any(tmp_path: Path):
     def titles(skipped: float) -> list[str]:
         values = {"loss": 1.0, "text": 2.0, "grad_norm": 50.0, "skipped": skipped}

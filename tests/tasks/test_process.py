@@ -312,6 +312,7 @@ def test_what_is_logged_while_the_store_is_away_is_sent_by_the_next_stage(
     )
 
 
+@pytest.mark.slow
 def test_a_tracker_whose_stage_is_gone_before_it_is_up_ends() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.tracker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

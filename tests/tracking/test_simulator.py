@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from ans_core.tracking.simulator import center, corrected, noisy_box, points_for, positive_points
@@ -39,6 +40,7 @@ def test_a_mask_with_fewer_pixels_than_points_repeats_them():
     )
 
 
+@pytest.mark.slow
 def test_a_box_is_off_by_a_tenth_of_its_sides_at_most_and_stays_in_the_picture():
     mask = np.zeros((40, 60), bool)
     mask[0:20, 20:60] = True

@@ -51,6 +51,7 @@ def judged(name: str, given: Inputs, reply: Callable[[Request], str], out: Path)
     return found
 
 
+@pytest.mark.slow
 @recorded
 def test_dlc_benchs_judge_is_asked_as_the_recorded_one_was_and_its_replies_give_the_official_figures(
     tmp_path: Path,
