@@ -171,8 +171,10 @@ if __name__ == "__main__":
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
     parser.add_argument("--captions", type=Path, help="of `ans data caption`")
     parser.add_argument("--full", type=int, default=0, metavar="STEPS", help="train all that SFT trains")
-    parser.add_argument("--save", type=Path, help="the trained model")
+    parser.add_argument("--save", type=Path, help="the trained model; a new folder")
     arguments = parser.parse_args()
+    if arguments.save and arguments.save.exists():
+        parser.error(f"{arguments.save} exists; give a new folder")
     config = load(Path("params.yaml"))
     name = arguments.name or config.profile
     if not arguments.table:

@@ -164,7 +164,7 @@ def write_trained(
 ) -> None:
     """Write the weights of the training `name` and its records to `out`, and those kept on the way, of the best
     `keep_best` of its validations, to `out/steps/<N>`. The module ends with the last that were written. All processes
-    must call it. write: writes the module's weights to a folder."""
+    must call it. write: writes the module's weights to a folder, in place of what it holds."""
     write(out)
     if rank() == 0:
         write_records(out, scratch, {name: curves}, moved)
