@@ -4,7 +4,7 @@ steps, SFT's rows and losses.
 ans run                              # makes runs/tiny: sft, and rl to compare with
 python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
 python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
-python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` wrote
+python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` or `ans data draw` wrote
 python perf/further_sft.py --name other --full 400 # all that SFT trains, so many steps of SFT's settings
 python perf/further_sft.py --name other --full 400 --save FOLDER # and keep the model, to caption a second time
 python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
@@ -169,7 +169,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
-    parser.add_argument("--captions", type=Path, help="of `ans data caption`")
+    parser.add_argument("--captions", type=Path, help="of `ans data caption` or `ans data draw`")
     parser.add_argument("--full", type=int, default=0, metavar="STEPS", help="train all that SFT trains")
     parser.add_argument("--save", type=Path, help="the trained model; a new folder")
     arguments = parser.parse_args()

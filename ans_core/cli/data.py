@@ -13,7 +13,9 @@ from ans_core.processes import run_in
 
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
-    it.add_argument("action", choices=["check", "show", "questions", "caption", "shard", "import", "fetch"])
+    it.add_argument(
+        "action", choices=["check", "show", "questions", "caption", "draw", "shard", "import", "fetch"]
+    )
     it.add_argument(
         "path",
         metavar="NAME|PATH",
@@ -35,27 +37,28 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=(
             "where pictures go (default: .ans/data/<name>); import: the new folder (default: data/<name>); "
-            "questions, caption: a new folder"
+            "questions, caption, draw: a new folder"
         ),
     )
     it.add_argument(
         "--count",
         type=positive,
-        help="show: samples of each split (default: 16); caption: pictures (default: all)",
+        help="show: samples of each split (default: 16); caption, draw: pictures (default: all)",
     )
     it.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="show, caption: chooses the samples; questions: the order of things (default: 0)",
+        help="show, caption, draw: chooses the samples; questions: the order of things (default: 0)",
     )
-    it.add_argument("--model", help="of caption: a checkpoint folder or hub id")
+    it.add_argument("--model", help="of caption, draw: a checkpoint folder or hub id")
     it.add_argument(
         "--keep",
         type=float,
         default=0.5,
         metavar="SHARE",
-        help="caption: of the captions, those whose words gained most over the samples' (default: 0.5)",
+        help="of the captions, those whose words gained most over the samples'; of the masks, those that the captions fit best "
+        "(default: 0.5)",
     )
     it.add_argument(
         "--kl",
@@ -63,12 +66,14 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         default=0.05,
         help="caption: IoU that a word must bring for each nat of its log-probability (default: 0.05)",
     )
-    it.add_argument("--device", help="of caption: cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    it.add_argument(
+        "--device", help="of caption, draw: cpu, cuda, cuda:1 ... (default: a GPU if there is one)"
+    )
     it.add_argument(
         "--processes",
         type=positive,
         metavar="N",
-        help="of caption: processes or GPUs that share the work (torchrun; default: 1)",
+        help="of caption, draw: processes or GPUs that share the work (torchrun; default: 1)",
     )
     add_fetch_options(it)
 
@@ -76,9 +81,10 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """check: reads a data set as training would, and says what is in it and what is wrong. show: draws
     samples with their masks. questions: writes questions about its pictures, and traces of looking, for the
-    agent. caption: a model captions masks that have no words. shard: writes its pictures and samples into tar
-    files, for a store. import: makes a folder with annotations.json of a labelling tool's export (COCO, CVAT,
-    YOLO, labelme ...). fetch: downloads published sets by name; without a name, lists them."""
+    agent. caption: a model captions masks that have no words. draw: a model draws what captions without masks
+    mean. shard: writes its pictures and samples into tar files, for a store. import: makes a folder with
+    annotations.json of a labelling tool's export (COCO, CVAT, YOLO, labelme ...). fetch: downloads published
+    sets by name; without a name, lists them."""
     logging.basicConfig(format="%(message)s")  # without it: WARNING:root:
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA
@@ -128,25 +134,28 @@ def run(arguments: argparse.Namespace) -> int:
         out = Path(arguments.out or folder / "questions")
         print(questions(name, path, form, arguments.split, seed=arguments.seed, out=out))
         return 0
-    if arguments.action == "caption":
-        return _caption(arguments, name, path, form)
+    if arguments.action in ("caption", "draw"):
+        return _label(arguments, name, path, form)
     page = Path(arguments.out or folder) / "report.html"
     return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
 
 
-def _caption(arguments: argparse.Namespace, name: str, path: Path, form: str) -> int:
+def _label(arguments: argparse.Namespace, name: str, path: Path, form: str) -> int:
+    action, seed = arguments.action, arguments.seed
     if not (arguments.model and arguments.out):
-        raise ValueError("ans data caption: give --model, which captions, and --out, the new folder")
+        raise ValueError(f"ans data {action}: give --model, which labels, and --out, the new folder")
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
         return run_in(arguments.processes)
     from ans_core import dist
-    from ans_core.evaluation.self_captions import caption
+    from ans_core.evaluation.self_labels import Captions, Masks, label
     from ans_core.rl.self_captions import CaptionOptions
+    from ans_core.rl.self_masks import MaskOptions
 
+    captions = Captions(CaptionOptions(seed=seed, kl=arguments.kl))
     with dist.process_group():
-        said = caption(
-            arguments.model, name, path, form, arguments.split or "train", out=Path(arguments.out),
-            count=arguments.count or 0, keep=arguments.keep, options=CaptionOptions(seed=arguments.seed, kl=arguments.kl),
+        said = label(
+            captions if action == "caption" else Masks(MaskOptions(seed=seed)), arguments.model, name, path, form,
+            arguments.split or "train", out=Path(arguments.out), count=arguments.count or 0, keep=arguments.keep,
             device=arguments.device,
         )  # fmt: skip
     print(said, end="\n" if said else "")

@@ -137,7 +137,7 @@ def draw_answers(step: RolloutStep, groups: Sequence[Group]) -> list[list[RLE]]:
     return found
 
 
-def to_rle(step: RolloutStep, logits: Float[Tensor, "h w"], index: int) -> RLE:
+def to_rle(step: EncodedBatch, logits: Float[Tensor, "h w"], index: int) -> RLE:
     chosen = step.batch.samples[index]
     return rle.encode(
         upsample(logits, size=step.model.sam2.image_size, height=chosen.height, width=chosen.width)

@@ -78,11 +78,13 @@ class SelfCaption:
 
 
 class UnreadableError(ValueError):
-    """The picture or the mask of one of the regions can't be read."""
+    """The picture or the mask of one of the samples can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pictures(EncodedBatch):
+class Pictures(EncodedBatch):
+    """Regions or phrases with their encoded pictures, and the model that labels them."""
+
     network: Network
 
     @property
@@ -98,8 +100,8 @@ def self_captions(
     end. What is random depends on the seed and the region alone. Raises UnreadableError."""
     with model.inference_autocast():
         try:
-            seen = _encoded(model, rl_batch(regions, [""] * len(regions), model, mask_size=MASK_SIDE))
-            turned = _encoded(model, _turned(seen.batch, model))
+            seen = encoded(model, rl_batch(regions, [""] * len(regions), model, mask_size=MASK_SIDE))
+            turned = encoded(model, _turned(seen.batch, model))
             requests = [caption_request(region, true_mask(region)) for region in regions]
             prompted = prompt(model, requests, seen.encoded.vision)
         except ValueError as error:
@@ -157,7 +159,7 @@ def _gain(model: Network, text: str, samples: Sequence[str], values: dict[int, f
     return value(text) - fmean(map(value, samples))
 
 
-def drawn_ious(seen: _Pictures, texts: Sequence[Sequence[str]]) -> list[list[float]]:
+def drawn_ious(seen: Pictures, texts: Sequence[Sequence[str]]) -> list[list[float]]:
     """Return the IoU of each region's mask with what the model draws from each of its texts."""
     if not any(texts):
         return [[] for _ in texts]
@@ -252,16 +254,16 @@ def most_valued(
     return (logits + bonus).masked_fill(unlikely, -torch.inf).argmax(1)
 
 
-def _encoded(model: Network, batch: RlBatch) -> _Pictures:
-    """Encode each picture once, however many of the regions are in it."""
+def encoded(model: Network, batch: RlBatch) -> Pictures:
+    """Encode each picture once, however many of the samples are in it."""
     batch = batch.to(model.device)
     frames = [region.frames for region in batch.samples]
     pictures = list(dict.fromkeys(frames))
     shown = batch.take([frames.index(picture) for picture in pictures])
     vision = model.vision_features(shown.views).split(shown.views)
-    encoded = EncodedImages(vision=vision, frames=model.sam2.encode(shown.pixels))
-    of_regions = encoded.take([pictures.index(picture) for picture in frames])
-    return _Pictures(network=model, batch=batch, encoded=of_regions)
+    images = EncodedImages(vision=vision, frames=model.sam2.encode(shown.pixels))
+    of_samples = images.take([pictures.index(picture) for picture in frames])
+    return Pictures(network=model, batch=batch, encoded=of_samples)
 
 
 def _turned(batch: RlBatch, model: Network) -> RlBatch:

@@ -27,8 +27,8 @@ from ans_core.stages.supervision import mixture_of, sft_layout
 from ans_core.types import Sample
 
 PHRASES_NEED = (
-    "rl.loops must have 'mask', rl.rewards_mask nothing that reads a mask, rl.mask_weight 0, and no judge "
-    "for loop 2"
+    "`ans data draw` gives them masks to learn from; for loop 2 itself rl.loops must have 'mask', "
+    "rl.rewards_mask nothing that reads a mask, rl.mask_weight 0, and no judge for loop 2"
 )
 
 

@@ -68,7 +68,7 @@ def test_what_is_drawn_is_what_the_inverse_model_of_rl_draws(own_model: Network)
     module = loops(own_model)
     step = a_round(module)
     texts = ["a red square", "a small green square", "red"]
-    seen = own._encoded(own_model, step.batch)
+    seen = own.encoded(own_model, step.batch)
     with module.policies.using("reference"):
         drawn = own.drawn_ious(seen, [texts, texts])
         masks = inverse_masks(step, texts * 2)
@@ -190,8 +190,8 @@ def test_a_picture_of_several_regions_is_encoded_once_and_each_region_as_if_alon
 
     own_model.sam2.encode = counts  # type: ignore[method-assign,assignment]
     texts = ["a red square", "left"]
-    together = own.drawn_ious(own._encoded(own_model, batch), [texts] * 3)
+    together = own.drawn_ious(own.encoded(own_model, batch), [texts] * 3)
     assert encoded == [2]
     for number in range(3):
-        alone = own.drawn_ious(own._encoded(own_model, batch.take([number])), [texts])
+        alone = own.drawn_ious(own.encoded(own_model, batch.take([number])), [texts])
         assert together[number] == pytest.approx(alone[0], abs=1e-5)

@@ -1,4 +1,4 @@
-"""`ans data caption`: masks without words in, a data set of regions with captions out."""
+"""`ans data caption` and `ans data draw`: masks without words, or words without masks in, a data set with both out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from PIL import Image
 
 from ans_core import data
+from ans_core.benchmarks.loops import expression_of
 from ans_core.checkpoints import checkpoint
-from ans_core.evaluation import self_captions as captioning
+from ans_core.evaluation import self_labels as labelling
 from ans_core.model.network import Network
 from ans_core.pictures import rle, transforms
 from ans_core.rl.self_captions import CaptionOptions
+from ans_core.rl.self_masks import MaskOptions
 from ans_core.types import Sample
 from tests import tiny
 
@@ -45,9 +47,9 @@ def model(own_model: Network, tmp_path: Path) -> str:
 
 
 def caption(model: str, masks: Path, out: Path, count: int = 0, keep: float = 1.0) -> str:
-    return captioning.caption(
-        model, "photos", masks, "sa1b", "train",
-        out=out, count=count, keep=keep, options=OPTIONS, device="cpu",
+    return labelling.label(
+        labelling.Captions(OPTIONS), model, "photos", masks, "sa1b", "train",
+        out=out, count=count, keep=keep, device="cpu",
     )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
 ):
     said = caption(model, masks, tmp_path / "once")
     samples = read(tmp_path / "once")
-    assert said.startswith(f"{len(samples)} captions of 10 masks are kept")
+    assert said.startswith(f"{len(samples)} captions of 10 masks without words are kept")
     assert 4 <= len(samples) <= 10
     assert {sample.task for sample in samples} == {"region_caption"}
     assert all(sample.text and 0 <= sample.meta["iou"] <= 1 for sample in samples)
@@ -73,7 +75,7 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
         assert transforms.open_image(one.frames[0]).tobytes() == drawn.convert("RGB").tobytes()
 
     batches = []
-    chosen = captioning.self_captions
+    chosen = labelling.self_captions
 
     def ends(network: Network, regions: list[Sample], options: CaptionOptions) -> object:
         batches.append(len(regions))
@@ -81,7 +83,7 @@ def test_a_killed_run_goes_on_and_gives_a_data_set_with_the_masks_and_their_pict
             raise KeyboardInterrupt
         return chosen(network, regions, options)
 
-    monkeypatch.setattr(captioning, "self_captions", ends)
+    monkeypatch.setattr(labelling, "self_captions", ends)
     with pytest.raises(KeyboardInterrupt):
         caption(model, masks, tmp_path / "twice")
     assert not (tmp_path / "twice").exists()
@@ -111,13 +113,15 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_named(model: str, masks: 
     caption(model, masks, tmp_path / "before")
     (masks / "sa_1.png").write_bytes(tiny.picture(1)[:200])
     said = caption(model, masks, tmp_path / "out")
-    assert "2 masks can't be read and are left out" in said
+    assert "2 can't be read and are left out" in said
     assert "sa_1.png" in said
     kept = {one.sample_id: one.text for one in read(tmp_path / "before") if one.image_id != "1"}
     assert {one.sample_id: one.text for one in read(tmp_path / "out")} == kept
     for number in (0, 2, 3, 4):
         (masks / f"sa_{number}.png").write_bytes(tiny.picture(number)[:200])
-    with pytest.raises(ValueError, match=r"no word for any of the 10 masks .* 10 can't be read, .*sa_0.png"):
+    with pytest.raises(
+        ValueError, match=r"no word for any of the 10 masks without words .* 10 can't be read, .*sa_0.png"
+    ):
         caption(model, masks, tmp_path / "none")
 
 
@@ -138,10 +142,14 @@ def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_pa
     record = {"image": "a.png", "text": "red square", "masks": [MASKS[0]], "split": "train"}
     (tmp_path / "annotations.json").write_text(json.dumps([record]))
     words = (model, "words", tmp_path / "annotations.json", "annotations")
-    with pytest.raises(ValueError, match="has no masks without words in train: nothing to caption"):
-        captioning.caption(*words, "train", out=tmp_path / "out", device="cpu")
+    with pytest.raises(ValueError, match="has no masks without words in train: nothing to label"):
+        labelling.label(
+            labelling.Captions(CaptionOptions()), *words, "train", out=tmp_path / "out", device="cpu"
+        )
     with pytest.raises(ValueError, match="has no split 'val'; name one with --split: train"):
-        captioning.caption(*words, "val", out=tmp_path / "out", device="cpu")
+        labelling.label(
+            labelling.Captions(CaptionOptions()), *words, "val", out=tmp_path / "out", device="cpu"
+        )
 
 
 @pytest.mark.slow
@@ -150,23 +158,72 @@ def test_two_processes_go_on_where_one_was_ended_and_write_what_one_writes(
 ):
     """Of ten masks each batch has eight at most, so that one process has more to do than the other."""
     words = (model, "photos", masks.resolve(), "sa1b", "train")
-    captioning.caption(*words, out=tmp_path / "one", keep=1.0, device="cpu")
-    chosen, batches = captioning.self_captions, iter((True, False))
+    labelling.label(
+        labelling.Captions(CaptionOptions()), *words, out=tmp_path / "one", keep=1.0, device="cpu"
+    )
+    chosen, batches = labelling.self_captions, iter((True, False))
 
     def ends(*asked: object) -> object:
         if next(batches):
             return chosen(*asked)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(captioning, "self_captions", ends)
+    monkeypatch.setattr(labelling, "self_captions", ends)
     with pytest.raises(KeyboardInterrupt):
-        captioning.caption(*words, out=tmp_path / "two", keep=1.0, device="cpu")
+        labelling.label(
+            labelling.Captions(CaptionOptions()), *words, out=tmp_path / "two", keep=1.0, device="cpu"
+        )
     command = [
         sys.executable, "-m", "ans_core.cli", "data", "caption", str(masks), "--format", "sa1b",
         "--model", model, "--out", str(tmp_path / "two"), "--keep", "1", "--device", "cpu", "--processes", "2",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("masks are kept") == 1
+    assert done.stdout.count("masks without words are kept") == 1
     one, two = ([(s.sample_id, s.text, s.meta) for s in read(tmp_path / name)] for name in ("one", "two"))
     assert two == one
+
+
+@pytest.mark.slow
+def test_captions_without_masks_become_regions_and_expressions(model: str, tmp_path: Path):
+    """The phrases of the two pictures stand in turns in the file."""
+    texts = ("a small red square at the top", "a large red circle at the top", "a green square")
+    (tmp_path / "words").mkdir()
+    for number in range(2):
+        (tmp_path / f"words/{number}.png").write_bytes(tiny.picture(number))
+    records = [
+        {"image": f"{number}.png", "text": text, "task": "phrase"} for text in texts for number in range(2)
+    ]
+    path = tmp_path / "words/annotations.json"
+    path.write_text(json.dumps(records))
+    command = [
+        sys.executable, "-m", "ans_core.cli", "data", "draw", str(path), "--model", model, "--keep", "1", "--device", "cpu",
+    ]  # fmt: skip
+    for name, more in (("one", []), ("two", ["--processes", "2"])):
+        out = ["--out", str(tmp_path / name), *more]
+        done = subprocess.run([*command, *out], capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert "6 masks of 6 captions without masks are kept" in done.stdout
+    one, two = (
+        [(s.sample_id, s.task, s.text, s.masks) for s in read(tmp_path / name)] for name in ("one", "two")
+    )
+    assert one == two
+    captions = [sample for sample in read(tmp_path / "one") if sample.task == "region_caption"]
+    assert sorted(sample.text for sample in captions) == sorted(texts * 2)
+    expressions = [sample for sample in read(tmp_path / "one") if sample.task == "referring"]
+    for sample in captions:
+        mine = [e for e in expressions if e.sample_id.startswith(sample.sample_id.removesuffix("caption"))]
+        whole, *parts = (e.text for e in mine)
+        assert whole == expression_of(sample.text)
+        assert all({*part.split()} <= {*whole.split()} and len(part) < len(whole) for part in parts)
+        assert all(e.masks == sample.masks for e in mine)
+        # of another phrase of the picture all words are no choice
+        others = [{*expression_of(text).split()} for text in texts if text != sample.text]
+        assert not any({*part.split()} <= other for part in parts for other in others)
+
+    half = labelling.label(
+        labelling.Masks(MaskOptions()), model, "words", path, "annotations", "train",
+        out=tmp_path / "half", count=1, device="cpu",
+    )  # fmt: skip
+    assert half.startswith("2 masks of 3 captions without masks are kept")
+    assert len({sample.image_id for sample in read(tmp_path / "half")}) == 1
