@@ -62,8 +62,8 @@ class SelfMask:
 def self_masks(
     model: Network, phrases: Sequence[Sample], others: Sequence[Sequence[str]], options: MaskOptions
 ) -> list[SelfMask | None]:
-    """Draw what each phrase means; None where nothing is drawn. What is random depends on the seed and the
-    phrase alone.
+    """Draw what each phrase means; None where nothing is drawn, and where another phrase of the picture has all
+    of its words, so that it could mean either. What is random depends on the seed and the phrase alone.
 
     others: the texts of all other phrases of the same picture. Raises UnreadableError."""
     with model.inference_autocast():
@@ -78,7 +78,9 @@ def self_masks(
         answered, logits = drawn(seen, asked)
         of_text = dict(zip(answered, logits, strict=True))
         masks = [to_rle(seen, of_text[i, texts[0]], i) for i, texts in enumerate(asked)]
-        shown = [i for i, mask in enumerate(masks) if rle.area(mask)]
+        shown = [
+            i for i, mask in enumerate(masks) if rle.area(mask) and clear(asked[i][0].split(), others[i])
+        ]
         fits = dict(zip(shown, _fits(model, seen, shown, masks), strict=True))
     return [
         SelfMask(
@@ -103,22 +105,24 @@ def choices_of(phrase: Sample, others: Sequence[str], options: MaskOptions) -> l
     if "?" in text or len(words) < 2:
         return []
     rng = rng_of(options.seed, "words", phrase.dataset, phrase.sample_id)
-    taken = [{*expression_of(other).split()} for other in others]
     choices: dict[str, None] = {}
     for _ in range(TRIES):
         share = rng.uniform(0.15, 0.85)
         some = [word for word in words if rng.random() < share]
-        clear = 0 < len(some) < len(words) and not any({*some} <= other for other in taken)
-        if clear and len(choices) < options.choices:
+        if len(choices) < options.choices and 0 < len(some) < len(words) and clear(some, others):
             choices[" ".join(some)] = None
     return list(choices)
+
+
+def clear(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Tell whether no other phrase has all of these words."""
+    return not any({*words} <= {*expression_of(other).split()} for other in others)
 
 
 def hardest(
     choices: dict[str, Float[Tensor, "h w"]], whole: Float[Tensor, "h w"], options: MaskOptions
 ) -> list[str]:
     """Return the choices of words whose masks (logits) are least like that of the whole caption."""
-
     if not choices:
         return []
     texts, shown = list(choices), whole > 0

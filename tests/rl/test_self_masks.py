@@ -103,12 +103,15 @@ def test_a_mask_fits_as_its_caption_is_likely_as_an_answer(own_model: Network):
     assert fit == pytest.approx(sum(logps) / len(ids), abs=1e-4)
 
 
-def test_nothing_drawn_is_no_mask_and_a_broken_picture_is_said(
+def test_what_is_not_drawn_or_not_clear_has_no_mask_and_a_broken_picture_is_said(
     own_model: Network, monkeypatch: pytest.MonkeyPatch
 ):
     shown = own_model.sam2.shown
     monkeypatch.setattr(own_model.sam2, "shown", lambda out: shown(out).clamp(max=-1.0))
     assert own.self_masks(own_model, PHRASES, OTHERS, OPTIONS) == [None] * 3
+    monkeypatch.undo()
+    same = [["a small red square at the top left"], [PHRASES[0].text], ["a red square"]]
+    assert [bool(one) for one in own.self_masks(own_model, PHRASES, same, OPTIONS)] == [False, True, True]
     broken = replace(PHRASES[0], frames=(tiny.picture(0)[:200],))
     with pytest.raises(UnreadableError):
         own.self_masks(own_model, [broken], [[]], OPTIONS)
