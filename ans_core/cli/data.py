@@ -49,7 +49,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         default=0,
-        help="show, caption, draw: chooses the samples; questions: the order of things (default: 0)",
+        help="show, caption, draw: chooses the samples, draw: and their words; questions: the order of things (default: 0)",
     )
     it.add_argument("--model", help="of caption, draw: a checkpoint folder or hub id")
     it.add_argument(

@@ -45,7 +45,7 @@ BATCH = 8
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Label(Prediction):
     values: dict[str, Any] | None = None
-    """What is said of the sample; None where nothing is."""
+    """The label, as its line has it; None where the sample has none."""
     score: float = 0.0
     left_out: str = ""
     """Why the sample has no label, where it or its picture can't be read."""
@@ -55,7 +55,7 @@ class Labelling(ABC):
     """A kind of label, and the samples that lack it."""
 
     module: ClassVar[str]
-    """Whose code decides."""
+    """The module that makes the labels; its code is part of what a resumed run must share."""
     unlabelled: ClassVar[str]
     labels: ClassVar[str]
     refused: ClassVar[str]
@@ -126,14 +126,15 @@ class Masks(Labelling):
             for sample, every in zip(samples, about, strict=True)
         ]
         return [
-            _Label(text="", values={"mask": m.mask, "expressions": m.expressions}, score=m.fit)
+            _Label(text="", values={"mask": m.mask, "expressions": m.expressions, "fit": m.fit}, score=m.fit)
             if m
             else _Label(text="")
             for m in self_masks(network, samples, others, self.options)
         ]
 
     def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
-        region = replace(sample, task="region_caption", masks=((values["mask"],),))
+        masks, meta = ((values["mask"],),), {"fit": values["fit"]}
+        region = replace(sample, task="region_caption", masks=masks, meta=meta)
         yield replace(region, sample_id=f"{sample.sample_id}/caption")
         for place, text in enumerate(values["expressions"]):
             yield replace(region, sample_id=f"{sample.sample_id}/{place}", task="referring", text=text)
@@ -156,7 +157,7 @@ def label(
     keep: float = 0.5,
     device: str | None = None,
 ) -> str:
-    """Label the samples of a split that lack it, and write the best as a new data set `out` (format shards, with
+    """Label the samples of a split that lack labels, and write the best as a new data set `out` (format shards, with
     their pictures); return what is in it. A killed run goes on from `.<out>.parts` beside it, and several
     processes share the work; all of them must call it.
 
@@ -230,7 +231,7 @@ def label(
 
 
 def _labels(labelling: Labelling, network: Sa2VA, items: Sequence[Item]) -> list[Prediction]:
-    """Label the samples of one picture together; each alone where one of them can't be read."""
+    """Label a batch, or each sample alone where one of them can't be read."""
     try:
         return [
             *labelling.label(

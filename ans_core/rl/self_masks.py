@@ -7,8 +7,8 @@ same from fewer words: a label from an easy view of the sample for a hard one (F
 arXiv:2001.07685). Most choices of words teach little, as the model draws the same from them already; of several the
 hardest are taken.
 
-Whether a mask is right, the model's own captions tell, as in loop 2: the more likely the caption is as that of the
-mask, the better the mask.
+Whether a mask is right, the model as a captioner tells: the more likely it gives the mask this caption, the better
+the mask. The mean log-probability of a token also prefers captions that are likely of anything.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class SelfMask:
 def self_masks(
     model: Network, phrases: Sequence[Sample], others: Sequence[Sequence[str]], options: MaskOptions
 ) -> list[SelfMask | None]:
-    """Draw what each phrase means; None where nothing is drawn, and where another phrase of the picture has all
-    of its words, so that it could mean either. What is random depends on the seed and the phrase alone.
+    """Draw what each phrase means; None where nothing is drawn, where another phrase of the picture has all of its
+    words, so that it could mean either, and for questions. What is random depends on the seed and the phrase alone.
 
     others: the texts of all other phrases of the same picture. Raises UnreadableError."""
     with model.inference_autocast():
@@ -78,45 +78,37 @@ def self_masks(
         answered, logits = drawn(seen, asked)
         of_text = dict(zip(answered, logits, strict=True))
         masks = [to_rle(seen, of_text[i, texts[0]], i) for i, texts in enumerate(asked)]
-        shown = [
-            i for i, mask in enumerate(masks) if rle.area(mask) and clear(asked[i][0].split(), others[i])
-        ]
+        shown = [i for i, mask in enumerate(masks) if rle.area(mask) and clear(asked[i][0], others[i])]
         fits = dict(zip(shown, _fits(model, seen, shown, masks), strict=True))
-    return [
-        SelfMask(
-            mask=masks[i],
-            fit=fits[i],
-            expressions=(
-                whole,
-                *hardest({text: of_text[i, text] for text in texts}, of_text[i, whole], options),
-            ),
-        )
-        if i in fits
-        else None
-        for i, (whole, *texts) in enumerate(asked)
-    ]
+    labels: list[SelfMask | None] = [None] * len(phrases)
+    for i, fit in fits.items():
+        whole, *texts = asked[i]
+        hard = hardest({text: of_text[i, text] for text in texts}, of_text[i, whole], options)
+        labels[i] = SelfMask(mask=masks[i], fit=fit, expressions=(whole, *hard))
+    return labels
 
 
 def choices_of(phrase: Sample, others: Sequence[str], options: MaskOptions) -> list[str]:
     """Return random choices of a phrase's words, in order, which no other phrase has all of: what they mean is
-    clear as far as the picture has phrases. Questions and single words have none."""
-    text = expression_of(phrase.text)
-    words = text.split()
-    if "?" in text or len(words) < 2:
+    clear as far as the picture has phrases. None where there is no other, for any word would do."""
+    words = expression_of(phrase.text).split()
+    if not others:
         return []
     rng = rng_of(options.seed, "words", phrase.dataset, phrase.sample_id)
     choices: dict[str, None] = {}
     for _ in range(TRIES):
         share = rng.uniform(0.15, 0.85)
         some = [word for word in words if rng.random() < share]
-        if len(choices) < options.choices and 0 < len(some) < len(words) and clear(some, others):
-            choices[" ".join(some)] = None
+        text = " ".join(some)
+        if len(choices) < options.choices and len(some) < len(words) and clear(text, others):
+            choices[text] = None
     return list(choices)
 
 
-def clear(words: Sequence[str], others: Sequence[str]) -> bool:
-    """Tell whether no other phrase has all of these words."""
-    return not any({*words} <= {*expression_of(other).split()} for other in others)
+def clear(text: str, others: Sequence[str]) -> bool:
+    """Tell whether a text has words, asks nothing, and no other phrase has all of its words."""
+    words = {*text.split()}
+    return bool(words) and "?" not in text and not any(words <= {*expression_of(o).split()} for o in others)
 
 
 def hardest(

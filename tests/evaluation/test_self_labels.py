@@ -214,6 +214,7 @@ def test_captions_without_masks_become_regions_and_expressions(model: str, tmp_p
     for sample in captions:
         mine = [e for e in expressions if e.sample_id.startswith(sample.sample_id.removesuffix("caption"))]
         whole, *parts = (e.text for e in mine)
+        assert parts
         assert whole == expression_of(sample.text)
         assert all({*part.split()} <= {*whole.split()} and len(part) < len(whole) for part in parts)
         assert all(e.masks == sample.masks for e in mine)
