@@ -152,11 +152,11 @@ def _label(arguments: argparse.Namespace, name: str, path: Path, form: str) -> i
     from ans_core.rl.self_masks import MaskOptions
 
     captions = Captions(CaptionOptions(seed=seed, kl=arguments.kl))
+    labelling = captions if action == "caption" else Masks(MaskOptions(seed=seed))
     with dist.process_group():
         said = label(
-            captions if action == "caption" else Masks(MaskOptions(seed=seed)), arguments.model, name, path, form,
-            arguments.split or "train", out=Path(arguments.out), count=arguments.count or 0, keep=arguments.keep,
-            device=arguments.device,
+            labelling, arguments.model, name, path, form, arguments.split or "train",
+            out=Path(arguments.out), count=arguments.count or 0, keep=arguments.keep, device=arguments.device,
         )  # fmt: skip
     print(said, end="\n" if said else "")
     return 0

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -68,8 +68,11 @@ class Labelling(ABC):
     def request(self, sample: Sample) -> Request: ...
 
     @abstractmethod
-    def label(self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]) -> list[_Label]:
-        """Label samples. about: of each, all that lack the label in its picture. Raises UnreadableError."""
+    def label(
+        self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]
+    ) -> list[_Label | None]:
+        """Label samples; None for what gets no label. about: of each, all samples of its picture that lack the label.
+        Raises UnreadableError."""
 
     @abstractmethod
     def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
@@ -92,11 +95,14 @@ class Captions(Labelling):
     def request(self, sample: Sample) -> Request:
         return caption_request(sample, true_mask(sample))
 
-    def label(self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]) -> list[_Label]:
-        captions = self_captions(network, samples, self.options)
+    def label(
+        self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]
+    ) -> list[_Label | None]:
         return [
-            _Label(text=c.text, values={"text": c.text, "iou": c.iou}, score=c.gain) if c else _Label(text="")
-            for c in captions
+            _Label(text=made.text, values={"text": made.text, "iou": made.iou}, score=made.gain)
+            if made
+            else None
+            for made in self_captions(network, samples, self.options)
         ]
 
     def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
@@ -120,16 +126,16 @@ class Masks(Labelling):
     def request(self, sample: Sample) -> Request:
         return mask_request(sample, sample.text)
 
-    def label(self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]) -> list[_Label]:
+    def label(
+        self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]
+    ) -> list[_Label | None]:
         others = [
             [other.text for other in every if other.sample_id != sample.sample_id]
             for sample, every in zip(samples, about, strict=True)
         ]
         return [
-            _Label(text="", values={"mask": m.mask, "expressions": m.expressions, "fit": m.fit}, score=m.fit)
-            if m
-            else _Label(text="")
-            for m in self_masks(network, samples, others, self.options)
+            _Label(text="", values=asdict(made), score=made.fit) if made else None
+            for made in self_masks(network, samples, others, self.options)
         ]
 
     def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
@@ -193,15 +199,8 @@ def label(
         raise ValueError(f"{path} has no {labelling.unlabelled} in {split}: nothing to label")
     network = Sa2VA.from_pretrained(checkpoint, device_map=device or str(dist.pick_device("auto")))
 
-    def items() -> Iterator[Item]:
-        for _, some in groupby(map(every.__getitem__, chosen), key=lambda sample: sample.frames):
-            about = list(some)
-            for sample in about:
-                facts = {"sample": sample, "about": about}
-                yield Item(name=sample.sample_id, request=labelling.request(sample), facts=facts)
-
     made = predict_all(
-        predictions.by_picture(items, BATCH), partial(_labels, labelling, network), _record, out=parts,
+        predictions.by_picture(partial(_items, labelling, every, chosen), BATCH), partial(_labels, labelling, network), _record, out=parts,
         desc=labelling.labels,
     )  # fmt: skip
     if dist.rank():
@@ -214,14 +213,8 @@ def label(
     if not best:
         reason = f"; {len(left_out):,} can't be read, {left_out[0]}" if left_out else ""
         raise ValueError(f"{model} has {labelling.refused} for any of the {of} of {path}{reason}")
-    samples = (
-        labelled
-        for sample in map(every.__getitem__, chosen)
-        if (line := best.get(sample.sample_id))
-        for labelled in labelling.labelled(sample, line["values"])
-    )
     with atomic_folder(out) as folder:
-        shard.write(samples, folder / split)
+        shard.write(_labelled(labelling, every, chosen, best), folder / split)
     shutil.rmtree(parts)
     return (
         f"{len(best):,} {labelling.labels} of {of} are kept; {labelling.quality([*best.values()])}\n"
@@ -230,14 +223,31 @@ def label(
     )
 
 
+def _items(labelling: Labelling, every: Selected, chosen: Int[np.ndarray, " some"]) -> Iterator[Item]:
+    for _, some in groupby(map(every.__getitem__, chosen), key=lambda sample: sample.frames):
+        about = list(some)
+        for sample in about:
+            facts = {"sample": sample, "about": about}
+            yield Item(name=sample.sample_id, request=labelling.request(sample), facts=facts)
+
+
+def _labelled(
+    labelling: Labelling,
+    every: Selected,
+    chosen: Int[np.ndarray, " some"],
+    best: Mapping[str, dict[str, Any]],
+) -> Iterator[Sample]:
+    """Yield what is learned from the samples with the best labels (their lines, by sample)."""
+    for sample in map(every.__getitem__, chosen):
+        if line := best.get(sample.sample_id):
+            yield from labelling.labelled(sample, line["values"])
+
+
 def _labels(labelling: Labelling, network: Sa2VA, items: Sequence[Item]) -> list[Prediction]:
     """Label a batch, or each sample alone where one of them can't be read."""
+    samples, about = ([item.facts[name] for item in items] for name in ("sample", "about"))
     try:
-        return [
-            *labelling.label(
-                network, [item.facts["sample"] for item in items], [item.facts["about"] for item in items]
-            )
-        ]
+        return [made or _Label(text="") for made in labelling.label(network, samples, about)]
     except UnreadableError as error:
         if len(items) > 1:
             return [one for item in items for one in _labels(labelling, network, [item])]
@@ -255,10 +265,12 @@ def _best(lines: Sequence[dict[str, Any]], share: float) -> dict[str, dict[str, 
 
 def _of_pictures(every: Selected, count: int, seed: int) -> Int[np.ndarray, " some"]:
     """Return the places of all samples of so many pictures (0: all), which the seed chooses."""
+    if not count:  # without looking at millions of pictures' keys
+        return np.arange(len(every))
     numbers = np.unique(every.numbers)
     order, starts = by_picture(every.joined.picture_keys[numbers])
     pictures = len(starts) - 1
-    if not 0 < count < pictures:
+    if count >= pictures:
         return np.arange(len(every))
     chosen = [dist.permuted(i, pictures, seed, "self captions") for i in range(count)]
     kept = np.concatenate([numbers[order[starts[i] : starts[i + 1]]] for i in chosen])

@@ -20,9 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ans_core import prompts
 from ans_core.benchmarks.loops import caption_request, expression_of
 from ans_core.data.conversation import sentence
 from ans_core.dist import rng_of
+from ans_core.metrics.mask import pairwise_iou
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.rl.batch import rl_batch
@@ -71,14 +73,15 @@ def self_masks(
             seen = encoded(model, rl_batch(phrases, [""] * len(phrases), model, mask_size=1))
         except ValueError as error:
             raise UnreadableError(str(error)) from error
+        taken = [[words_of(other) for other in texts] for texts in others]
         asked = [
-            (expression_of(phrase.text), *choices_of(phrase, texts, options))
-            for phrase, texts in zip(phrases, others, strict=True)
+            (expression_of(phrase.text), *choices_of(phrase, words, options))
+            for phrase, words in zip(phrases, taken, strict=True)
         ]
         answered, logits = drawn(seen, asked)
         of_text = dict(zip(answered, logits, strict=True))
         masks = [to_rle(seen, of_text[i, texts[0]], i) for i, texts in enumerate(asked)]
-        shown = [i for i, mask in enumerate(masks) if rle.area(mask) and clear(asked[i][0], others[i])]
+        shown = [i for i, mask in enumerate(masks) if rle.area(mask) and clear(asked[i][0], taken[i])]
         fits = dict(zip(shown, _fits(model, seen, shown, masks), strict=True))
     labels: list[SelfMask | None] = [None] * len(phrases)
     for i, fit in fits.items():
@@ -88,27 +91,35 @@ def self_masks(
     return labels
 
 
-def choices_of(phrase: Sample, others: Sequence[str], options: MaskOptions) -> list[str]:
+def words_of(text: str) -> set[str]:
+    return {*expression_of(text).split()}
+
+
+def choices_of(phrase: Sample, taken: Sequence[set[str]], options: MaskOptions) -> list[str]:
     """Return random choices of a phrase's words, in order, which no other phrase has all of: what they mean is
-    clear as far as the picture has phrases. None where there is no other, for any word would do."""
-    words = expression_of(phrase.text).split()
-    if not others:
+    clear as far as the picture has phrases. None for questions, and where there is no other phrase, for any word
+    would do.
+
+    taken: the words of each other phrase of the picture."""
+    whole = expression_of(phrase.text)
+    if not (taken and clear(whole, taken)):
         return []
+    words = whole.split()
     rng = rng_of(options.seed, "words", phrase.dataset, phrase.sample_id)
     choices: dict[str, None] = {}
     for _ in range(TRIES):
         share = rng.uniform(0.15, 0.85)
         some = [word for word in words if rng.random() < share]
         text = " ".join(some)
-        if len(choices) < options.choices and len(some) < len(words) and clear(text, others):
+        if len(choices) < options.choices and len(some) < len(words) and clear(text, taken):
             choices[text] = None
     return list(choices)
 
 
-def clear(text: str, others: Sequence[str]) -> bool:
+def clear(text: str, taken: Sequence[set[str]]) -> bool:
     """Tell whether a text has words, asks nothing, and no other phrase has all of its words."""
     words = {*text.split()}
-    return bool(words) and "?" not in text and not any(words <= {*expression_of(o).split()} for o in others)
+    return bool(words) and "?" not in text and not any(words <= other for other in taken)
 
 
 def hardest(
@@ -117,10 +128,8 @@ def hardest(
     """Return the choices of words whose masks (logits) are least like that of the whole caption."""
     if not choices:
         return []
-    texts, shown = list(choices), whole > 0
-    masks = torch.stack(list(choices.values())) > 0
-    both, either = (masks & shown).flatten(1).sum(1), (masks | shown).flatten(1).sum(1)
-    order = (both / either.clamp(min=1)).argsort(stable=True).tolist()
+    texts, masks = list(choices), torch.stack(list(choices.values())) > 0
+    order = pairwise_iou(masks, whole[None] > 0)[:, 0].argsort(stable=True).tolist()
     return [texts[place] for place in order[: options.hardest]]
 
 
@@ -133,7 +142,7 @@ def _fits(model: Network, seen: Pictures, some: Sequence[int], masks: Sequence[R
     for row, i in enumerate(some):
         phrase = pictures.batch.samples[row]
         cells = [region_cells(pictures, row, masks[i])]
-        asked = caption_request(phrase, masks[i]).text.removeprefix("<image>").removeprefix("\n")
+        asked = prompts.plain_question(caption_request(phrase, masks[i]).text)
         question = question_segment(pictures, asked, [int(cells[0].sum())])
         ids = model.tokenizer.encode(sentence(phrase.text), add_special_tokens=False)
         groups.append(answers_of(pictures, row, question, [Segment(ids=tuple(ids), trainable=True)]))

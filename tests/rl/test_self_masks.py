@@ -34,10 +34,11 @@ PHRASES = (
     phrase(1, "a green square", "c"),
 )
 OTHERS = ([PHRASES[1].text], [PHRASES[0].text], ["a green circle at the left", "a blue square"])
+TAKEN = [own.words_of(PHRASES[1].text)]
 
 
 def test_words_are_chosen_that_no_other_phrase_of_the_picture_has_all_of():
-    choices = own.choices_of(PHRASES[0], OTHERS[0], OPTIONS)
+    choices = own.choices_of(PHRASES[0], TAKEN, OPTIONS)
     assert len({*choices}) == OPTIONS.choices
     words = ["the", "small", "red", "square", "at", "the", "top"]
     for choice in choices:
@@ -46,12 +47,13 @@ def test_words_are_chosen_that_no_other_phrase_of_the_picture_has_all_of():
         assert all(word in places for word in some)  # in their order
         assert len(some) < len(words)
         assert {"small", "square"} & {*some}
-    assert own.choices_of(PHRASES[0], OTHERS[0], OPTIONS) == choices
-    assert own.choices_of(PHRASES[0], OTHERS[0], replace(OPTIONS, seed=1)) != choices
-    assert own.choices_of(replace(PHRASES[0], sample_id="d"), OTHERS[0], OPTIONS) != choices
-    assert own.choices_of(PHRASES[0], [PHRASES[0].text], OPTIONS) == []
-    assert own.choices_of(phrase(0, "circle", "e"), ["a square"], OPTIONS) == []
+    assert own.choices_of(PHRASES[0], TAKEN, OPTIONS) == choices
+    assert own.choices_of(PHRASES[0], TAKEN, replace(OPTIONS, seed=1)) != choices
+    assert own.choices_of(replace(PHRASES[0], sample_id="d"), TAKEN, OPTIONS) != choices
+    assert own.choices_of(PHRASES[0], [own.words_of(PHRASES[0].text)], OPTIONS) == []
+    assert own.choices_of(phrase(0, "circle", "e"), [own.words_of("a square")], OPTIONS) == []
     assert own.choices_of(PHRASES[0], [], OPTIONS) == []
+    assert own.choices_of(phrase(0, "What is red and round?", "f"), TAKEN, OPTIONS) == []
 
 
 def test_the_hardest_words_are_those_that_draw_something_else():
