@@ -49,11 +49,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "loop 1 alone": {"loops": {"caption": 1.0}},
     "loop 2 alone": LOOP_2,
     "refer alone": {"loops": {"refer": 1.0}},
-    "refer alone, place, too": {"loops": {"refer": 1.0}, "place": 1.0},
-    "place, too": {"place": 1.0},
     "rows of SFT, too": {"rows": 8},
-    "place and rows of SFT, too": {"place": 1.0, "rows": 8},
-    "refer alone, place, too, no supervised mask loss": {"loops": {"refer": 1.0}, "place": 1.0, "mask_weight": 0.0},
     "what makes masks almost still": {"modules_lr": 1e-3},
     "no judge": {"use_llm_judge": False},
     "teacher frozen at SFT": {"inverse": "reference"},
@@ -64,10 +60,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "advantages by group": {"scale_rewards": "group"},
     "advantages not scaled": {"scale_rewards": "none"},
     "reward parts normalised, then summed": {"combine_rewards": "normalise_then_sum"},
-    "masks by `seg_gaussian`": {"mask_policy": "seg_gaussian"},
-    "masks by `bernoulli`": {"mask_policy": "bernoulli"},
-    "masks by `multimask`": {"mask_policy": "multimask"},
-    "masks by `place`": {"mask_policy": "place"},
     "loop 2 alone, no supervised mask loss": {**LOOP_2, "mask_weight": 0.0},
     "loop 2 alone, no supervised mask loss, `token`": {
         **LOOP_2, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,
@@ -84,9 +76,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "ten times the KL, twice the rate": {"kl": 0.2, "optim": {"lr": 1.2e-3}},
     "true captions compared, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}},
     "loop 2, too": BOTH,
-    "loop 2, too, by `seg_gaussian`": {**BOTH, "mask_policy": "seg_gaussian"},
-    "loop 2, too, by `bernoulli`": {**BOTH, "mask_policy": "bernoulli"},
-    "loop 2, too, by `multimask`": {**BOTH, "mask_policy": "multimask"},
     "loop 2, too, by `token`": {**BOTH, "mask_policy": "token", "stop_identical": 0},
 }  # fmt: skip
 """Name -> what differs from the profile's `rl` without rows of SFT."""

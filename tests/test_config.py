@@ -40,7 +40,6 @@ from ans_core.data.formats import FORMATS
 from ans_core.model.config import VideoMode
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
 from ans_core.rl import grpo
-from ans_core.rl.curriculum import CURRICULA
 from ans_core.rl.dual_loop import LOOPS
 from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.stages.evaluate import LOOPS as LOOP_BENCHMARK
@@ -146,7 +145,6 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(get_args(TextRewardName)) <= set(get_args(RewardName))
     for field, known in (
         ("mask_policy", set(MASK_POLICIES)),
-        ("curriculum", {"none", *CURRICULA}),
         ("objective", set(get_args(grpo.Form))),
     ):
         assert set(get_args(Rl.model_fields[field].annotation)) == known

@@ -31,20 +31,11 @@ class Rl(Validated):
     weight it makes a tiny model lose what SFT learned of expressions (LOG); texts without a mask take part,
     if nothing reads a mask. refer: expression -> a mask, or "there is no such object". ground: picture -> a
     caption with masks. describe: picture -> caption. vqa: question -> answer."""
-    adaptive_loops: Weight = 0.0
-    """Loop weights are proportional to what a loop lacks of its best reward, to this power; 0 = fixed
-    weights."""
     absent: Annotated[float, Field(ge=0, lt=1)] = 0.25
     """Share of the loop refer's expressions that nothing in the picture fits, if the data has such."""
     expressions: Share = 0.5
     """Share of loop 2's samples that ask with a referring expression of the same thing, if the data has one,
     instead of the caption."""
-    curriculum: Literal["none", "area", "length", "objects"] = "none"
-    """Easy samples first: large masks, short captions, or pictures with few regions."""
-    curriculum_start: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of the samples, the easiest, with which training begins."""
-    curriculum_until: Share = 0.5
-    """Share of the steps after which all samples take part."""
     group: Annotated[int, Field(ge=2)] = 6
     """Rollouts of one sample (G). A single one has no baseline."""
     answers_at_once: Positive = 64
@@ -107,22 +98,15 @@ class Rl(Validated):
     judgement together."""
     use_llm_judge_loop2: bool = False
     """The same for loop 2."""
-    mask_policy: Literal["grid_gaussian", "seg_gaussian", "bernoulli", "multimask", "place", "token"] = (
-        "grid_gaussian"
-    )
-    """Where loop 2 adds randomness (ans_core/rl/mask_policy.py)."""
+    mask_policy: Literal["grid_gaussian", "token"] = "grid_gaussian"
+    """Where loop 2 adds randomness (ans_core/rl/mask_policy.py); token: nowhere."""
     mask_grid: Positive = 8
     """grid_gaussian: cells on a side of the action grid."""
     mask_sigma: Rate = 0.5
     """Initial width of exploration; it is then steered so that a group's masks have a mean IoU of 0.75 to
     0.92."""
-    place: Weight = 0.0
-    """Weight of a second action of the loop refer: which thing in the picture to draw, found by clicks where
-    the mask's logits are high. 0 = words alone, which can't move a mask to another thing."""
-    place_width: Rate = 0.5
-    """How far its clicks spread, in standard deviations of the mask's logits."""
     mask_weight: Weight = 0.25
-    """Weight of the supervised mask loss in loop 2, and where `place` chooses."""
+    """Weight of the supervised mask loss in loop 2."""
     stop_identical: Count = 50
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 =
     never."""
@@ -159,12 +143,6 @@ class Rl(Validated):
             raise Impossible(
                 "stop_grad_norm",
                 "stop_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit",
-            )
-        if self.place and "refer" not in self.loops:
-            raise Impossible(
-                "place",
-                f"place is {self.place:g}, an action of the loop refer, which rl.loops lacks: add it, or "
-                "set place=0",
             )
         if 0 < self.rows < self.optim.accumulate:
             raise Impossible(

@@ -1,15 +1,14 @@
-"""Masks of a step's pictures: hidden states, embeddings, clicks or texts in, logits and masks out."""
+"""Masks of a step's pictures: hidden states or texts in, logits and masks out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from ans_core.losses import mask_losses
 from ans_core.metrics.mask import soft_iou
@@ -26,47 +25,11 @@ from ans_core.rl.tokens import group_of, hidden_states, referring_rollout
 from ans_core.types import RLE
 
 
-def decode_seg(
-    step: EncodedBatch, packed: Packed, hidden: Float[Tensor, "B L D"]
-) -> tuple[Float[Tensor, "P C"], MaskOutput]:
-    """Return the embeddings of every row's `[SEG]` tokens and the masks they decode to."""
+def decode_seg(step: EncodedBatch, packed: Packed, hidden: Float[Tensor, "B L D"]) -> MaskOutput:
+    """Return the masks that every row's `[SEG]` tokens decode to."""
     at = (packed.input_ids == step.model.seg_token_id) & packed.loss_mask
     embeddings = step.model.seg_embeddings(hidden[at])
-    return embeddings, step.model.sam2.decode(step.frames, at.nonzero()[:, 0], embeddings)
-
-
-def first_masks(
-    step: RolloutStep, packed: Packed, hidden: Float[Tensor, "B L D"], rollout: Int[Tensor, " M"]
-) -> tuple[Int[Tensor, " P"], Float[Tensor, "P h w"], Bool[Tensor, " P"]]:
-    """Return the answers that say `[SEG]`, the logits of the first one's mask in each, and whether it is
-    shown. What makes masks of hidden states is a constant here: gradients reach the language model
-    alone."""
-    drawing = rollout[packed.input_ids[packed.loss_mask] == step.model.seg_token_id]
-    first = torch.ones_like(drawing, dtype=torch.bool)
-    first[1:] = drawing[1:] != drawing[:-1]
-    with constant(step.model.text_hidden_fcs, step.model.sam2.sam_mask_decoder):
-        if len(drawing):
-            out = decode_seg(step, packed, hidden)[1]
-        else:  # SAM2 can't decode nothing
-            embeddings = step.model.seg_embeddings(hidden[0, :1])
-            out = step.model.sam2.decode(
-                step.model.sam2.blank_features(hidden), drawing.new_zeros(1), embeddings
-            )
-    kept = first if len(drawing) else first.new_zeros(1)
-    shown = step.model.sam2.shown(out).flatten(1).amax(1) > 0
-    return drawing[first], out.logits[kept], shown[kept]
-
-
-def decode_embeddings(
-    step: RolloutStep, embeddings: Float[Tensor, "P C"], samples: Int[Tensor, " P"]
-) -> Float[Tensor, "P h w"]:
-    """Decode embeddings in the pictures of these samples (their indices) to mask logits."""
-    return step.model.sam2.decode(step.frames, samples, embeddings).logits
-
-
-def click_embeddings(step: RolloutStep, at: Float[Tensor, "P 2"]) -> Float[Tensor, "P C"]:
-    """Return the prompt embeddings of clicks at (x, y), shares of the picture."""
-    return step.model.sam2.click_embeddings(at.to(step.model.device) * step.model.sam2.image_size)
+    return step.model.sam2.decode(step.frames, at.nonzero()[:, 0], embeddings)
 
 
 def mask_loss(
@@ -93,7 +56,7 @@ def drawn(
     ]
     packed, hidden, _ = hidden_states(pictures, groups, [])
     asked = [(i, text) for i, own in enumerate(distinct) for text in own]
-    return asked, pictures.model.sam2.shown(decode_seg(pictures, packed, hidden)[1])
+    return asked, pictures.model.sam2.shown(decode_seg(pictures, packed, hidden))
 
 
 @torch.no_grad()
@@ -131,7 +94,7 @@ def draw_answers(step: RolloutStep, groups: Sequence[Group]) -> list[list[RLE]]:
     with step.timer.part("draw"):
         packed, hidden, rollout = hidden_states(step, groups, [[] for _ in groups])
         drawing = rollout[packed.input_ids[packed.loss_mask] == step.model.seg_token_id].tolist()
-        logits = step.model.sam2.shown(decode_seg(step, packed, hidden)[1]) if drawing else ()
+        logits = step.model.sam2.shown(decode_seg(step, packed, hidden)) if drawing else ()
         for answer, z in zip(drawing, logits, strict=True):
             found[answer].append(to_rle(step, z, answer // step.settings.group))
     return found
@@ -142,16 +105,3 @@ def to_rle(step: EncodedBatch, logits: Float[Tensor, "h w"], index: int) -> RLE:
     return rle.encode(
         upsample(logits, size=step.model.sam2.image_size, height=chosen.height, width=chosen.width)
     )
-
-
-@contextmanager
-def constant(*modules: nn.Module) -> Iterator[None]:
-    """Let what is computed here have no gradient with respect to the modules' parameters."""
-    trained = [p for module in modules for p in module.parameters() if p.requires_grad]
-    for p in trained:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in trained:
-            p.requires_grad_(True)

@@ -64,9 +64,6 @@ LOOPS: dict[str, Loop] = {
     "agent": agent_loop.LOOP,
 }
 
-REWARD_MEMORY = 0.95
-"""Decay of the running mean reward that sets the adaptive loop weights."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batches(TensorBatch):
@@ -143,10 +140,6 @@ class DualLoop(nn.Module):
         self.exploration = Exploration(width=settings.mask_sigma)
         self.record: dict[str, list[list[float]]] = defaultdict(list)
         """Reward part -> the values of every rollout step, for the report."""
-        self.mean_reward: dict[str, float] = {}
-        """Loop -> share of its best possible reward, averaged over the last steps."""
-        self.earned: dict[str, tuple[float, float]] = {}
-        """Loop -> sum and number of the rewards of this step's rollouts so far, over all processes."""
         self.updates = 0
         self.waiting: dict[int, dict[str, Experience]] = {}
         """Micro-batch -> loop -> what is still to be learned from."""
@@ -170,7 +163,6 @@ class DualLoop(nn.Module):
             "updates": self.updates,
             "nonfinite": self.reader.nonfinite,
             "record": dict(self.record),
-            "mean_reward": dict(self.mean_reward),
             "practice": None if self.practice is None else self.practice.state(),
             "waiting": {
                 micro: {name: done.state() for name, done in loops.items()}
@@ -182,7 +174,7 @@ class DualLoop(nn.Module):
         self.policies.load("teacher", state["teacher"])
         self.exploration, self.updates = Exploration(**state["exploration"]), state["updates"]
         self.reader.nonfinite = state["nonfinite"]
-        self.record, self.mean_reward = defaultdict(list, state["record"]), dict(state["mean_reward"])
+        self.record = defaultdict(list, state["record"])
         if self.practice is not None:
             self.practice.load(state["practice"])
         self.waiting = {
@@ -241,7 +233,6 @@ class DualLoop(nn.Module):
             for some in grouped(moved, self.settings, self.model.device):
                 self._act(some)
             self._set_advantages(moved)
-            self._set_mean_rewards()
             if self.practice is not None:
                 self.practice.end_rollouts(partial(shared_sum, device=self.model.device))
         else:
@@ -277,18 +268,6 @@ class DualLoop(nn.Module):
                     own[0],
                 )
 
-    def _set_mean_rewards(self) -> None:
-        """Move the running means by the rewards of all micro-batches and processes."""
-        for name, (summed, count) in self.earned.items():
-            share = (
-                summed
-                / count
-                / (sum(weight for weight in LOOPS[name].rewards(self.settings).values() if weight > 0) or 1.0)
-            )
-            self.mean_reward[name] = (
-                REWARD_MEMORY * self.mean_reward.get(name, share) + (1 - REWARD_MEMORY) * share
-            )
-
     def _set_totals(self, batches: Sequence[Batches]) -> None:
         """Give every loop's step the counts over all micro-batches and processes."""
         names = list(self.settings.loops)
@@ -318,13 +297,14 @@ class DualLoop(nn.Module):
         total = batch.batches[0].pixels.new_zeros(())
         found: dict[str, float] = {}
         self.timer.start("update")
-        for name, weight in self._weights().items():
+        for name, weight in s.loops.items():
             loss, metrics = LOOPS[name].learn(steps[name], done[name])
             total = total + weight * loss
             # the mean of all parts of the step is its loss
             metrics["loss"] = float(loss.detach()) * steps[name].totals.micro_batches
-            metrics = done[name].metrics | metrics | ({"weight": weight} if s.adaptive_loops else {})
-            found |= {f"{LOOPS[name].prefix}/{key}": value for key, value in metrics.items()}
+            found |= {
+                f"{LOOPS[name].prefix}/{key}": value for key, value in (done[name].metrics | metrics).items()
+            }
         if self.beside is not None and batch.rows is not None:
             loss, metrics = self.beside.supervised(batch.rows)
             decoder = (
@@ -352,7 +332,6 @@ class DualLoop(nn.Module):
         self.monitor.squares.clear()
         self.alike.clear()
         self.identical.clear()
-        self.earned.clear()
 
     def _check_active(self, gradient: Tensor) -> None:
         """Assert that the policy's adapter is active. With gradient checkpointing, layers run again in the
@@ -474,8 +453,7 @@ class DualLoop(nn.Module):
     def _record_rewards(
         self, name: str, experience: Experience, judged: Future[list[float | None]] | None
     ) -> None:
-        """Add the judgements to the rewards, and write the rewards to metrics and record, and to what this
-        step earned."""
+        """Add the judgements to the rewards, and write the rewards to metrics and record."""
         if judged is not None:
             assert self.judging is not None, "judgements without a judge"
             with self.timer.part("judge"):
@@ -502,30 +480,12 @@ class DualLoop(nn.Module):
             "failed": 1 - len(known) / rewards.numel(),
             "zero_spread": grpo.zero_spread(rewards),
         }
-        if not count:  # every rollout of every process failed: this step has no mean reward
-            return
-        before = self.earned.get(name, (0.0, 0.0))
-        self.earned[name] = (before[0] + summed, before[1] + count)
-        experience.metrics["reward"] = summed / count
+        if count:  # else every rollout of every process failed: this step has no mean reward
+            experience.metrics["reward"] = summed / count
 
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every
         return bool(every) and batch.rollout % every == 0 and batch.micro == 0 and rank() == 0
-
-    def _weights(self) -> dict[str, float]:
-        """Return the weights of the loops' losses.
-
-        Adaptive: proportional to the part of its best reward that a loop still lacks, to the power
-        `adaptive_loops`; the sum stays the same.
-        """
-        fixed = {str(name): weight for name, weight in self.settings.loops.items()}
-        if not self.settings.adaptive_loops:
-            return fixed
-        wanting = {
-            n: w * max(1 - self.mean_reward.get(n, 0.0), 1e-3) ** self.settings.adaptive_loops
-            for n, w in fixed.items()
-        }
-        return {name: value * sum(fixed.values()) / sum(wanting.values()) for name, value in wanting.items()}
 
 
 class GradientMonitor:

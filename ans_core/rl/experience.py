@@ -43,8 +43,6 @@ class Experience:
     advantage: Float[Tensor, "B G"] | None = None
     behaviour: Float[Tensor, " M"] | None = None
     """Log-probabilities of the actions (sampled tokens; loop 2: masks) under the policy that acted."""
-    behaviour_places: Float[Tensor, " P"] | None = None
-    """The same of the things that answers of the loop refer click."""
     reference: Float[Tensor, " M"] | None = None
     """Log-probabilities of the sampled tokens under the reference."""
     reference_words: Float[Tensor, "T V"] | None = None

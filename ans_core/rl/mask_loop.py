@@ -18,7 +18,7 @@ from ans_core.losses import mean_iou
 from ans_core.rewards.confidence import MaskPrediction
 from ans_core.rl import grpo
 from ans_core.rl.asking import inverse_captions
-from ans_core.rl.drawing import click_embeddings, decode_embeddings, decode_seg, mask_loss, to_rle
+from ans_core.rl.drawing import decode_seg, mask_loss, to_rle
 from ans_core.rl.experience import Experience
 from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
 from ans_core.rl.rollout import Group
@@ -31,7 +31,7 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
     """Return the masks that the active adapter draws for every sample's text, and its logits at the answers'
     tokens, which are given."""
     packed, hidden, rollout = hidden_states(step, groups, [])
-    embeddings, decoded = decode_seg(step, packed, hidden)
+    decoded = decode_seg(step, packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
     logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
@@ -40,10 +40,7 @@ def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyO
     # heads.
     unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
     output = PolicyOutput(
-        embeddings=embeddings.float(),
         logits=decoded.logits + unread,
-        choices=decoded.all_logits,
-        ious=decoded.ious.float(),
         words=total / rollout.bincount(minlength=len(groups)),
     )
     return output, words
@@ -57,15 +54,12 @@ def act(step: RolloutStep) -> Experience:
     with step.timer.part("draw"):
         before, _ = policy_output(step, groups)
         spread = shared_mean(policy.spread(before), before.logits.device)
-        of = torch.arange(len(groups), device=before.logits.device).repeat_interleave(s.group)
         exploration.scale = spread if not exploration.scale else 0.9 * exploration.scale + 0.1 * spread
         acting = MaskSampling(
             width=exploration.width,
             scale=exploration.scale,
             generators=step.generators("mask actions"),
             group=s.group,
-            decode=lambda embeddings: decode_embeddings(step, embeddings, of),
-            click=lambda at: click_embeddings(step, at),
         )
         actions = policy.act(before, acting)
     masks = [to_rle(step, mask.float() - 0.5, i) for i, some in enumerate(actions.masks) for mask in some]

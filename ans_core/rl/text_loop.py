@@ -67,24 +67,15 @@ def read_reference(step: RolloutStep, done: Experience) -> None:
     done.reference = token_logps(step.model, packed, hidden, step.reader)[0]
 
 
-def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    return words_loss(step, done, *_hidden_states(step, done))
-
-
 def _hidden_states(
     step: RolloutStep, done: Experience
 ) -> tuple[Packed, Float[Tensor, "B L D"], Int[Tensor, " M"]]:
     return hidden_states(step, done.groups, done.regions, observed_features(step, done.observed))
 
 
-def words_loss(
-    step: RolloutStep,
-    done: Experience,
-    packed: Packed,
-    hidden: Float[Tensor, "B L D"],
-    rollout: Int[Tensor, " M"],
-) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """Return the loss of the tokens sampled, from hidden states of the policy, and metrics."""
+def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    """Return the loss of the tokens sampled, and metrics."""
+    packed, hidden, rollout = _hidden_states(step, done)
     s, advantage, reference = step.settings, done.advantage, done.reference
     assert advantage is not None, "advantages come before learning"
     assert reference is not None, "the reference reads before the policy learns"

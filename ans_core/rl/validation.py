@@ -42,7 +42,7 @@ class HeldOutRewards:
         once, of each process."""
         self.module, self.samples, self.batch = module, samples, batch
         self.mask_size, self.autocast = mask_size, autocast
-        self.settings = module.settings.model_copy(update={"group": 1, "inverse": "reference", "place": 0.0})
+        self.settings = module.settings.model_copy(update={"group": 1, "inverse": "reference"})
         self.reader = Reader(
             temperature=COLD, forbidden=[module.model.image_token_id], guard=module.settings.logit_guard
         )

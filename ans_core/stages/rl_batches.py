@@ -21,7 +21,6 @@ from ans_core.data.selection import Expressions, Joined, Selected, unnamed
 from ans_core.model.network import Network
 from ans_core.rewards import MASKLESS, WORDLESS
 from ans_core.rl.batch import RlBatch, rl_batch
-from ans_core.rl.curriculum import easiest_first, taking_part
 from ans_core.rl.dual_loop import LOOPS, Batches
 from ans_core.stages.supervision import mixture_of, sft_layout
 from ans_core.types import Sample
@@ -146,11 +145,6 @@ class RolloutBatches:
         self.cfg, self.practice, self.model, self.left_out, self.rows = cfg, practice, model, left_out, rows
         self.expressions = [Expressions(samples, joined) for samples in practice.samples]
         """Expressions for the samples of loop 2; empty for samples of other loops."""
-        s = cfg.rl
-        self.order = [
-            easiest_first(samples, s.curriculum) if s.curriculum != "none" else None
-            for samples in practice.samples
-        ]
 
     def __call__(self, step: int, micro: int) -> Batches:
         s = self.cfg.rl
@@ -171,23 +165,7 @@ class RolloutBatches:
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
         rollout = step // s.inner_steps
         candidates = math.ceil(s.optim.batch * (1 + s.oversample))
-        order = self.order[kind]
-        if order is None:
-            rows = rows_of(len(samples), rollout, batch=candidates, seed=cfg.seed)
-        else:
-            progress = rollout * s.inner_steps / s.optim.steps
-            pool = taking_part(
-                len(samples), progress=progress, start=s.curriculum_start, until=s.curriculum_until
-            )
-            rng = dist.rng_of(cfg.seed, "rl curriculum", kind, rollout)
-            rows = [
-                int(order[i])
-                for i in (
-                    rng.sample(range(pool), candidates)
-                    if pool >= candidates
-                    else rng.choices(range(pool), k=candidates)
-                )
-            ]
+        rows = rows_of(len(samples), rollout, batch=candidates, seed=cfg.seed)
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         try:
             return self._read(kind, step, own)

@@ -45,7 +45,7 @@ def moved(model: Network, adapter: str, seed: int = 0, std: float = 0.1) -> None
 
 @pytest.fixture
 def module(own_model: Network) -> DualLoop:
-    built = loops(own_model, loops={"caption": 1.0, "mask": 0.5, "refer": 2.0}, place=1.0)
+    built = loops(own_model, loops={"caption": 1.0, "mask": 0.5, "refer": 2.0})
     moved(own_model, "policy")
     return built
 

@@ -748,10 +748,10 @@ def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
 
 
 def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Path):
-    """As published weights are. RL also chooses which thing to draw, and learns from rows of SFT."""
+    """As published weights are. RL also learns from rows of SFT."""
     model = checkpoint.load(runs / "base" / "base", dtype=torch.bfloat16)
     checkpoint.save(model, tmp_path / "base" / "base", metadata={})
-    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16", "place": 1.0, "rows": 2}}
+    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16", "rows": 2}}
     cfg = CONFIG.model_copy(
         update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()}
     )
@@ -875,14 +875,14 @@ def test_of_two_processes_the_first_writes_and_the_other_waits(runs: Path, tmp_p
 
 
 def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_path: Path):
-    """All loops that the drawn world has samples for, a judge by rules, a curriculum, candidates, inner
-    steps, another objective."""
+    """All loops that the drawn world has samples for, a judge by rules, candidates, inner steps, another
+    objective."""
     values = CONFIG.model_dump()
     values["rl"] |= {
         "loops": {"caption": 1.0, "mask": 1.0, "refer": 1.0, "ground": 0.5, "describe": 0.5}, "absent": 0.5,
         "rewards_caption": {"iou": 1.0, "meteor": 1.0, "confidence": 0.1, "cider": 0.5},
-        "use_llm_judge": True, "use_llm_judge_loop2": True, "curriculum": "area", "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
-        "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "adaptive_loops": 1.0, "entropy": 0.01, "mask_truncated": True,
+        "use_llm_judge": True, "use_llm_judge_loop2": True, "oversample": 0.5, "inner_steps": 2, "objective": "gspo",
+        "combine_rewards": "normalise_then_sum", "scale_rewards": "group", "entropy": 0.01, "mask_truncated": True,
         "samples_every": 1, "monitor_every": 1,
         "val_every": 1, "val_rows": 2, "early_stop": 3, "keep_best": 1,
     }  # fmt: skip
