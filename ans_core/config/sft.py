@@ -52,6 +52,7 @@ class Sft(Validated):
     mask_size: Positive = 256
     """Side of the mask targets that points are sampled from (upstream: 256)."""
     max_length: Positive = 8192
+    """Tokens of a row: a picture and the questions about it. Questions that don't fit are left out and named."""
     dtype: Dtype = "auto"
     """Dtype of the forward pass (autocast); trained tensors are always fp32. fp32 also casts a half-precision
     base up."""
@@ -64,6 +65,11 @@ class Sft(Validated):
     @model_validator(mode="after")
     def _possible(self) -> Sft:
         some_weight(self.mixture.values(), key="mixture", why="nothing is trained on")
+        some_weight(
+            (self.mask_weight, self.dice_weight),
+            key="mask_weight",
+            why="no loss reaches what draws masks (dice_weight is 0, too); for text alone, take sets without masks",
+        )
         if self.overlays_every and not self.val_every:
             raise Impossible("overlays_every", f"{self.overlays_every} without validations; set val_every")
         if self.val_every and self.overlays_every % self.val_every:

@@ -212,8 +212,9 @@ def encode_row(
     grids: Sequence[Grid],
     pictures: Sequence[int] = (),
 ) -> PackedRow:
-    """Tokenize a row whose views (`Views.pictures`) give image tokens in these grids. Raises TooLong if a
-    conversation is longer than the context: image tokens and `[SEG]` are never cut silently."""
+    """Tokenize a row whose views (`Views.pictures`) give image tokens in these grids. Raises TooLong if its
+    conversations, which share the image tokens, are longer than the context together: image tokens and `[SEG]`
+    are never cut silently."""
     counts, grid = token_counts(grids, pictures), grids[shown_view(pictures)]
     prefix = prefix_ids(
         tokenizer, template=layout.template, frame_tokens=counts, marks=layout.marks, numbered=row.stills
@@ -228,17 +229,31 @@ def encode_row(
         )
         for turn in row.turns
     ]
-    lengths = [len(prefix) + sum(map(len, branch)) for branch in branches]
-    longest = max(lengths, default=len(prefix))
+    lengths = [sum(map(len, branch)) for branch in branches]
+    longest, total = len(prefix) + max(lengths, default=0), len(prefix) + sum(lengths)
     if longest > layout.max_length:
         raise TooLong(
             f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer "
             "tiles or frames, or shorter texts",
-            tuple(
-                turn for turn, length in zip(row.turns, lengths, strict=True) if length <= layout.max_length
-            ),
+            _fitting(row.turns, lengths, layout.max_length - len(prefix)),
+        )
+    if total > layout.max_length:
+        raise TooLong(
+            f"{row.name}: {len(row.turns)} conversations of {total} tokens together > max_length "
+            f"{layout.max_length}; ask fewer questions of a picture (sft.questions_per_image)",
+            _fitting(row.turns, lengths, layout.max_length - len(prefix)),
         )
     return pack_row(prefix, branches)
+
+
+def _fitting(turns: Sequence[Turn], lengths: Sequence[int], room: int) -> tuple[Turn, ...]:
+    """Return those turns, in order, that fit into so many tokens with those before them."""
+    fitting = []
+    for turn, length in zip(turns, lengths, strict=True):
+        if length <= room:
+            fitting.append(turn)
+            room -= length
+    return tuple(fitting)
 
 
 def conversation_ids(

@@ -4,6 +4,7 @@ other."""
 from __future__ import annotations
 
 import hashlib
+import logging
 
 import torch
 from torch import nn
@@ -45,15 +46,21 @@ def hashes(model: Network) -> dict[str, str]:
 
 
 def check_moved(before: dict[str, str], model: Network) -> dict[str, bool]:
-    """Return which parts changed. Raises RuntimeError if a frozen part changed or a trained one did not."""
+    """Return which parts changed, and warn of trained ones that did not: no row may have given them a gradient.
+    Raises RuntimeError if a frozen part changed, or nothing that was trained."""
     after = hashes(model)
     moved = {key: before[key] != after[key] for key in before}
-    wrong = [key for key, did in moved.items() if did == key.endswith("(frozen)")]
+    still = [key for key, did in moved.items() if not did and not key.endswith("(frozen)")]
+    wrong = [key for key, did in moved.items() if did and key.endswith("(frozen)")]
+    if not any(moved.values()):
+        wrong += still
     if wrong or before.keys() != after.keys():
         raise RuntimeError(
             f"after training these parts are not as they should be: {wrong}; frozen parts must stay, "
             "trained parts must move"
         )
+    if still:
+        logging.warning("%s did not move: no row gave them a gradient", ", ".join(still))
     return moved
 
 

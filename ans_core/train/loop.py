@@ -115,6 +115,19 @@ class StepModule(Protocol):
     def begin_step(self, batches: Sequence[Any]) -> list[Any]: ...
 
 
+class _InPrecision(nn.Module):
+    """A loss module that opens its autocast itself: DeepSpeed's engine turns off one that is open around it."""
+
+    def __init__(self, module: nn.Module, machine: Machine) -> None:
+        super().__init__()
+        self.module, self.machine = module, machine
+
+    def forward(self, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        with self.machine.autocast():
+            loss, metrics = self.module(batch)
+        return loss, metrics
+
+
 class _Steps(Dataset[Any]):
     """Micro-batches `start..` of the run as a map-style data set, so that loader workers can prepare them
     ahead."""
@@ -170,7 +183,7 @@ def train(
         fused=machine.device.type == "cuda",
     )
     loss_module.to(machine.device)
-    wrapped, optimizer = accelerator.prepare(loss_module, optimizer)
+    wrapped, optimizer = accelerator.prepare(_InPrecision(loss_module, machine), optimizer)
     folder = scratch / name
     start, curves = states.resume(
         folder,
@@ -244,9 +257,8 @@ def train(
                 # the state
                 wait_for_all()
                 raise stop.Stopped(ending, step + 1)
-        best = run.best()
-    if best is not None:
-        states.load_weights(states.best_file(folder), best, loss_module, device=machine.device)
+    if run.best is not None:
+        states.load_weights(states.best_file(folder, run.best), run.best, loss_module, device=machine.device)
     accelerator.free_memory()
     return curves
 
@@ -274,9 +286,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.speed, self.graphs = Speed(self.watch), GraphWatch()
-        self.exhausted = self._is_exhausted()
-        """Whether the last validations brought nothing. It is looked at after a validation alone: the curves of
-        a long run have a million rows."""
+        self._look_back()
 
     def measure_at_start(self, start: int) -> None:
         """Validate before the first step, where that is asked for."""
@@ -291,12 +301,12 @@ class _Run:
             return {}
         return {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
 
-    def best(self) -> int | None:
-        """Return the step with the best weights so far, where there is a validation."""
-        return None if self.watch.validation is None else self.watch.validation.best(self.curves)
-
-    def _is_exhausted(self) -> bool:
-        return self.watch.validation is not None and self.watch.validation.exhausted(self.curves)
+    def _look_back(self) -> None:
+        """Find the step with the best weights so far, and whether the last validations brought nothing. The curves
+        of a long run have a million rows, so this is done after validations alone."""
+        validation = self.watch.validation
+        self.best = None if validation is None else validation.best(self.curves)
+        self.exhausted = validation is not None and validation.exhausted(self.curves)
 
     def update(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Take one optimizer step. Return (the loss and means over the micro-batches of all processes that have
@@ -346,9 +356,8 @@ class _Run:
                 micros = self.module.begin_step(micros)
         for batch in micros:
             with self.accelerator.accumulate(self.wrapped):
-                with machine.autocast():
-                    loss, metrics = self.wrapped(batch.to(machine.device))
-                    loss = loss * parts
+                loss, metrics = self.wrapped(batch.to(machine.device))
+                loss = loss * parts
                 micro_metrics.append({"loss": loss.detach(), **metrics})
                 if machine.deepspeed_stage:
                     # so that no gradient of an infinite loss is finite
@@ -393,9 +402,9 @@ class _Run:
             diagnostics |= self.graphs.metrics(step)
         self._write(step, metrics, diagnostics | self.writer.metrics())
         if VALIDATION_LOSS in metrics:
-            self.exhausted = self._is_exhausted()
-            if self.best() == step:
-                self.writer.save_weights(states.best_file(self.folder), step, self.module)
+            self._look_back()
+            if self.best == step:
+                self.writer.save_weights(states.best_file(self.folder, step), step, self.module)
         if self.schedule.keep_every and (step + 1) % self.schedule.keep_every == 0:
             self.writer.save_weights(states.step_file(self.folder, step + 1), step + 1, self.module)
 
@@ -420,6 +429,7 @@ class _Run:
             self.optimizer,
             self.wrapped,
             self.curves,
+            best=self.best,
             deepspeed_stage=self.machine.deepspeed_stage,
             keep=self.machine.keep_states,
         )

@@ -68,15 +68,15 @@ def write(
     """Give a fresh optimizer this state; under DeepSpeed also the weights, as the module has them. All
     processes must call it, with the same state."""
     if not deepspeed_stage:
-        holders = {
-            p: part for part in _parts(optimizer) for group in part.param_groups for p in group["params"]
-        }
-        for name, p in module.named_parameters():
-            if name in state:
-                device = {"step": "cpu"}  # where torch keeps it
-                holders[p].state[p] = {
-                    key: value.to(device.get(key, p.device), copy=True) for key, value in state[name].items()
-                }
+        names = {p: name for name, p in module.named_parameters()}
+        for part in _parts(optimizer):
+            for group in part.param_groups:
+                for p in group["params"]:
+                    if names[p] in state:
+                        part.state[p] = {
+                            key: value.to(_step_device(group, p) if key == "step" else p.device, copy=True)
+                            for key, value in state[names[p]].items()
+                        }
         return
     parts = wrapped.optimizer
     step = max((values["step"] for values in state.values()), default=None)
@@ -87,7 +87,7 @@ def write(
             else parts.single_partition_of_fp32_groups
         ):
             parts.optimizer.state[part] = {
-                "step": step.clone(),
+                "step": step.to(_step_device(parts.optimizer.param_groups[0], part), copy=True),
                 **{moment: torch.zeros_like(part) for moment in MOMENTS},
             }
         if deepspeed_stage < 3:
@@ -98,6 +98,11 @@ def write(
             _set(p, sharding.read(p), None)
             for moment in MOMENTS if name in state else ():
                 _set(p, state[name][moment], moment)
+
+
+def _step_device(group: Mapping[str, Any], p: Tensor) -> torch.device:
+    """Return where AdamW keeps the number of steps: beside the parameters if it is fused."""
+    return p.device if group.get("fused") else torch.device("cpu")
 
 
 def _parts(optimizer: Any) -> Sequence[Optimizer]:

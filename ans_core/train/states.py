@@ -88,18 +88,20 @@ class Writer:
         wrapped: Any,
         curves: Curves,
         *,
+        best: int | None,
         deepspeed_stage: int,
         keep: int,
     ) -> None:
         """Write `<folder>/step-N` with a manifest and rename it once complete; then remove states older than
-        the last `keep`. All processes must call it; the first one writes, and holds the state in main memory
-        meanwhile."""
+        the last `keep`, and the files of best weights that are older than the `best` step of the oldest state
+        left. All processes must call it; the first one writes, and holds the state in main memory meanwhile."""
         self.wait()
         state = {"trained": trained_tensors(module), "extra": _state(module)}
         moments = optimizer_state.read(module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
         if rank() == 0:
             facts = {
                 "step": step,
+                "best": best,
                 "processes": world_size(),
                 "deepspeed_stage": deepspeed_stage,
                 "trained": _shapes_hash(module),
@@ -148,6 +150,10 @@ def _save(
     sync(folder)
     for old in states(folder)[:-keep]:
         shutil.rmtree(old)
+    oldest = json.loads((states(folder)[0] / "manifest.json").read_text())
+    for weights in folder.glob("best-*[0-9].pt"):
+        if weights.name < best_file(folder, oldest.get("best") or 0).name:
+            weights.unlink()
     size = sum(path.stat().st_size for path in final.rglob("*"))
     return {"speed/state_gb": size / 1e9, "speed/state_s": time.perf_counter() - began}
 
@@ -244,9 +250,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def best_file(folder: Path) -> Path:
-    """Return the file of the weights that were best in validation."""
-    return folder / "best.pt"
+def best_file(folder: Path, step: int) -> Path:
+    """Return the file of the weights that were best in validation up to this step. Each has a file of its own: a
+    run that goes on from an earlier state may find another step to be the best."""
+    return folder / f"best-{step:07d}.pt"
 
 
 def step_file(folder: Path, steps: int) -> Path:

@@ -210,9 +210,23 @@ def test_a_frozen_part_that_moved_and_a_trained_one_that_did_not_are_named(own_m
     before = parts.hashes(own_model)
     with torch.no_grad():
         own_model.sam2.image_encoder.trunk.pos_embed.add_(1)
-    with pytest.raises(RuntimeError, match=r"SAM2 image encoder \(frozen\)") as caught:
+    with pytest.raises(RuntimeError, match=r"SAM2 image encoder \(frozen\)"):
         parts.check_moved(before, own_model)
-    assert "head (trained)" in str(caught.value)
+
+
+def test_a_trained_part_that_stayed_is_named_and_a_training_that_moved_nothing_is_refused(
+    own_model: Network, caplog: pytest.LogCaptureFixture
+):
+    prepared(own_model)
+    before = parts.hashes(own_model)
+    with pytest.raises(RuntimeError, match=r"head \(trained\)"):
+        parts.check_moved(before, own_model)
+    with torch.no_grad():
+        own_model.vlm.lm_head.weight.add_(1)
+    moved = parts.check_moved(before, own_model)
+    assert [part for part, did in moved.items() if did] == ["head (trained)"]
+    assert "text_hidden_fcs (trained)" in caplog.text
+    assert "did not move" in caplog.text
 
 
 def test_frozen_encoders_keep_no_graph(own_model: Network):

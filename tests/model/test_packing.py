@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ans_core import prompts
 from ans_core.data import collate as data
-from ans_core.data.collate import Batch, Row, collate, encode_row, pack_row, pad_rows
+from ans_core.data.collate import Batch, Row, collate, collate_readable, encode_row, pack_row, pad_rows
 from ans_core.data.conversation import Turn, turn
 from ans_core.dist import read_together
 from ans_core.model.backbones.base import ImageFeatures
@@ -161,17 +161,22 @@ def test_a_conversation_longer_than_the_context_is_refused_by_name(tiny_model: N
         encode_row(tiny.row(*TURNS), tiny_model.tokenizer, layout, grids=[(4, 4)])
 
 
-def test_the_longest_branch_counts_not_the_whole_row(tiny_model: Network):
+def test_questions_that_fit_into_a_row_together_are_asked_and_the_others_named(tiny_model: Network):
     layout = tiny.layout(tiny_model)
-    longest = (
-        max(
-            max(encode_row(tiny.row(t), tiny_model.tokenizer, layout, grids=[(4, 4)]).positions)
-            for t in TURNS
-        )
-        + 1
+    tokenizer, row = tiny_model.tokenizer, tiny.row(*TURNS)
+    whole = encode_row(row, tokenizer, layout, grids=[(4, 4)]).ids
+    without_last = len(encode_row(tiny.row(*TURNS[:-1]), tokenizer, layout, grids=[(4, 4)]).ids)
+    assert (
+        encode_row(row, tokenizer, tiny.layout(tiny_model, max_length=len(whole)), grids=[(4, 4)]).ids
+        == whole
     )
-    exact = tiny.layout(tiny_model, max_length=longest)
-    assert len(encode_row(tiny.row(*TURNS), tiny_model.tokenizer, exact, grids=[(4, 4)]).ids) > longest
+    exact = tiny.layout(tiny_model, max_length=without_last)
+    found, (left_out,) = collate_readable([row], tokenizer, exact)
+    assert found.input_ids.shape[1] <= -(-without_last // exact.multiple) * exact.multiple
+    assert left_out.samples == 1
+    assert left_out.reason.startswith(
+        f"drawn/i0: {len(TURNS)} conversations of {len(whole)} tokens together > max_length"
+    )
 
 
 @pytest.mark.parametrize("template", prompts.TEMPLATES)

@@ -27,7 +27,11 @@ class Batch:
     def to(self, device):
         return self
 
+is_enabled = torch.is_autocast_enabled
+torch.is_autocast_enabled = lambda kind="cpu": is_enabled(kind)  # by default it asks about GPUs, as DeepSpeed does
+
 class Regression(nn.Module):
+    dtype = None
     def __init__(self):
         super().__init__()
         with torch.random.fork_rng():
@@ -35,8 +39,9 @@ class Regression(nn.Module):
             self.body = nn.Linear(5, 5)
             self.frozen = nn.Linear(5, 5).requires_grad_(False)
     def forward(self, batch):
-        loss = (self.body(self.frozen(batch.x)) - batch.x).pow(2).mean()
-        return loss * batch.factor, {}
+        output = self.body(self.frozen(batch.x))
+        self.dtype = str(output.dtype)
+        return (output - batch.x).pow(2).mean() * batch.factor, {}
 
 class Stop(Exception):
     pass
@@ -51,9 +56,9 @@ def make(step, micro):
     bad = step == 3 and micro == 0 and dist.rank() == dist.world_size() - 1  # on one process alone
     return Batch(mine, math.nan if bad else 1.0)
 
-def train(folder, stage):
+def train(folder, stage, dtype):
     module = Regression()
-    machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage)
+    machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage, dtype=dtype)
     schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_grad=0.1, accumulate=2, save_every=2)
     watch = Watch(rows=lambda step: [f"row of {dist.rank()}"])
     given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch)
@@ -63,14 +68,14 @@ def train(folder, stage):
         norms = [v for s, n, v in curves if n == "grad_norm" and s != 3]
         losses = [v for s, n, v in curves if n == "loss" and s != 3]
         skipped = [s for s, n, v in curves if n == "skipped" and v]
-        result = {"w": weight.flatten().tolist(), "norms": norms, "losses": losses, "skipped": skipped}
+        result = {"w": weight.flatten().tolist(), "norms": norms, "losses": losses, "skipped": skipped, "dtype": module.dtype}
         (folder / "result.json").write_text(json.dumps(result))
 
-for word in sys.argv[2:]:  # FOLDER=STAGE, or FOLDER=STAGE! to stop before step 5
+for word in sys.argv[2:]:  # FOLDER=STAGE, or FOLDER=STAGE! to stop before step 5; `half...` in bf16
     name, stage = word.split("=")
     stop_at = 5 if stage.endswith("!") else None
     try:
-        train(Path(sys.argv[1], name), int(stage.strip("!")))
+        train(Path(sys.argv[1], name), int(stage.strip("!")), "bf16" if name.startswith("half") else "fp32")
     except Stop:
         pass
     dist.wait_for_all()
@@ -101,7 +106,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     script.write_text(SCRIPT)
     run(folder, script, "whole0=0", "cut0=0!", processes=1)
     return Runs(
-        folder, script, run(folder, script, "whole2=2", "whole3=3", "cut2=2!", "cut3=3!", processes=2)
+        folder,
+        script,
+        run(folder, script, "whole2=2", "whole3=3", "cut2=2!", "cut3=3!", "half2=2", "half3=3", processes=2),
     )
 
 
@@ -121,6 +128,13 @@ def test_two_processes_with_deepspeed_train_and_skip_as_one_process_does(runs: R
     for rank in (0, 1):
         line = json.loads((runs.folder / f"whole{stage}/t/skipped-{rank}.jsonl").read_text())
         assert (line["step"], line["rows"]) == (3, [f"row of {rank}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_leaves_the_precision_of_the_forward_pass_as_it_is(runs: Runs, stage: int) -> None:
+    assert runs.results[f"half{stage}"]["dtype"] == "torch.bfloat16"
+    assert runs.results[f"whole{stage}"]["dtype"] == "torch.float32"
 
 
 @pytest.mark.slow

@@ -12,13 +12,14 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ans_core import stop
-from ans_core.train import loop, optim, states
+from ans_core.train import loop, optim, optimizer_state, states
 from ans_core.train import watch as watching
 from ans_core.train.optim import lr_factor, optimizer_of
 from ans_core.train.watch import START, Validation, Watch
@@ -511,6 +512,47 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
     assert go(second, tmp_path / "cut") == curves
     assert 0 not in kept
     assert equal(weights(second), weights(whole))
+
+
+@pytest.mark.parametrize("again", [0.499, 0.501])
+def test_a_best_step_that_a_killed_run_measures_anew_is_the_best_or_is_not(tmp_path: Path, again: float):
+    """States after steps 3 and 6; killed after step 5, when 4 was better than 2. GPUs round by chance: then it is a
+    little worse, and the weights of 2 are still there."""
+    kept: dict[int, dict[str, Tensor]] = {}
+
+    def go(module: nn.Module, losses: dict[int, float], make=batch) -> None:  # type: ignore[no-untyped-def]
+        def measure(done: int) -> dict[str, float]:
+            kept[done] = weights(module)
+            return {"loss": losses[done]}
+
+        loop.train(
+            module, make, name="fit", schedule=schedule(steps=9, save_every=3), machine=CPU, seed=3, scratch=tmp_path,
+            log=lambda metrics, step: None, watch=Watch(validation=Validation(every=2, measure=measure)),
+        )  # fmt: skip
+
+    losses = {2: 0.5, 4: 0.499, 6: 0.6, 8: 0.7, 9: 0.7}
+    with pytest.raises(Stop):
+        go(Regression(), losses, stopping_at(5))
+    module = Regression()
+    go(module, losses | {4: again})
+    assert equal(weights(module), kept[4 if again < 0.5 else 2])
+    names = {path.name for path in (tmp_path / "fit").glob("best-*")}
+    assert ("best-0000001.pt" in names) == (again > 0.5)  # no state that is left needs it
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_adamw_finds_its_number_of_steps_where_it_looks_for_it(fused: bool):
+    """Fused, it lies beside the parameters: on a GPU, for which torch's device without memory stands here."""
+    module = nn.Linear(4, 4, device="meta")
+    adamw = torch.optim.AdamW(module.parameters(), fused=fused)
+    moments = {"step": torch.tensor(5.0), "exp_avg": torch.zeros(4, 4), "exp_avg_sq": torch.zeros(4, 4)}
+    optimizer_state.write(
+        {"weight": moments}, module, SimpleNamespace(optimizer=adamw), None, deepspeed_stage=0
+    )
+    ours = {key: value.device.type for key, value in adamw.state[module.weight].items()}
+    theirs = torch.optim.AdamW(module.parameters(), fused=fused)
+    theirs.load_state_dict(adamw.state_dict() | {"state": {0: moments}})
+    assert ours == {key: value.device.type for key, value in theirs.state[module.weight].items()}
 
 
 def test_curves_which_may_have_a_million_rows_are_searched_after_validations_alone(
