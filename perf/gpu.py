@@ -13,8 +13,9 @@ sft: whole steps of rows of some 3,600 tokens, by what is compiled and recompute
 and its longest kernels. decode: a token's time in `sample`, 8 answers a request, from the times of 8 and of
 64 tokens. rl: a step of both loops, 8 samples x 8 rollouts x 64 tokens, in parts. trl: the same GRPO step of
 a text model of 1.5 billion weights here and in TRL. parity: answers of the golden releases on the device
-against the CPU's in fp32. state: what training waits for while a state is saved, and read again. evaluate:
-questions about pictures. track: objects through a clip. memory: a step of SAM2's memory training.
+against the CPU's in fp32. state: what training waits for while a state is saved, and read again. resume: a
+training of the 1B that goes on from its state, plain and with ZeRO-2 on one process. evaluate: questions about
+pictures. track: objects through a clip. memory: a step of SAM2's memory training.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from PIL import Image
 from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
@@ -73,6 +74,7 @@ from ans_core.types import Sample
 from perf import memory_training, rl_speed
 from perf.model import THINGS, random_model
 from perf.sft import LONG_SIDE, PICTURES, enlarged, model_of, photographs
+from tasks.ports import free_port
 
 PEAK = 989e12
 """Operations a second of an H100 or H200 in bf16, dense; counted with where the device's own peak is not
@@ -605,6 +607,47 @@ def state(job: Job) -> None:
     )
 
 
+def resume(job: Job) -> None:
+    """Train for two steps, save, and go on for two, plain and with ZeRO-2 on one process (NCCL): where a fused AdamW
+    and DeepSpeed's own autocast meet the loop."""
+    if job.size.startswith("sa2va"):
+        job = replace(job, size="sa2va-1b")
+    samples, settings = samples_of(), job.config().sft
+    source = Source(name="pictures", kind="extra", samples=samples)
+    mixture = Mixture([source], {"extra": 1.0}, questions=5, frames=1, seed=0, turn=conversation.turn)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = str(free_port())
+    for stage in (0, 2) if job.device.type == "cuda" else (0,):  # DeepSpeed compiles an operation for CPUs
+        spent_s: list[float] = []
+        machine = loop.Machine(device=job.device, dtype="bf16", deepspeed_stage=stage)
+        with tempfile.TemporaryDirectory() as folder:
+            for steps in (2, 4):
+                model = network(job, samples)
+                adapters.prepare_sft(model, adapters.lora_config(**settings.lora.model_dump()), seed=0)
+                layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
+
+                def make(step: int, micro: int, model: Network = model, layout: Layout = layout) -> Batch:
+                    rows = mixture.rows(step, micro, batch=2, micros=2)
+                    return collate_readable(rows, model.tokenizer, layout)[0]
+
+                schedule = loop.Schedule(
+                    steps=steps,
+                    lr=1e-5,
+                    weight_decay=0.0,
+                    warmup=0.0,
+                    clip_grad=1.0,
+                    accumulate=2,
+                    save_every=2,
+                )
+                loop.train(
+                    Supervised(model, mask_weight=2.0, dice_weight=0.5, points=settings.mask_points), make,
+                    name="sft", schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
+                    log=lambda found, step, spent_s=spent_s: spent_s.append(found["sft/speed/step_s"]),
+                )  # fmt: skip
+        AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
+        job.figures.add(f"ZeRO-{stage}" if stage else "plain", step_s=spent_s[1], resumed_step_s=spent_s[3])
+
+
 def evaluate(job: Job) -> None:
     samples = captions(samples_of())[: 4 if job.tiny or job.quick else 64]
     model = network(job, samples, speaks=True)
@@ -666,6 +709,7 @@ PARTS = {
     "trl": Part(measure=trl, limit_s=180),
     "parity": Part(measure=parity, limit_s=120),
     "state": Part(measure=state, limit_s=150),
+    "resume": Part(measure=resume, limit_s=150),
     "evaluate": Part(measure=evaluate, limit_s=120),
     "track": Part(measure=track, limit_s=90),
     "memory": Part(measure=memory, limit_s=90),

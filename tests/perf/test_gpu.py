@@ -49,13 +49,16 @@ def run(*parts: str, out: str) -> subprocess.CompletedProcess[str]:
 def test_training_decoding_and_evaluation_are_measured_on_a_cpu_whatever_fails(tmp_path, monkeypatch):
     (tmp_path / "golden").mkdir()  # without a release
     monkeypatch.setenv("ANS_REFERENCE", str(tmp_path))  # and without photos: pictures are drawn
-    done = run("parity", "sft", "decode", "evaluate", out=str(tmp_path / "gpu.json"))
+    done = run("parity", "sft", "decode", "resume", "evaluate", out=str(tmp_path / "gpu.json"))
     found = json.loads((tmp_path / "gpu.json").read_text())
     # a part that fails says why, and doesn't stop the next
     assert done.returncode
     assert any("qwen2" in line for line in found["parity"]["failed"])
-    assert "failed" not in {*found["sft"], *found["decode"], *found["evaluate"]}, done.stdout[-2000:]
+    assert "failed" not in {*found["sft"], *found["decode"], *found["resume"], *found["evaluate"]}, (
+        done.stdout[-2000:]
+    )
     assert found["evaluate"]["cases"]["masks"]["questions_per_s"] > 0
+    assert found["resume"]["cases"]["plain"]["resumed_step_s"] > 0
     compiled, eager = (
         found["sft"]["cases"]["compiled, checkpointing none"],
         found["sft"]["cases"]["eager, checkpointing layers"],
