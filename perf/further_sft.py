@@ -4,7 +4,7 @@ steps, SFT's rows and losses.
 ans run                              # makes runs/tiny: sft, and rl to compare with
 python perf/further_sft.py               # 2 cores: some 8 minutes; writes perf/results/<profile>-<split>-further-seed<N>.json
 python perf/further_sft.py --name other  # other settings than the profile's: other-<split>-further-seed<N>.json
-python perf/further_sft.py --name other --captions FOLDER  # half of the rows are of what `ans data caption` or `ans data draw` wrote
+python perf/further_sft.py --name other --captions FOLDER ... # half of the rows are of what `ans data caption` or `ans data draw` wrote
 python perf/further_sft.py --name other --full 400 # all that SFT trains, so many steps of SFT's settings
 python perf/further_sft.py --name other --full 400 --save FOLDER # and keep the model, to caption a second time
 python perf/further_sft.py --table       # of all seeds whose results, and those of perf/bar.py, are there
@@ -16,12 +16,14 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ans_core import data, dist
 from ans_core.checkpoints import checkpoint
 from ans_core.checkpoints.trained import sft_model
 from ans_core.config import Config, load
+from ans_core.data import shard
 from ans_core.data.collate import Batch, collate
 from ans_core.data.mixture import Source
 from ans_core.model import adapters
@@ -30,9 +32,21 @@ from ans_core.stages import evaluate, sft
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.stages.supervision import mixture_of, objective_of, sft_layout
 from ans_core.train import loop
+from ans_core.types import Sample
 from perf.bar import RESULTS, spread
 
 SELF = "self_captions"
+
+
+def labelled(folders: Sequence[Path]) -> list[Sample]:
+    """Read sets of the format shards; of a sample that is in several, the first one."""
+    samples: dict[str, Sample] = {}
+    for folder in folders:
+        for sample in data.read_samples(format="shards", path=folder, name=SELF, split="train"):
+            samples.setdefault(sample.sample_id, sample)
+    return list(samples.values())
+
+
 METRICS = (
     "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
     "referring/{split}/T_acc", "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
@@ -41,9 +55,9 @@ METRICS = (
 )  # fmt: skip
 
 
-def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path | None = None) -> Network:
-    """Train the adapter that RL would train, by SFT's objective, and merge it. captions: a set of the format
-    shards, with as large a share of the rows as all others together."""
+def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Sequence[Sample] = ()) -> Network:
+    """Train the adapter that RL would train, by SFT's objective, and merge it. captions have as large a share of
+    the rows as all others together."""
     s, machine = cfg.sft, machine_of(cfg.launch, cfg.sft.dtype)
     model = sft_model(inputs["base"] / "base", inputs["sft"], device=machine.device)
     modules = adapters.policy_modules(model, drawing=cfg.rl.drawing)
@@ -52,9 +66,8 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path 
     )
     seed = dist.seed_of(cfg.seed, "further sft")
     sources = data.sources(inputs["data"], "train")
-    if captions is not None:
-        samples = data.read_samples(format="shards", path=captions, name=SELF, split="train")
-        sources = [*sources, Source(name=SELF, samples=samples, kind="extra")]
+    if captions:
+        sources = [*sources, Source(name=SELF, samples=captions, kind="extra")]
         shares = {source.kind: cfg.sft.mixture.get(source.kind, 0.0) for source in sources}
         shares[SELF] = sum(shares.values())
         cfg = cfg.model_copy(update={"sft": s.model_copy(update={"mixture": shares})})
@@ -74,7 +87,7 @@ def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path 
 
 
 def trained_in_full(
-    cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Path | None, steps: int
+    cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Sequence[Sample], steps: int
 ) -> Network:
     """Run the stage `sft` on the SFT model, with the captions as one more of its data sets."""
     base, given = scratch / "base", scratch / "data"
@@ -86,10 +99,13 @@ def trained_in_full(
         (given / path.name).symlink_to(path.resolve())
     entries = data.read_entries(inputs["data"])
     shares: dict[str, float] = dict(cfg.sft.mixture)
-    if captions is not None:
+    if captions:
+        shard.write(captions, scratch / SELF / "train")
         shares[SELF] = sum(shares.get(kind, 0.0) for kind in {entry.kind for entry in entries})
         entries.append(
-            data.DatasetEntry(name=SELF, format="shards", path=str(captions), split="train", kind="extra")
+            data.DatasetEntry(
+                name=SELF, format="shards", path=str(scratch / SELF), split="train", kind="extra"
+            )
         )
     (given / "datasets.json").unlink()
     data.write_entries(given, entries)
@@ -105,7 +121,8 @@ def trained_in_full(
     return sft_model(base / "base", scratch / "out")
 
 
-def run(cfg: Config, name: str, captions: Path | None, full: int, save: Path | None) -> None:
+def run(cfg: Config, name: str, folders: Sequence[Path], full: int, save: Path | None) -> None:
+    captions = labelled(folders)
     runs = Path("runs") / cfg.profile
     inputs = {part: runs / part for part in ("data", "base", "sft")}
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +186,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--name", default="", help="of the files, in place of the profile's")
-    parser.add_argument("--captions", type=Path, help="of `ans data caption` or `ans data draw`")
+    parser.add_argument(
+        "--captions", type=Path, nargs="+", default=[], help="of `ans data caption` or `ans data draw`"
+    )
     parser.add_argument("--full", type=int, default=0, metavar="STEPS", help="train all that SFT trains")
     parser.add_argument("--save", type=Path, help="the trained model; a new folder")
     arguments = parser.parse_args()
