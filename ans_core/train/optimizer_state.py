@@ -42,9 +42,13 @@ def read(
         }
     from deepspeed.utils import safe_get_full_optimizer_state  # takes seconds
 
-    divided = wrapped.optimizer.optimizer.state
+    parts = wrapped.optimizer
+    divided = parts.optimizer.state
     if not divided:  # no step moved anything so far
         return {}
+    if deepspeed_stage < 3:  # of several groups of parameters DeepSpeed has linked the first one's state alone
+        parts._hp_optimizer_states_linked = False
+        parts._lazy_init_hp_params_optimizer_state()
     step = next(iter(divided.values()))["step"]
     moments: dict[str, dict[str, Tensor]] = {}
     for name, p in trained.items():

@@ -37,9 +37,10 @@ class Regression(nn.Module):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.body = nn.Linear(5, 5)
+            self.head = nn.Linear(5, 5)
             self.frozen = nn.Linear(5, 5).requires_grad_(False)
     def forward(self, batch):
-        output = self.body(self.frozen(batch.x))
+        output = self.head(self.body(self.frozen(batch.x)))
         self.dtype = str(output.dtype)
         return (output - batch.x).pow(2).mean() * batch.factor, {}
 
@@ -61,9 +62,9 @@ def train(folder, stage, dtype):
     machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage, dtype=dtype)
     schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_grad=0.1, accumulate=2, save_every=2)
     watch = Watch(rows=lambda step: [f"row of {dist.rank()}"])
-    given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch)
+    given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch, scales={"head": 0.5})
     curves = loop.train(module, make, **given)
-    weight = sharding.read(module.body.weight)
+    weight = torch.cat([sharding.read(layer.weight) for layer in (module.body, module.head)])
     if dist.rank() == 0:
         norms = [v for s, n, v in curves if n == "grad_norm" and s != 3]
         losses = [v for s, n, v in curves if n == "loss" and s != 3]
@@ -141,8 +142,8 @@ def test_deepspeed_leaves_the_precision_of_the_forward_pass_as_it_is(runs: Runs,
 def test_a_run_with_deepspeed_goes_on_to_the_same_bits_and_on_other_processes_or_with_another_stage(
     runs: Runs,
 ) -> None:
-    """The state has four steps, one of which was skipped, and 25 weights that two processes can't divide
-    evenly. `2on1`: begun with ZeRO-2 on two processes, ended by one without DeepSpeed; `3as2`: ended by two
+    """The state has four steps, one of which was skipped, two learning rates, and 25 weights a layer that two
+    processes can't divide evenly. `2on1`: begun with ZeRO-2 on two processes, ended by one without DeepSpeed; `3as2`: ended by two
     with ZeRO-2."""
     folder = runs.folder
     for name in ("2on1", "3on1", "3as2", "0as3"):
