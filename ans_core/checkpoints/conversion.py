@@ -60,9 +60,8 @@ class Reader:
         """Shapes and dtypes of all tensors, on the meta device."""
         self._files: dict[str, Path] = {}
         self._added: dict[str, Tensor] = {}
-        for file in folders.weight_files(folder):
-            for name, view in folders.tensors([file]):
-                self.shapes[name], self._files[name] = view.to("meta"), file
+        for name, view, file in folders.tensors_with_file(folders.weight_files(folder)):
+            self.shapes[name], self._files[name] = view.to("meta"), file
 
     def add(self, tensors: dict[str, Tensor]) -> None:
         """Add tensors from another file (as views)."""

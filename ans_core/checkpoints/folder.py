@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from ans_core.checkpoints import hub_id
 MANIFEST = "manifest.json"
 AGAIN = "copy or download it again (a stage's output: `dvc checkout`)"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+READ = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Files of a model folder that loading needs; of a hub id no others are fetched."""
 
 
-def local_folder(
-    source: str | Path, patterns: tuple[str, ...] = ("*.json", "*.safetensors", "*.txt", "*.model")
-) -> Path:
+def local_folder(source: str | Path, patterns: tuple[str, ...] = READ) -> Path:
     """Return a local folder as it is; fetch the files of these patterns of a hub id into the hub's cache, and
     return their folder.
 
@@ -105,13 +106,17 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def verify(folder: Path) -> None:
     """Raise ValueError naming the first file that is missing or differs from the manifest; does nothing
-    without one. A file that the manifest does not list is not looked at."""
+    without one. A file that the manifest does not list is not looked at. In the hub's cache only files of READ
+    can be missing."""
     manifest = read_manifest(folder)
     if manifest is None:
         return
+    of_cache = folder.parent.name == "snapshots"
     for name, expected in manifest["sha256"].items():
         file = folder / name
         if not file.exists():
+            if of_cache and not any(fnmatch.fnmatch(name, pattern) for pattern in READ):
+                continue
             raise ValueError(f"{file} is missing ({MANIFEST} lists it); {AGAIN}")
         if (actual := file_hash(file)) != expected:
             raise ValueError(
@@ -147,12 +152,24 @@ def weight_files(folder: Path) -> list[Path]:
 
 def tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor of the files, one at a time, as a view of the file (copy it to keep it). Raises
-    ValueError for a broken file."""
+    ValueError for a broken file, and for a tensor that two files hold."""
+    return ((name, tensor) for name, tensor, _ in tensors_with_file(files))
+
+
+def tensors_with_file(files: list[Path]) -> Iterator[tuple[str, Tensor, Path]]:
+    """Yield what `tensors` does, and the file that holds it."""
+    file_of: dict[str, Path] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as reader:
                 for key in reader.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
-                    yield key, reader.get_tensor(key)
+                    if key in file_of:
+                        raise ValueError(
+                            f"{file_of[key]} and {file} both hold {key}: move the file away that is not "
+                            "this model's (one of an earlier download or conversion?)"
+                        )
+                    file_of[key] = file
+                    yield key, reader.get_tensor(key), file
         except SafetensorError as error:
             raise ValueError(
                 f"{file} cannot be read as safetensors ({error}): cut short? copy or download it again"

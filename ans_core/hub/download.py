@@ -106,6 +106,18 @@ def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
     return [file for file in repo.files if file not in present]
 
 
+def remove_stale(repo: HubRepo, folder: Path) -> list[str]:
+    """Remove the files that were fetched or compared at an earlier revision and are not of this one; return
+    their paths."""
+    verified, current = _verified(folder), {file.path for file in repo.files}
+    stale = sorted(verified.keys() - current)
+    for path in stale:
+        (folder / path).unlink(missing_ok=True)
+    if stale:
+        _write_verified(folder, {path: verified[path] for path in verified.keys() & current})
+    return stale
+
+
 def to_fetch(files: Sequence[HubFile], folder: Path) -> int:
     """Return the bytes that are still missing of these files."""
     return sum(file.size - min(file.size, _size(_partial(folder, file))) for file in files)

@@ -37,7 +37,11 @@ def fetch(
     if not names:
         print("\n".join(listed(table)))
         return 0
-    orders = [order(name, table, root=root, into=into) for name in dict.fromkeys(names)]
+    return fetch_orders([order(name, table, root=root, into=into) for name in dict.fromkeys(names)], yes=yes)
+
+
+def fetch_orders(orders: Sequence[Order], *, yes: bool) -> int:
+    """Show the orders, ask, and fetch what is missing. Returns 1 if a person says no, else 0."""
     print("\n".join(shown(orders)))
     need = sum(o.size for o in orders)
     if any(o.files for o in orders):

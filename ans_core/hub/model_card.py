@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -235,18 +234,3 @@ def examples_of(listed: Sequence[dict[str, str]], benchmark: str) -> list[dict[s
         for verdict, count in counts.items()
         for entry in [e for e in entries if e["verdict"] == verdict][:count]
     ]
-
-
-def manifest_without_card(checkpoint: Path) -> bytes | None:
-    """Return the manifest with no sum of README.md, which is written anew; None if it needs no change."""
-    file = checkpoint / "manifest.json"
-    values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if README not in values.get("sha256", {}):
-        return None
-    return (
-        json.dumps(
-            values | {"sha256": {name: value for name, value in values["sha256"].items() if name != README}},
-            indent=1,
-        )
-        + "\n"
-    ).encode()

@@ -4,11 +4,13 @@ and from there to a folder."""
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import validate_repo_id
@@ -17,13 +19,13 @@ from ans_core.checkpoints import checkpoint as checkpoints
 from ans_core.checkpoints import conversion, folder
 from ans_core.hub import download as hub
 from ans_core.hub.catalogue import Published
-from ans_core.hub.fetch import confirmed, fetch
-from ans_core.hub.model_card import EXAMPLES, README, Card, card, manifest_without_card
+from ans_core.hub.fetch import confirmed, fetch_orders, order
+from ans_core.hub.model_card import EXAMPLES, README, Card, card
 
 SENT = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "LICENSE*", "NOTICE*")
 """Files of a checkpoint folder that belong to the model."""
-REPLACED = ("*.safetensors", folder.WEIGHTS_INDEX, f"{EXAMPLES}/*")
-"""Files of an earlier push that a new one removes if it does not write them: a loader would read both."""
+SHOWN = re.compile(rf"!\[(?:right|wrong)\]\(({EXAMPLES}/[^/)]+)\)")
+"""An example on a card, with the path of its picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
         **{path.name: path for path in sent},
         **written.pictures,
     }
-    if (manifest := manifest_without_card(source)) is not None:
+    if (manifest := manifest_of(source, {path.name for path in sent})) is not None:
         contents[folder.MANIFEST] = manifest
     return Parcel(
         repo=repo,
@@ -82,6 +84,15 @@ def parcel(source: Path, repo: str, *, run: Path | None, licence: str | None) ->
         card=written,
         left_out=tuple(path.name for path in there if path not in sent),
     )
+
+
+def manifest_of(source: Path, names: Collection[str]) -> bytes | None:
+    """Return the folder's manifest with the sums of these files alone; None if it has none of ours."""
+    manifest = folder.read_manifest(source)
+    if manifest is None:
+        return None
+    sums = {name: value for name, value in manifest["sha256"].items() if name in names}
+    return (json.dumps(manifest | {"sha256": sums}, indent=1) + "\n").encode()
 
 
 def shown(sent: Parcel) -> list[str]:
@@ -123,8 +134,8 @@ def push(
 
 
 def on_the_hub(repo: str, sent: Parcel) -> tuple[str, list[str]]:
-    """Return (a sentence on the repository, or "" if it is to be made; the files of an earlier push that
-    go)."""
+    """Return (a sentence on the repository, or "" if it is to be made; the files of an earlier push that go:
+    weights beside the card, which a loader would read as well, and the examples on its card)."""
     with hub.explained(repo, "model"):
         try:
             info = HfApi().repo_info(repo)
@@ -135,12 +146,16 @@ def on_the_hub(repo: str, sent: Parcel) -> tuple[str, list[str]]:
             for entry in HfApi().list_repo_tree(repo, recursive=True)
             if isinstance(entry, RepoFile)
         ]
-    stale = [
+        old_card = hf_hub_download(repo, README, revision=info.sha) if README in names else None
+    replaced = {
         name
         for name in names
-        if name not in sent.contents and any(fnmatch.fnmatch(name, pattern) for pattern in REPLACED)
-    ]
-    return f"{repo} is there, {'private' if info.private else 'public'}, and gets a new commit", sorted(stale)
+        if name == folder.WEIGHTS_INDEX or ("/" not in name and name.endswith(".safetensors"))
+    }
+    if old_card is not None:
+        replaced |= {*names} & {*SHOWN.findall(Path(old_card).read_text(encoding="utf-8"))}
+    stale = sorted(replaced - sent.contents.keys())
+    return f"{repo} is there, {'private' if info.private else 'public'}, and gets a new commit", stale
 
 
 def send(sent: Parcel, stale: Sequence[str], *, public: bool) -> str:
@@ -166,10 +181,14 @@ def send(sent: Parcel, stale: Sequence[str], *, public: bool) -> str:
 
 
 def pull(repo: str, target: Path, *, yes: bool) -> int:
-    """Fetch a model repository into a folder, compare checksums and look whether it is a Sa2VA."""
+    """Fetch a model repository into a folder, compare checksums and look whether it is a Sa2VA. Files of an
+    earlier pull that the repository no longer has are removed."""
     published = Published(repo=repo, into=str(target.resolve()))
-    if status := fetch([repo], {repo: published}, root=target, into=None, yes=yes):
+    wanted = order(repo, {repo: published}, root=target, into=None)
+    if status := fetch_orders([wanted], yes=yes):
         return status
+    for name in hub.remove_stale(wanted.repo, wanted.folder):
+        print(f"removed: {name}, which an earlier pull fetched and {repo} no longer has")
     checkpoints.read_config(target)
     folder.verify(target)
     account = conversion.account(target)

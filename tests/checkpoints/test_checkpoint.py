@@ -106,6 +106,33 @@ def test_shards_load_as_one_file_does_and_a_missing_shard_is_named(tmp_path: Pat
         checkpoint.load(tmp_path / "m")
 
 
+def test_a_tensor_that_two_files_hold_is_refused(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path / "m", metadata={})
+    name = "text_hidden_fcs.0.bias"
+    save_file({name: tiny().state_dict()[name]}, tmp_path / "m/old.safetensors")
+    said = f"m/model.safetensors and .*m/old.safetensors both hold {name}"
+    with pytest.raises(ValueError, match=said):
+        checkpoint.load(tmp_path / "m")
+    with pytest.raises(ValueError, match=said):
+        conversion.Reader(tmp_path / "m")
+
+
+def test_in_the_hubs_cache_only_files_that_loading_needs_can_be_missing(tmp_path: Path):
+    cached = tmp_path / "models--a--b/snapshots/0123"
+    cached.mkdir(parents=True)
+    for name in ("LICENSE", "chat_template.jinja", "config.json"):
+        (cached / name).write_text(name)
+    folder.write_manifest(cached, {})
+    (cached / "LICENSE").unlink()
+    folder.verify(cached)
+    shutil.copytree(cached, tmp_path / "copy")
+    with pytest.raises(ValueError, match="LICENSE is missing"):
+        folder.verify(tmp_path / "copy")
+    (cached / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is missing"):
+        folder.verify(cached)
+
+
 def test_loading_in_another_dtype_casts_every_tensor_but_sam2s_norms(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "m", metadata={})
     model = checkpoint.load(tmp_path / "m", dtype=torch.bfloat16)

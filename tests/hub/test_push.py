@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
 from flows import cli
 from tests import tiny
+from tests.golden import GOLDEN, needs_golden
 from tests.hub_server import Hub, serving
 from tests.stages.test_report import write_evaluation
 
@@ -130,8 +133,10 @@ def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(
     served: Hub, run: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert ans("push", run / "model", REPO, "--yes") == 0
-    served.files |= {"notes.md": b"mine", "examples/old.png": b"old"}
+    mine = {"notes.md", "examples/old.png", "lora/adapter_model.safetensors"}
+    served.files |= dict.fromkeys(mine, b"mine")
     before = len(served.sends)
+    (run / "evaluate/rl/overlays/index.json").write_text("[]")
     model = Sa2VA.from_pretrained(run / "model")
     shutil.rmtree(run / "model")
     checkpoint.save(model, run / "model", metadata={})
@@ -143,10 +148,12 @@ def test_a_second_push_sends_what_is_new_and_removes_old_weights_and_examples(
     told = capsys.readouterr().out
     assert "org/model is there, private, and gets a new commit" in told
     assert "removed: model.safetensors.index.json" in told
-    assert {name for name in served.files if name.endswith(".safetensors")} == {"model.safetensors"}
-    assert "notes.md" in served.files
-    assert "examples/old.png" not in served.files
-    assert len(served.sends) == before + 2  # weights and card; tokenizer and pictures are there
+    assert {name for name in served.files if name.endswith(".safetensors") or "/" in name} | mine == {
+        "model.safetensors",
+        *mine,
+    }
+    assert mine <= served.files.keys()
+    assert len(served.sends) == before + 2  # weights and card; the tokenizer is there
     assert "the card lacks data: no section of it" in told
 
 
@@ -216,3 +223,63 @@ def test_a_folder_in_upstreams_layout_comes_back_as_upstream_reads_it(
     assert values["auto_map"]["AutoModel"] == "modeling_sa2va_chat.Sa2VAChatModel"
     state = Sa2VA.from_pretrained(tmp_path / "got").state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in tiny_model.state_dict().items())
+
+
+@pytest.mark.slow
+@needs_golden
+@pytest.mark.parametrize("to", ["native", "upstream"])
+def test_a_release_with_files_that_are_not_sent_or_not_read_comes_back_from_the_hub(
+    served: Hub, tmp_path: Path, to: Literal["native", "upstream"]
+):
+    release, folder = tmp_path / "release", tmp_path / "model"
+    shutil.copytree(GOLDEN / "qwen2_5_vl", release)  # with chat_template.jinja and *.npz
+    release.chmod(0o755)
+    for name in (".gitattributes", "modeling_sa2va_qwen.py", "LICENSE"):
+        (release / name).write_text("# upstream's\n")
+    conversion.convert(release, folder, to=to, metadata={})
+    assert ans("push", folder, REPO, "--yes", "--licence", "mit") == 0
+    manifest = json.loads(served.files["manifest.json"])
+    assert {*manifest["sha256"], "README.md", "manifest.json"} == served.files.keys()
+    assert ans("pull", REPO, tmp_path / "got", "--yes") == 0
+    state = Sa2VA.from_pretrained(REPO).state_dict()
+    assert all(
+        torch.equal(tensor, state[name])
+        for name, tensor in Sa2VA.from_pretrained(folder).state_dict().items()
+    )
+
+
+@pytest.mark.slow
+def test_a_pull_removes_what_an_earlier_one_fetched_and_the_repository_no_longer_has(
+    served: Hub, tmp_path: Path, tiny_model: Network, capsys: pytest.CaptureFixture[str]
+):
+    def pulled(max_shard: str) -> list[str]:
+        checkpoint.save(model, tmp_path / "model", max_shard=max_shard, metadata={})
+        assert ans("push", tmp_path / "model", REPO, "--yes", "--licence", "mit") == 0
+        assert ans("pull", REPO, tmp_path / "got", "--yes") == 0
+        return [name for name in served.files if name.endswith(".safetensors")]
+
+    model = copy.deepcopy(tiny_model)
+    assert len(pulled("3MB")) > 1
+    (tmp_path / "got/notes.md").write_text("mine")
+    with torch.no_grad():
+        model.text_hidden_fcs[0].bias.add_(1)
+    assert pulled("1GB") == ["model.safetensors"]
+    assert "removed: model.safetensors.index.json, which an earlier pull fetched" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "got").iterdir()} == {
+        *served.files, "notes.md", ".partial", hub.VERIFIED
+    }  # fmt: skip
+    state = Sa2VA.from_pretrained(tmp_path / "got").state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_push_replaces_weights_beside_the_card_and_the_examples_on_it(served: Hub):
+    card = "# model\n![right](examples/a_0001.png)\n![mine](examples/mine.png)\n"
+    replaced = ["examples/a_0001.png", "model-00001.safetensors", "model.safetensors.index.json"]
+    others = ["examples/b_0001.png", "examples/mine.png", "lora/adapter_model.safetensors", "notes.md"]
+    served.files |= {"README.md": card.encode(), **dict.fromkeys([*replaced, *others], b"")}
+    served.exists = True
+    sent = push.Parcel(
+        repo=REPO, layout="native", contents={"README.md": b"", "model.safetensors": b""}, left_out=(),
+        card=model_card.Card(text="", pictures={}, licence="mit", lacking=()),
+    )  # fmt: skip
+    assert push.on_the_hub(REPO, sent)[1] == replaced
