@@ -62,7 +62,7 @@ class Launch(Section):
     """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2
     MB a tile, 90 MB a frame."""
     feature_cache_gb: Rate = 50.0
-    """Most that the folder holds."""
+    """Most that the folder holds; each process that shares it may write 1 % more."""
     checked_pictures: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of every real data set's pictures that `prepare` decodes, chosen by their names. Training leaves out
     and names a picture that it can't decode."""

@@ -15,18 +15,21 @@ from torch import Tensor
 
 LEFT = 0.9
 """Share of the limit that is left when old files make room."""
+UNCOUNTED = 0.01
+"""Share of the limit that a process writes before it counts the folder again, to which others write, too."""
 
 
 class FeatureCache:
-    """A folder of at most `limit` bytes that several processes and runs may share. A file's name is the hash
-    of its pixels and of `salt`: encoder, weights and precision. The files read longest ago make room for new
-    ones."""
+    """A folder of at most `limit` bytes, and UNCOUNTED more for each process and run that shares it. A file's
+    name is the hash of its pixels and of `salt`: encoder, weights and precision. The files read longest ago
+    make room for new ones."""
 
     def __init__(self, folder: Path, *, limit: int, salt: str) -> None:
         self.folder, self.limit, self.salt = folder, limit, salt.encode()
         self.hits = self.misses = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(size for size, _, _ in self._files())
+        self._uncounted = 0
 
     def features(
         self,
@@ -72,14 +75,18 @@ class FeatureCache:
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         save_file({str(i): part.detach().cpu().contiguous() for i, part in enumerate(parts)}, partial)
-        self._bytes += partial.stat().st_size
+        size = partial.stat().st_size
         partial.replace(path)
-        if self._bytes > self.limit:
+        self._bytes, self._uncounted = self._bytes + size, self._uncounted + size
+        if self._bytes > self.limit or self._uncounted > UNCOUNTED * self.limit:
             self._make_room()
 
     def _make_room(self) -> None:
+        """Count the folder again; if it is over the limit, remove what was read longest ago."""
         files = sorted(self._files(), key=lambda file: file[1])
-        self._bytes = sum(size for size, _, _ in files)
+        self._bytes, self._uncounted = sum(size for size, _, _ in files), 0
+        if self._bytes <= self.limit:
+            return
         for size, _, path in files:
             if self._bytes <= LEFT * self.limit:
                 return

@@ -75,6 +75,15 @@ def test_the_folder_is_bounded_and_what_was_read_last_stays(tmp_path: Path):
     assert (other.hits, other.misses) == (0, 2)
 
 
+def test_the_folder_is_bounded_where_several_processes_write_to_it(tmp_path: Path):
+    """Each writes 10 files of some 4 kB, for a limit of 50 kB."""
+    caches = [FeatureCache(tmp_path, limit=50_000, salt="a") for _ in range(4)]
+    for number in range(40):
+        item = torch.full((1000,), float(number))
+        caches[number % 4].features([item], doubled([item]), names=["a"])
+    assert 40_000 < sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 52_000
+
+
 def test_a_damaged_file_is_computed_anew(tmp_path: Path):
     cache, item = FeatureCache(tmp_path, limit=10**6, salt="a"), torch.ones(12)
     for _ in range(2):
