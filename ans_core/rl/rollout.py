@@ -171,9 +171,7 @@ class SampledAnswer:
 class _Fp32Head(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         with torch.autocast(input.device.type, enabled=False):
-            return F.linear(
-                input.float(), self.weight.float(), None if self.bias is None else self.bias.float()
-            )
+            return F.linear(input.float(), self.weight, self.bias)
 
 
 @cache
@@ -194,13 +192,19 @@ def _in_fp32(kind: type[nn.Module]) -> type[nn.Module]:
 
 def exact_head(model: Network) -> None:
     """Make the model's head compute in fp32 under autocast, for sampling and learning alike: logits rounded
-    to bf16 change a log-probability by 0.1. SFT keeps the head in fp32, so nothing is copied; a head that
-    PEFT has wrapped is cast."""
+    to bf16 change a log-probability by 0.1. A head in half precision, as SFT leaves it that passes its base
+    through, is cast once; an embedding that shares its weight keeps its own dtype."""
     head = model.vlm.lm_head
     # it is one: another class around it would be called, too
     if isinstance(head, _Fp32Head) or getattr(type(head), "exact", False):
         return
-    head.__class__ = _Fp32Head if isinstance(head, nn.Linear) else _in_fp32(type(head.float()))  # type: ignore[arg-type]
+    if isinstance(head, nn.Linear):
+        for name, p in list(head.named_parameters()):
+            if p.dtype != torch.float32:  # head.float() would cast what shares it, too
+                setattr(head, name, nn.Parameter(p.detach().float(), requires_grad=p.requires_grad))
+        head.__class__ = _Fp32Head
+    else:
+        head.__class__ = _in_fp32(type(head.float()))  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         dtype=weights_dtype(machine.dtype), reader=cfg.agent.reader,
     )  # fmt: skip
     policy.model.checkpointing = layers_again(settings.checkpointing)
-    before, boundaries = hashes(policy.model), scratch / "boundaries"
+    boundaries = scratch / "boundaries"
     with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
         bank = QuestionBank.of_cota(
             cfg.agent.families, inputs["agent/cota"], seed=cfg.seed, tile=toolbox.tile
@@ -76,6 +76,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             log=log,
             pictures_to=scratch / "samples",
         )
+        before = hashes(policy.model)  # with the head in fp32
 
         def after_step(step: int) -> dict[str, float]:
             metrics = module.after_step(step)

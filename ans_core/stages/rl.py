@@ -134,8 +134,8 @@ def _run(
         loader_bytes(cfg, model, "rl", processes=dist.world_size()),
         processes=local_processes(),
     )
-    before = hashes(model)
     module = _dual_loop(cfg, policies, practice, judging, log=log, pictures_to=scratch / "samples")
+    before = hashes(model)  # with the head in fp32
     validation = _validation(cfg, module, machine, inputs["data"]) if settings.val_every else None
     left_out = LeftOutFile(scratch / f"left_out-{dist.rank()}.jsonl", rows=settings.optim.batch)
     rows = rows_of_sft(cfg, sources, model, left_out) if settings.rows else None

@@ -11,6 +11,7 @@ import torch
 from ans_core.benchmarks.loops import caption_request, true_mask
 from ans_core.inference.generation import generate, stop_ids
 from ans_core.inference.prefill import PrefilledBatch, prompt
+from ans_core.model.footprint import saved_bytes
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.rl.rollout import (
@@ -20,6 +21,7 @@ from ans_core.rl.rollout import (
     Segment,
     _Sampling,
     entropies,
+    exact_head,
     gumbel,
     pack,
     sample,
@@ -78,6 +80,22 @@ def test_half_precision_logits_are_read_in_fp32():
 
 
 # Sampling
+
+
+def test_a_head_in_half_precision_is_cast_once_and_an_embedding_that_shares_its_weight_is_not(
+    own_model: Network,
+):
+    model = own_model.requires_grad_(False).to(torch.bfloat16)
+    head, embedding = model.vlm.lm_head, model.vlm.get_input_embeddings()
+    embedding.weight = stored = head.weight
+    hidden = torch.randn(3, head.in_features, requires_grad=True)
+    expected = hidden @ stored.float().T
+    exact_head(model)
+    assert embedding.weight is stored
+    assert stored.dtype == torch.bfloat16
+    assert not head.weight.requires_grad
+    assert torch.equal(model.logits(hidden), expected)
+    assert saved_bytes(lambda: model.logits(hidden), {head.weight.data_ptr()}) == 0  # no copy by each call
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():

@@ -747,11 +747,13 @@ def test_published_bases_have_no_untrained_row(runs: Path, tmp_path: Path):
     assert run(evaluate, tmp_path, "none", {"base": tmp_path / "base"}, row="untrained") == {}
 
 
-def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Path):
-    """As published weights are. RL also learns from rows of SFT."""
+@pytest.mark.parametrize("steps", [KEEPING["steps"], 0])
+def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Path, steps: int):
+    """As published weights are; by RL alone where SFT has no steps. RL also learns from rows of SFT."""
     model = checkpoint.load(runs / "base" / "base", dtype=torch.bfloat16)
     checkpoint.save(model, tmp_path / "base" / "base", metadata={})
-    changes = {"sft": {"dtype": "bf16"}, "rl": {"dtype": "bf16", "rows": 2}}
+    optim = CONFIG.sft.optim.model_copy(update={"steps": steps})
+    changes = {"sft": {"dtype": "bf16", "optim": optim}, "rl": {"dtype": "bf16", "rows": 2}}
     cfg = CONFIG.model_copy(
         update={name: getattr(CONFIG, name).model_copy(update=values) for name, values in changes.items()}
     )
@@ -762,6 +764,8 @@ def test_a_base_in_bf16_is_trained_merged_and_evaluated(runs: Path, tmp_path: Pa
     tensors, _ = checkpoint.load_delta(tmp_path / "rl", base_hash=checkpoint.weights_hash(tmp_path / "sft"))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     run(convert, tmp_path, "model", {k: tmp_path / k for k in ("data", "base", "sft", "rl")}, cfg)
+    head = checkpoint.load(tmp_path / "model").vlm.lm_head.weight
+    assert head.dtype == (torch.float32 if steps else torch.bfloat16)
     found = run(
         evaluate, tmp_path, "row", {k: tmp_path / k for k in ("data", "base", "sft", "model")}, cfg, row="rl"
     )
