@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -151,6 +152,11 @@ class Rl(Validated):
                 "more, or 0",
             )
         return self
+
+    @property
+    def rolled_out(self) -> int:
+        """Number of samples of which a step takes rollouts; it learns from `optim.batch` of them."""
+        return math.ceil(self.optim.batch * (1 + self.oversample))
 
     @property
     def drawing(self) -> bool:

@@ -96,17 +96,19 @@ def check_shared_memory(
     )
 
 
-def lasting(optim: DataOptim, section: str, *, samples: int, inner_steps: int = 1) -> DataOptim:
+def lasting(
+    optim: DataOptim, section: str, *, samples: int, batch: int | None = None, inner_steps: int = 1
+) -> DataOptim:
     """Return the settings with a number of steps: where they say `epochs`, as many as see `samples` samples
-    that often. `section`: named in the line that says how many. inner_steps: optimizer steps that learn from
-    the same samples."""
+    that often. `section`: named in the line that says how many. batch: samples that a step sees; None:
+    `optim.batch`. inner_steps: optimizer steps that see the same samples."""
     if not optim.epochs:
         return optim
-    steps = max(1, math.ceil(optim.epochs * samples / optim.batch)) * inner_steps
+    batch = batch or optim.batch
+    steps = max(1, math.ceil(optim.epochs * samples / batch)) * inner_steps
     if rank() == 0:
         print(
-            f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {optim.batch} a step: {steps:,} "
-            "steps"
+            f"{section}.optim.epochs {optim.epochs:g}: {samples:,} samples, {batch} a step: {steps:,} steps"
         )
     return optim.model_copy(update={"steps": steps, "epochs": 0.0})
 

@@ -117,9 +117,10 @@ def _run(
     )
     # of the loop with most samples; the others repeat theirs
     epoch = max(len(samples) for samples in practice.samples)
-    settings = settings.model_copy(
-        update={"optim": lasting(settings.optim, "rl", samples=epoch, inner_steps=settings.inner_steps)}
+    optim = lasting(
+        settings.optim, "rl", samples=epoch, batch=settings.rolled_out, inner_steps=settings.inner_steps
     )
+    settings = settings.model_copy(update={"optim": optim})
     cfg = cfg.model_copy(update={"rl": settings})
     model = sft_model(
         inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -164,13 +163,12 @@ class RolloutBatches:
     def _batch(self, kind: int, step: int, share: dict[str, int]) -> RlBatch:
         cfg, s, samples = self.cfg, self.cfg.rl, self.practice.samples[kind]
         rollout = step // s.inner_steps
-        candidates = math.ceil(s.optim.batch * (1 + s.oversample))
-        rows = rows_of(len(samples), rollout, batch=candidates, seed=cfg.seed)
+        rows = rows_of(len(samples), rollout, batch=s.rolled_out, seed=cfg.seed)
         own = dist.own_share(list(zip(rows, repeats_of([samples[i] for i in rows]), strict=True)), **share)
         try:
             return self._read(kind, step, own)
         except ValueError:
-            return self._read(kind, step, self._readable(kind, step, own, candidates))
+            return self._read(kind, step, self._readable(kind, step, own))
 
     def _read(self, kind: int, step: int, own: Sequence[tuple[int, int]]) -> RlBatch:
         """Read samples and choose what they are asked. own: index of the sample, and how often it stands in
@@ -197,9 +195,7 @@ class RolloutBatches:
             repeats=repeats,
         )
 
-    def _readable(
-        self, kind: int, step: int, own: Sequence[tuple[int, int]], candidates: int
-    ) -> list[tuple[int, int]]:
+    def _readable(self, kind: int, step: int, own: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Put another sample in the place of each that can't be read, and write down which these are. Raises
         ValueError if none of STAND_INS can be read either."""
         samples, found, left_out = self.practice.samples[kind], list[tuple[int, int]](), list[LeftOut]()
@@ -215,7 +211,7 @@ class RolloutBatches:
             others = (rng.randrange(len(samples)) for _ in range(STAND_INS))
             chosen, _, broken = first_readable(chain([i], others), read, name=name, stage="rl")
             # its seeds are those of no other place in the step
-            found.append((chosen, candidates * (i + 1) + repeat if broken else repeat))
+            found.append((chosen, self.cfg.rl.rolled_out * (i + 1) + repeat if broken else repeat))
             left_out += broken[:1]
         self.left_out.add(step, left_out)
         return found

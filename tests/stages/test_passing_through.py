@@ -17,6 +17,7 @@ from ans_core.model.network import Network
 from ans_core.stages import evaluate, memory, sft
 from ans_core.stages.launch import lasting
 from ans_core.stages.report import _learned
+from ans_core.stages.rl_batches import rows_of
 from flows import cli
 
 RELEASE = {"source": "published", "internvl": "owner/a-release"}
@@ -137,3 +138,13 @@ def test_epochs_become_steps_and_the_line_says_so(capsys: pytest.CaptureFixture[
     assert lasting(optim, "rl", samples=11, inner_steps=2).steps == 10
     assert capsys.readouterr().out == "rl.optim.epochs 1.5: 11 samples, 4 a step: 10 steps\n"
     assert lasting(config().sft.optim, "sft", samples=11).steps == 0
+
+
+def test_an_epoch_of_rl_is_a_pass_over_the_samples_that_are_rolled_out() -> None:
+    """Of 80 samples, 12 a step: after 7 steps 4 are rolled out again."""
+    optim = {"steps": 0, "epochs": 1.0, "batch": 8, "lr": 1e-3}
+    settings = config(rl={"optim": optim, "oversample": 0.5}).rl
+    steps = lasting(settings.optim, "rl", samples=80, batch=settings.rolled_out).steps
+    seen = [i for step in range(steps) for i in rows_of(80, step, batch=settings.rolled_out, seed=0)]
+    assert sorted(seen[:80]) == [*range(80)]
+    assert len(seen) == 84
