@@ -416,6 +416,13 @@ def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(
     assert names_in_line in line or key.split(".")[-2] in line
 
 
+def test_a_limit_for_norms_that_deepspeed_hides_is_refused() -> None:
+    with pytest.raises(ValueError, match="DeepSpeed takes the gradient of each micro-batch away"):
+        Config.model_validate(
+            {"profile": "own", "launch": {"deepspeed_stage": 2}, "rl": {"stop_grad_norm": 1.0}}
+        )
+
+
 @pytest.mark.parametrize(
     ("words", "lacking"),
     [

@@ -112,10 +112,10 @@ class Rl(Validated):
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 =
     never."""
     monitor_every: Count = 10
-    """Steps between gradient norms by part of the model; 0 = never."""
+    """Steps between gradient norms by part of the model; 0 = never. With DeepSpeed there are none."""
     stop_grad_norm: Weight = 0.0
     """A monitored step in which a part's gradient norm, before clipping, is above this stops the run; 0 =
-    none. `optim.clip_grad` clips."""
+    none. `optim.clip_grad` clips. Not with DeepSpeed."""
     samples_every: Count = 25
     """Rollouts between pictures of rollouts with their rewards; 0 = none."""
 

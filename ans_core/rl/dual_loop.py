@@ -490,7 +490,7 @@ class DualLoop(nn.Module):
 
 class GradientMonitor:
     """Gradient norms by part of the model, in the steps where it is on; read before the optimizer clears the
-    gradients.
+    gradients. Not with DeepSpeed, which clears each micro-batch's gradient: what is left is the last one's.
 
     With several processes the largest norm counts: each process sees the gradient of its own samples, before
     averaging.

@@ -121,6 +121,8 @@ def _run(
         settings.optim, "rl", samples=epoch, batch=settings.rolled_out, inner_steps=settings.inner_steps
     )
     settings = settings.model_copy(update={"optim": optim})
+    if machine.deepspeed_stage:  # it takes each micro-batch's gradient away: nobody sees their sum
+        settings = settings.model_copy(update={"monitor_every": 0})
     cfg = cfg.model_copy(update={"rl": settings})
     model = sft_model(
         inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device

@@ -206,6 +206,28 @@ def test_rl_of_captions_alone_leaves_what_draws_frozen(runs: Path, tmp_path: Pat
     assert {k for k in merged if k.startswith("sam2.") and not torch.equal(merged[k], before[k])} == set()
 
 
+UNDER_DEEPSPEED = """
+import sys
+from pathlib import Path
+from ans_core.stages import rl
+from tests.stages.test_stages import CONFIG, run
+changes = {"launch": {"deepspeed_stage": 2}, "rl": {"modules_lr": 1.0}}  # with one group of parameters
+cfg = CONFIG.model_copy(update={k: getattr(CONFIG, k).model_copy(update=v) for k, v in changes.items()})
+run(rl, Path(sys.argv[2]), "rl", {k: Path(sys.argv[1]) / k for k in ("data", "base", "sft")}, cfg)
+"""
+
+
+def test_norms_by_part_which_deepspeed_hides_are_left_out(runs: Path, tmp_path: Path):
+    script = tmp_path / "under_deepspeed.py"
+    script.write_text(UNDER_DEEPSPEED)
+    launched(script, str(runs), str(tmp_path), processes=2)
+    for folder, norms in ((runs, True), (tmp_path, False)):
+        with (folder / "rl/curves.csv").open() as file:
+            names = {row["name"] for row in csv.DictReader(file)}
+        assert "rl/grad_norm" in names
+        assert any(name.startswith("rl/grad_norm/") for name in names) == norms
+
+
 def test_rl_learns_from_rows_of_sft_beside_its_loops(runs: Path, tmp_path: Path):
     """A loop of captions gives what draws no gradient: the rows do."""
     changed = CONFIG.model_copy(
