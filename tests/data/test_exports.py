@@ -425,7 +425,7 @@ def labelme(folder: Path, *, flat: bool = False) -> None:
                 "label": "dog",
                 "points": [[10, 0], [11, 1]],
                 "shape_type": "mask",
-                "mask": png(np.ones((2, 2), bool)),
+                "mask": png(np.ones((2, 2), np.uint8)),
                 "group_id": 4,
             },
             {
@@ -494,7 +494,7 @@ def voc(folder: Path) -> None:
     """Boxes and lists of the splits; the dog's box is from SegmentationObject."""
     box = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
     for split in ("train", "val", "test"):
-        objects = box.format("cat", 2, 1, 6, 4) + box.format("dog", 9, 0, 14, 3)
+        objects = box.format("cat", 3, 2, 6, 4) + box.format("dog", 9, 1, 14, 3)
         text = f"<annotation><filename>old.jpg</filename><size><width>{W}</width><height>{H}</height></size>{objects}</annotation>"
         write(folder, f"Annotations/{split}_1.xml", text, f"JPEGImages/{split}_1.jpg")
         save(folder / f"SegmentationObject/{split}_1.png", values())
@@ -680,6 +680,31 @@ def test_a_fault_of_a_layout_is_named_by_file_and_place(
     with pytest.raises(DataError, match=match):
         import_export(tmp_path / "set", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bitmap_of_supervisely_has_a_palette_whose_background_is_transparent(tmp_path: Path):
+    """The mask is value 1; as its writer saves it, and as one that paints the object black."""
+    for name, palette in (("one", [0, 0, 0, 255, 255, 255]), ("two", [255, 255, 255, 0, 0, 0])):
+        picture, file = Image.fromarray(np.array([[1, 0, 1]], np.uint8)), io.BytesIO()
+        picture.putpalette(palette)
+        picture.save(file, "PNG", transparency=0)
+        dog = base64.b64encode(zlib.compress(file.getvalue())).decode()
+        drawn = {"classTitle": "dog", "geometryType": "bitmap", "bitmap": {"data": dog, "origin": [10, 0]}}
+        labels = {"size": {"height": H, "width": W}, "tags": [], "objects": [drawn]}
+        write(tmp_path / name, "train/ann/a.jpg.json", labels, "train/img/a.jpg")
+        found = imported(tmp_path / name, tmp_path / f"out_{name}")
+        assert list(found.values()) == [[[0, 0, 10, 12, 2]]]
+
+
+def test_a_box_of_pascal_voc_counts_from_one_and_includes_its_last_pixels(tmp_path: Path):
+    """The second is of a tool that counts from 0."""
+    box = "<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
+    objects = box.format("all", 1, 1, W, H) + box.format("cat", 0, 0, 3, 2)
+    write(tmp_path / "set", "Annotations/a.xml", f"<annotation>{objects}</annotation>", "JPEGImages/a.jpg")
+    assert list(imported(tmp_path / "set", tmp_path / "out").values()) == [
+        [[0, 9, 0, 19, W * H]],
+        [[0, 1, 0, 2, 6]],
+    ]
 
 
 def test_a_picture_that_two_files_of_one_split_label_has_each_object_once(tmp_path: Path):

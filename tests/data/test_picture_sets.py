@@ -20,6 +20,7 @@ from ans_core import prompts
 from ans_core.data.conversation import turn
 from ans_core.data.formats import FORMATS, SPLITS, clip_files, grounded, infer
 from ans_core.data.formats.checks import DataError
+from ans_core.data.formats.files import ImageFolders, find_file
 from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import split_by_image
 from ans_core.data.scene_text import grounded_caption
@@ -196,6 +197,22 @@ def test_what_published_sets_have_wrong_is_left_out_and_counted(tmp_path, caplog
     assert "5 records are left out: 2 with words about a region that is not there; " in caplog.text
     with pytest.raises(DataError, match="no record can be used: 1 with no question with an answer"):
         list(FORMATS["osprey"](write_osprey(tmp_path, records[3]), name="osprey", split="train"))
+
+
+def test_a_picture_of_the_full_name_in_any_folder_comes_before_one_of_a_shorter_name(tmp_path):
+    for file in ("images/1.jpg", "images/0001.jpg", "others/coco/1.jpg"):
+        png(tmp_path / file)
+    images = ImageFolders(tmp_path, ("images", "others"))
+    for name, file in (
+        ("coco/1.jpg", "others/coco/1.jpg"),
+        ("train2017/1.jpg", "images/1.jpg"),
+        ("COCO_val2014_0001.jpg", "images/0001.jpg"),
+    ):
+        assert images.find(name, where="record 0").frames == (tmp_path / file,)
+    folders = [tmp_path / "images", tmp_path / "others"]
+    assert find_file(folders, ["coco/1.jpg", "1.jpg"], where="", noun="picture") == folders[1] / "coco/1.jpg"
+    with pytest.raises(DataError, match=r"record 0: the image 'cam_0001\.jpg' is in none of"):
+        images.find("cam_0001.jpg", where="record 0")
 
 
 def test_a_row_of_llava_without_a_picture_is_left_out_and_counted(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections import Counter
@@ -234,6 +235,17 @@ def clipped(points: Iterable[Point], picture: Media) -> list[list[float]]:
     and turned boxes may leave the picture."""
     moved = [(min(max(x, 0), picture.width), min(max(y, 0), picture.height)) for x, y in points]
     return [[*chain.from_iterable(moved)]]
+
+
+def mask_of_png(content: bytes) -> Bool[np.ndarray, "h w"]:
+    """Return the pixels that are not transparent, or of a picture without transparency those that are not 0:
+    labelme writes 0 and 1, other tools 0 and 255."""
+    picture = Image.open(io.BytesIO(content))
+    transparent = (
+        "A" in picture.getbands() or "transparency" in picture.info
+    )  # value 0 of Supervisely's palette
+    values = np.asarray(picture.convert("RGBA").getchannel("A") if transparent else picture)
+    return (values if values.ndim == 2 else values[:, :, 0]) > 0
 
 
 def placed(part: Bool[np.ndarray, "h w"], picture: Media, *, left: int, top: int, where: str) -> RLE:

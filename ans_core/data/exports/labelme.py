@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import math
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from ans_core.data.exports.labelled import (
     Export,
@@ -24,6 +22,7 @@ from ans_core.data.exports.labelled import (
     ellipse,
     find,
     joined,
+    mask_of_png,
     placed,
     split_of,
 )
@@ -104,7 +103,7 @@ def _box_mask(shape: LabelmeShape, picture: Media, where: str) -> RLE:
     """Decode a PNG of the box whose upper left pixel is the first point."""
     try:
         left, top = map(round, shape.points[0])
-        part = np.asarray(Image.open(io.BytesIO(base64.b64decode(shape.mask or ""))).convert("1"))
+        part = mask_of_png(base64.b64decode(shape.mask or ""))
     except (IndexError, ValueError, binascii.Error, UnidentifiedImageError) as error:
         raise checks.DataError(f"{where}: no mask of two points and a PNG ({error}); draw it again") from None
     return placed(part, picture, left=left, top=top, where=where)

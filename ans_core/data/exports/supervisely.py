@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import zlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from ans_core.data.exports.labelled import (
     SPLITS,
@@ -20,6 +18,7 @@ from ans_core.data.exports.labelled import (
     corners,
     each,
     find,
+    mask_of_png,
     placed,
     split_of,
 )
@@ -109,12 +108,10 @@ def _segmentation(record: Object, picture: Media, where: str) -> object:
 
 
 def _bitmap(bitmap: dict[str, Any], picture: Media, where: str) -> RLE:
-    """Decode a PNG, packed by zlib and base64, at its origin [left, top]; its alpha tells the object where it
-    has one."""
+    """Decode a PNG, packed by zlib and base64, at its origin [left, top]."""
     try:
         left, top = bitmap["origin"]
-        part = Image.open(io.BytesIO(zlib.decompress(base64.b64decode(bitmap["data"]))))
-        mask = np.asarray(part.getchannel("A") if "A" in part.getbands() else part.convert("1")) > 0
+        mask = mask_of_png(zlib.decompress(base64.b64decode(bitmap["data"])))
     except (KeyError, TypeError, ValueError, binascii.Error, zlib.error, UnidentifiedImageError) as error:
         raise checks.DataError(f"{where}: its bitmap can't be decoded ({error!r}); export it again") from None
     return placed(mask, picture, left=left, top=top, where=where)

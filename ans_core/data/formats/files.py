@@ -19,6 +19,9 @@ from ans_core.types import FilePart, ImageFile
 SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
 
 
+OF_COCO_2014 = re.compile(r"^COCO_(train|val|test)\d{4}_")
+
+
 def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     """Return the annotation file of every split. `path` is their folder, or one of the files: then those that
     differ only in the split belong to it too (`a_train.json` and `a_val.json`). A name that ends in no split
@@ -117,12 +120,12 @@ class ImageFolders:
         return together([self.find(name, where=where) for name in names])
 
     def _path(self, name: str, *, where: str) -> ImageFile:
-        """Return the first file that exists. The sets' own loaders take names apart: `train2017/1.jpg` may
-        lie in a folder train2017, and COCO_train2014_1.jpg is 1.jpg since 2017."""
+        """Return the first file that exists, of the name as it stands in any folder before a shorter one. The
+        sets' own loaders take names apart: `train2017/1.jpg` may lie in a folder train2017, and
+        COCO_train2014_1.jpg is 1.jpg since 2017."""
         leaf = name.rpartition("/")[2]
-        names = dict.fromkeys((name, leaf, leaf.rpartition("_")[2]))
-        for folder in self.folders:
-            for candidate in names:
+        for candidate in dict.fromkeys((name, leaf, OF_COCO_2014.sub("", leaf))):
+            for folder in self.folders:
                 path = file_of(folder, candidate, where=where)
                 if isinstance(path, FilePart) or path.is_file():
                     return path
@@ -145,9 +148,9 @@ def missing(
 def find_file(
     folders: Sequence[Path], names: Sequence[str], *, where: str, noun: str, remedy: str = REMEDY
 ) -> Path:
-    """Return the first file of these names in these folders. Raises DataError where there is none."""
-    for folder in folders:
-        for name in dict.fromkeys(names):
+    """Return the first of these names that one of these folders has. Raises DataError where there is none."""
+    for name in dict.fromkeys(names):
+        for folder in folders:
             if (file := checks.inside(folder, name, where=where)).is_file():
                 return file
     raise missing(noun, names[0], folders, where=where, remedy=remedy)
