@@ -20,7 +20,8 @@ class PublicBenchmark(Section):
     split: str = ""
     """Empty = the folder's own, or the benchmark's first."""
     limit: Count = 0
-    """Questions, at equal steps through all of them; 0 = all."""
+    """Questions, at equal steps through all of them, rounded up to whole groups (MMBench's rotations, MME's
+    pairs); 0 = all."""
     max_tokens: Positive = 512
     files: str = ""
     """Fingerprint, as of a data set."""

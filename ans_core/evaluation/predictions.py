@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +58,17 @@ def by_picture(items: Callable[[], Iterable[Item]], size: int) -> Batches:
     return batches
 
 
-def limited(items: Callable[[], Iterator[Item]], limit: int) -> Callable[[], Iterator[Item]]:
-    """Choose `limit` items at equal steps through all of them; 0 = all."""
-    total = sum(1 for _ in items()) if limit else 0
-    if total <= limit:
+def limited(
+    items: Callable[[], Iterator[Item]], limit: int, group: Callable[[Item], Hashable]
+) -> Callable[[], Iterator[Item]]:
+    """Choose whole groups (`Runner.group`) at equal steps through all of them, as many as hold `limit` items
+    of them on average; 0 = all."""
+    sizes = Counter(map(group, items())) if limit else Counter[Hashable]()
+    if sizes.total() <= limit:
         return items
-    chosen = {i * total // limit for i in range(limit)}
-    return lambda: (item for number, item in enumerate(items()) if number in chosen)
+    groups, count = list(sizes), math.ceil(limit * len(sizes) / sizes.total())
+    chosen = {groups[i * len(groups) // count] for i in range(count)}
+    return lambda: (item for item in items() if group(item) in chosen)
 
 
 def predict_all(

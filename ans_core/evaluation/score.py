@@ -71,7 +71,7 @@ def score_run(
     if session.note is not None:
         scored.notes.append(session.note(records.values()))
     if session.limit:
-        scored.notes.append(f"only {session.limit} questions were asked: not the benchmark's figure")
+        scored.notes.append(f"only {len(records)} questions were asked: not the benchmark's figure")
     intervals, samples = scored.intervals(), list(scorer.table(scored))
     write(file, session.head, scored, intervals, samples)
     rows = published.comparison(session.name, session.split, scored.metrics, samples=len(scored.samples))

@@ -58,7 +58,7 @@ class Session:
     absent: str | None
     """What of the benchmark's files is not there; None: all is."""
     limit: int = 0
-    """Questions, at equal steps through all of them; 0 = all."""
+    """Questions, at equal steps through all of them, in whole groups (`Runner.group`); 0 = all."""
     batch: int = BATCH
     convention: str | None = None
     text_encoder: str | None = None
@@ -77,7 +77,7 @@ class Session:
         return {"benchmark": self.name, "split": self.split, "model": self.model, "limit": self.limit}
 
     def items(self) -> Callable[[], Iterator[Item]]:
-        return limited(partial(self.runner.questions, self.data, self.split), self.limit)
+        return limited(partial(self.runner.questions, self.data, self.split), self.limit, self.runner.group)
 
     def inputs(self, predictions: Path) -> Inputs:
         """Return what the scorer reads. Raises UnscoredError if the truth is elsewhere."""

@@ -40,7 +40,6 @@ def export(arguments: argparse.Namespace) -> None:
     if len(arguments.names) != 1 or arguments.data is None or arguments.out is None:
         raise ValueError("ans eval export BENCHMARK --data DIR --out FOLDER; one of them is missing")
     _, runner = runnable(arguments.names[0])
-    items = limited(
-        partial(runner.questions, arguments.data, arguments.split or runner.splits[0]), arguments.limit or 0
-    )
+    questions = partial(runner.questions, arguments.data, arguments.split or runner.splits[0])
+    items = limited(questions, arguments.limit or 0, runner.group)
     print(f"wrote {arguments.out / QUESTIONS}: {write_questions(items(), arguments.out)} questions")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,8 @@ class Runner:
     """Where the questions depart from the benchmark's own protocol."""
     follows: bool = False
     """The model is a SAM2 that follows objects, without words."""
+    group: Callable[[Item], Hashable] = lambda item: item.name
+    """The scorer needs all items of a group or none of them."""
     split_of: Callable[[Path], str] | None = None
     """The split of a folder, if none is asked for; None = the folder's name if that is one of `splits`, else
     the first of them."""

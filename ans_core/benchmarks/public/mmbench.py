@@ -6,7 +6,7 @@ have one); copies of a question have its index + k * 1,000,000. A reply that nam
 ("exact_matching"), where the official program may ask a judge.
 
 A model is run on the released table (`mmbench_dev_en.tsv` or another *.tsv of the folder, pictures inside),
-with all rotations.
+with all rotations: those that the table holds, or of a table without any, those made here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,12 @@ def letter_of(reply: str, options: dict[str, str]) -> str | None:
 
 
 def items(folder: Path, split: str) -> Iterator[Item]:
-    """Every question once for each of its options, rotated by one each time."""
+    """Every question once for each of its options, rotated by one each time; the rows as they are, if the
+    table holds rotated copies."""
     others = sorted(path.name for path in folder.glob("*.tsv"))
-    for row, picture in questions.table(folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *others):
+    table = partial(questions.table, folder, "mmbench_dev_en.tsv", "MMBench_DEV_EN.tsv", *others)
+    rotated = any(int(row["index"]) >= ROTATION for row, _ in table())
+    for row, picture in table():
         texts, true = list(options_of(row).values()), row.text("answer")
         letters = "ABCD"[: len(texts)]
         if true not in letters or not texts:
@@ -105,7 +109,7 @@ def items(folder: Path, split: str) -> Iterator[Item]:
                 f"{row.where}: answer {true!r} is none of its options {letters}; is this the test split, "
                 "without answers?"
             )
-        for shift in range(len(texts)):
+        for shift in range(1 if rotated else len(texts)):
             options = dict(zip(letters, texts[shift:] + texts[:shift], strict=True))
             answer = letters[(letters.index(true) - shift) % len(letters)]
             index = int(row["index"]) + shift * ROTATION
@@ -122,6 +126,10 @@ SCORER = Scorer(
     score=score,
     sample_id=("index",),
     runner=Runner(
-        items=items, record=recorded("prediction"), truth=in_records, running=("first passes right", right)
+        items=items,
+        record=recorded("prediction"),
+        truth=in_records,
+        running=("first passes right", right),
+        group=lambda item: item.facts["index"] % ROTATION,
     ),
 )

@@ -192,5 +192,11 @@ SCORER = Scorer(
     score=score,
     data="MME's release folder",
     data_optional=True,
-    runner=Runner(items=items, record=recorded("prediction"), truth=in_records, running=("accuracy", right)),
+    runner=Runner(
+        items=items,
+        record=recorded("prediction"),
+        truth=in_records,
+        running=("accuracy", right),
+        group=lambda item: (item.facts["category"], item.facts["image"]),
+    ),
 )

@@ -51,5 +51,5 @@ def predicted(
     runner: Runner, data: Path, split: str, ask: Answerer, out: Path, *, limit: int = 0, batch: int = 2
 ) -> Path:
     """Run a model on a benchmark and return its predictions."""
-    items = limited(lambda: runner.items(data, split), limit)
+    items = limited(lambda: runner.items(data, split), limit, runner.group)
     return predict_all(by_picture(items, batch), ask, runner.record, out=out, desc="", running=runner.running)

@@ -360,6 +360,21 @@ def test_questions_about_pictures(tmp_path: Path):
          for k, v in (("accuracy", 0), ("correct", 0), ("count", n))})  # fmt: skip
 
 
+def test_mmbench_of_a_table_that_holds_the_rotations_and_a_limit_takes_whole_questions(tmp_path: Path):
+    """The published table has the copies after all questions, and their pictures by the first one's index."""
+    coded = base64.b64encode(tiny.picture(0)).decode()
+    lines = ["index\tquestion\thint\tA\tB\tC\tanswer\tcategory\timage"]
+    lines += [f"{n}\tWhich?\t\ta{n}\tb{n}\t\tA\tx\t{coded}" for n in range(4)]
+    lines += [f"{1_000_000 + n}\tWhich?\t\tb{n}\ta{n}\t\tB\tx\t{n}" for n in range(4)]
+    (tmp_path / "MMBench_DEV_EN.tsv").write_text("\n".join(lines) + "\n")
+    found = evaluate("mmbench", tmp_path, tmp_path / "all")
+    assert (found.metrics["accuracy"], found.metrics["count"]) == (1.0, 4)
+    predictions = predict("mmbench", tmp_path, tmp_path / "some", limit=3)
+    asked = [json.loads(line)["index"] for line in predictions.read_text().splitlines()]
+    assert asked == [0, 2, 1_000_000, 1_000_002]
+    assert SCORERS["mmbench"].score(Inputs(predictions=predictions)).metrics["accuracy"] == 1.0
+
+
 def test_seed_bench_and_mmmu(tmp_path: Path):
     pictures(tmp_path / "SEED-Bench-image", "p1", "p2")
     question = {"question": "How many?", "data_type": "image", "question_type_id": 5, "answer": "C"}
@@ -435,6 +450,14 @@ def test_mme_and_a_plain_file_of_its_questions(tmp_path: Path):
         "Is there one? Please answer yes or no.",
         [str(tmp_path / "count/a.png")],
     )
+
+
+def test_a_limit_of_mme_takes_both_questions_of_a_picture(tmp_path: Path):
+    pictures(tmp_path / "count", "a.png", "b.png", "c.png")
+    for name in "abc":
+        (tmp_path / f"count/{name}.txt").write_text("Is there one?\tYes\nAre there two?\tNo\n")
+    found = evaluate("mme", tmp_path, tmp_path / "out", limit=3)
+    assert (found.metrics["accuracy_plus/count"], found.metrics["questions"]) == (1.0, 4)
 
 
 def test_reasonseg_asks_a_sentence_as_it_is_and_scores_short_and_long_queries(tmp_path: Path):
