@@ -43,7 +43,7 @@ class Judge(Section):
     """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it. A trace
     without a judgement (agent.cota.judge): as the rules alone have it, or dropped."""
     cache: str = ".ans/judge.sqlite"
-    """Cache of replies by request; on a local disk."""
+    """Cache of replies by endpoint, model and request; on a local disk."""
 
     @model_validator(mode="after")
     def _possible(self) -> Judge:

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 30.0
 
 
-def key_of(*, model: str, prompt_version: str, parameters: dict[str, Any], content: Any) -> str:
-    """Return a sha256 over everything that decides a reply. `content`: the question, as JSON values."""
-    parts = [SCHEMA_VERSION, model, prompt_version, parameters, content]
+def key_of(*, url: str, model: str, prompt_version: str, parameters: dict[str, Any], content: Any) -> str:
+    """Return a sha256 over everything that decides a reply. `url`: the endpoint's, as the same name may be
+    another model elsewhere. `content`: the question, as JSON values."""
+    parts = [SCHEMA_VERSION, url, model, prompt_version, parameters, content]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

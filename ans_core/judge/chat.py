@@ -133,6 +133,12 @@ class Chat:
         self._spent = 0.0
         self.usage = Usage()
 
+    @property
+    def url(self) -> str:
+        """Return the endpoint's URL, without user and password."""
+        url = self._client.base_url
+        return f"{url.scheme}://{url.netloc.decode()}{url.path}"
+
     async def reply(self, request: Request) -> str:
         """Send a request once one of the `concurrency` places is free. The reply may be empty."""
         async with self._slots:

@@ -128,7 +128,13 @@ class EndpointJudge:
     def _job(self, request: Request, content: list[Any], read: Callable[[str], T | None]) -> _Job[T]:
         parameters = {"temperature": request.temperature, "max_tokens": request.max_tokens}
         parameters |= {"sample": request.sample} if request.sample else {}
-        key = key_of(model=self._model, prompt_version=PROMPT_VERSION, parameters=parameters, content=content)
+        key = key_of(
+            url=self._chat.url,
+            model=self._model,
+            prompt_version=PROMPT_VERSION,
+            parameters=parameters,
+            content=content,
+        )
         return _Job(key=key, request=request, read=read)
 
     async def _batch(self, jobs: Sequence[_Job[T]]) -> list[T | None]:

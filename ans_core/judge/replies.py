@@ -41,6 +41,7 @@ class Replies:
 
             async def one(request: Request) -> str | Unavailable:
                 key = key_of(
+                    url=chat.url,
                     model=self._endpoint.model,
                     prompt_version=VERSION,
                     parameters={"max_tokens": request.max_tokens},

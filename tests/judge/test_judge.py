@@ -282,14 +282,21 @@ def test_a_part_that_is_missing_leaves_the_others():
 
 
 def test_the_key_of_the_cache_changes_with_everything_that_decides_a_reply():
-    base = {"model": "m", "prompt_version": "1", "parameters": {"temperature": 0}, "content": ["a"]}
+    base = {
+        "url": "u",
+        "model": "m",
+        "prompt_version": "1",
+        "parameters": {"temperature": 0},
+        "content": ["a"],
+    }
     changed = [
+        base | {"url": "v"},
         base | {"model": "n"},
         base | {"prompt_version": "2"},
         base | {"parameters": {"temperature": 1}},
         base | {"content": ["b"]},
     ]
-    assert len({key_of(**words) for words in (base, *changed)}) == 5
+    assert len({key_of(**words) for words in (base, *changed)}) == 6
     assert key_of(**base) == key_of(**json.loads(json.dumps(base)))
 
 

@@ -349,6 +349,14 @@ def test_the_cache_outlives_the_judge_and_knows_content_from_content(make: Make)
         assert len(server.seen) == 3
 
 
+def test_another_server_is_asked_what_the_first_one_has_answered(make: Make):
+    with serving(says(RIGHT)) as one, serving(says(HALF)) as other:
+        assert make(one.url).submit(DOG).result() == [1.0]
+        with_user = other.url.replace("://", "://user:word@")
+        assert [make(url).submit(DOG).result() for url in (other.url, with_user)] == [[0.5]] * 2
+        assert len(other.seen) == 1
+
+
 def test_captions_alike_are_asked_once(make: Make):
     with serving(says(HALF)) as server:
         judge = make(server.url)

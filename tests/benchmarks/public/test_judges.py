@@ -167,6 +167,12 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
         )
         assert body["temperature"] == 0
         assert not any("response_format" in seen.body for seen in server.seen)
+    with serving(says("C")) as server:
+        judge = Replies(
+            Endpoint(model="m", base_url=server.url, timeout_s=5.0, retries=0),
+            cache=tmp_path / "judge.sqlite",
+        )
+        assert judge.ask(requests[:1], desc="d") == ["C"]  # another server's reply is not known
     with serving(says("B"), fails(400)) as server:
         judge = Replies(
             Endpoint(model="other", base_url=server.url, concurrency=1, timeout_s=5.0, retries=0),
