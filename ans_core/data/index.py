@@ -26,6 +26,7 @@ from jaxtyping import Int
 
 from ans_core import types
 from ans_core.data import outlines
+from ans_core.fingerprint import files_of
 from ans_core.lazy import Lazy
 from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageRef, Sample, VideoFrames
@@ -283,29 +284,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def hash_files(path: Path) -> str:
-    """Hash the names, sizes and times of last change of all files in `path`."""
+    """Hash the names, sizes and times of last change of `files_of(path)`."""
     digest = hashlib.sha256()
-    for name, size, changed_ns in sorted(_files(path)):
+    for name, size, changed_ns in sorted(files_of(path)):
         digest.update(f"{name}\0{size} {changed_ns}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
-
-
-def _files(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Yield (name from `path`, size, time of last change) of every file; linked folders are not entered."""
-    if not path.is_dir():
-        stat = path.stat()
-        yield path.name, stat.st_size, stat.st_mtime_ns
-        return
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        with os.scandir(path / folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(f"{folder}{entry.name}/")
-                elif entry.is_file():
-                    stat = entry.stat()
-                    yield folder + entry.name, stat.st_size, stat.st_mtime_ns
 
 
 @functools.cache

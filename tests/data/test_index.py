@@ -14,8 +14,9 @@ from ans_core import data
 from ans_core.data import DatasetEntry, write_entries
 from ans_core.data.conversation import turn
 from ans_core.data.formats.checks import DataError
-from ans_core.data.index import SampleIndex, Stamp, picture_keys, tasks, write_index
+from ans_core.data.index import SampleIndex, Stamp, hash_files, picture_keys, tasks, write_index
 from ans_core.data.mixture import Mixture, Source
+from ans_core.fingerprint import fingerprint
 from ans_core.types import FilePart, Sample, VideoFrames
 from tests import tiny
 from tests.data.test_formats import block, png
@@ -234,6 +235,33 @@ def test_the_files_of_a_set_are_walked_once_for_all_of_its_splits(
     assert walked == [tmp_path / "set"]
     data.read(tmp_path / "prepared", entries)
     assert len(walked) == 2  # files may have changed meanwhile
+
+
+@pytest.mark.parametrize("hash_of", [hash_files, fingerprint])
+def test_files_in_linked_folders_and_of_other_splits_beside_a_file_count(tmp_path: Path, hash_of: Callable):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "disk/train").mkdir(parents=True)
+    (tmp_path / "disk/train/instances.json").write_text("1")
+    (tmp_path / "set/train").symlink_to(tmp_path / "disk/train")
+    (tmp_path / "disk/train/up").symlink_to(tmp_path / "set")  # a cycle
+    (tmp_path / "set/self").symlink_to(tmp_path / "set/self")
+    first = hash_of(tmp_path / "set")
+    assert first == hash_of(tmp_path / "set")
+    png(tmp_path / "disk/train/a.png")
+    second = hash_of(tmp_path / "set")
+    (tmp_path / "disk/train/a.png").unlink()
+    (tmp_path / "disk/train/instances.json").write_text("22")
+    assert len({first, second, hash_of(tmp_path / "set")}) == 3
+
+    train, val = tmp_path / "a_train.json", tmp_path / "a_val.json"
+    train.write_text("1")
+    alone = hash_of(train)
+    (tmp_path / "b_val.json").write_text("of another set")
+    assert hash_of(train) == alone
+    val.write_text("1")
+    both = hash_of(train)
+    val.write_text("22")
+    assert len({alone, both, hash_of(train)}) == 3
 
 
 def test_an_index_that_was_cut_off_while_it_was_written_is_made_anew(tmp_path: Path):

@@ -19,10 +19,11 @@ from PIL import Image
 
 from ans_core import nearest_file
 from ans_core.data.formats import checks
-from ans_core.data.formats.files import SPLIT_OF, find_file
+from ans_core.data.formats.files import find_file
 from ans_core.data.formats.media import Media
 from ans_core.data.formats.plain import MEANT
 from ans_core.pictures import rle
+from ans_core.split_names import SPLIT_OF
 from ans_core.types import RLE
 
 NO_PIXEL = "objects without a pixel"

@@ -88,4 +88,4 @@ def _polygon(element: Element, where: str) -> list[float]:
         raise checks.DataError(
             f"{where}: no polygon, and no bndbox with the numbers {', '.join(CORNERS)}"
         ) from None
-    return rle.rectangle(max(left - 1, 0), max(top - 1, 0), right, bottom)  # from 1, last pixel included
+    return rle.rectangle(max(left - 1, 0.0), max(top - 1, 0.0), right, bottom)  # from 1, last pixel included

@@ -13,11 +13,9 @@ from ans_core import nearest_file
 from ans_core.data.formats import checks
 from ans_core.data.formats.media import UNSTATED, Media, Stated, picture_of, together
 from ans_core.pictures import rle
+from ans_core.split_names import name_and_split, splits_beside
 from ans_core.storage import is_url
 from ans_core.types import FilePart, ImageFile
-
-SPLIT_OF = re.compile(r"(?i)(?P<name>.*?)[_.-]?(?P<split>train|validation|valid|val|test)(20\d\d)?")
-
 
 OF_COCO_2014 = re.compile(r"^COCO_(train|val|test)\d{4}_")
 
@@ -30,16 +28,12 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
     if path.is_dir():
         files = sorted({file for pattern in patterns for file in path.glob(pattern)})
     else:
-        alike = (file for file in sorted(path.parent.glob("*.json")) if _named(file)[0] == _named(path)[0])
-        files = [
-            path,
-            *(file for file in alike if (_named(file)[1] or "train") != (_named(path)[1] or "train")),
-        ]
+        files = [path, *splits_beside(path)]
     by_split: dict[str, Path] = {}
     for file in files:
         split = (
-            _named(file)[1]
-            or (_named(file.parent)[1] if path.is_dir() and file.parent != path else None)
+            name_and_split(file)[1]
+            or (name_and_split(file.parent)[1] if path.is_dir() and file.parent != path else None)
             or "train"
         )
         if split in by_split:
@@ -53,13 +47,6 @@ def split_files(path: Path, patterns: Iterable[str]) -> dict[str, Path]:
             f"{path} holds no {', '.join(patterns)}; see docs/your-data.md for the files that each format has"
         )
     return by_split
-
-
-def _named(file: Path) -> tuple[str, str | None]:
-    """Return a data set's name and its split, as a file's name tells them."""
-    match = SPLIT_OF.fullmatch(file.stem)
-    split = match["split"].lower() if match else None
-    return match["name"] if match else file.stem, "val" if split in ("valid", "validation") else split
 
 
 def file_of(folder: Path, name: str, *, where: str) -> ImageFile:
