@@ -61,7 +61,7 @@ def answerer(model: Network, *, question: str, max_tokens: int) -> Answerer:
             model, [_request(item, question) for item in items], max_tokens=max_tokens, batch=len(items)
         )
         boxes = [
-            box_of(p.text) if item.expression is not None else None
+            box_of(p.text, sides=_sides(model, item, question)) if item.expression is not None else None
             for item, p in zip(items, predictions, strict=True)
         ]
         masks = _masks(model, items, boxes)
@@ -81,11 +81,21 @@ def _request(item: Item, question: str) -> Request:
     )
 
 
-def box_of(reply: str) -> Box | None:
-    """Return the first [x1, y1, x2, y2] of a reply as shares of the picture (InternVL counts thousandths);
-    None: no box with an area."""
+def _sides(model: Network, item: Item, question: str) -> tuple[int, int]:
+    """Return the picture's width and height in the unit of the boxes: a base of ours was taught
+    thousandths."""
+    if question != QUESTION:
+        return 1000, 1000
+    return model.backbone.box_sides(*transforms.image_size(item.request.frames[0]))
+
+
+def box_of(reply: str, *, sides: tuple[int, int] = (1000, 1000)) -> Box | None:
+    """Return the first [x1, y1, x2, y2] of a reply as shares of the picture; None: no box with an area.
+    sides: the picture's width and height in the reply's unit."""
     for match in _BOX.finditer(reply):
-        x1, y1, x2, y2 = (min(float(number) / 1000, 1.0) for number in match.groups())
+        x1, y1, x2, y2 = (
+            min(float(number) / side, 1.0) for number, side in zip(match.groups(), 2 * sides, strict=True)
+        )
         if x1 < x2 and y1 < y2:
             return x1, y1, x2, y2
     return None

@@ -29,9 +29,12 @@ from ans_core.code_hash import CodeHashes
 from ans_core.data.conversation import pretraining_turn
 from ans_core.data.formats import refcoco as refcoco_reader
 from ans_core.data.scene_write import write_scenes
+from ans_core.data.views import Patches
 from ans_core.evaluation import answerers
 from ans_core.evaluation import session as eval_run
 from ans_core.inference.prefill import prompt
+from ans_core.model.backbones.qwen2_5_vl import Qwen2_5VL
+from ans_core.model.backbones.qwen_vl import MAX_PIXELS, MIN_PIXELS
 from ans_core.model.network import Network
 from ans_core.types import Request
 from flows import cli
@@ -339,6 +342,19 @@ def test_a_base_is_asked_for_boxes_as_it_was_taught_to_give_them(tmp_path: Path,
     assert asked in {turn.question for turn in told}
     assert all(box_baseline.box_of(turn.answer) is not None for turn in told)
     assert box_baseline.question_of(tmp_path / "imported") == box_baseline.QUESTION
+
+
+def test_boxes_of_qwen2_5_vl_count_pixels_of_the_resized_picture(tiny_model: Network):
+    qwen = object.__new__(Qwen2_5VL)
+    colour = (0.5, 0.5, 0.5)
+    qwen.cutter = Patches(
+        patch=14, merge=2, temporal=2, mean=colour, std=colour, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
+    )
+    sides = qwen.box_sides(1600, 1200)
+    assert sides == (1456, 1092)  # 52 x 39 blocks of 28 pixels: at most 2048
+    reply = '[{"bbox_2d": [364, 273, 728, 1092], "label": "dog"}]'
+    assert box_baseline.box_of(reply, sides=sides) == (0.25, 0.25, 0.5, 1.0)
+    assert tiny_model.backbone.box_sides(1600, 1200) == (1000, 1000)
 
 
 @pytest.mark.slow

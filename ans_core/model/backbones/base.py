@@ -105,6 +105,11 @@ class Backbone(ABC):
     def cutter_of(cls, sizes: Any, config: Sa2VAConfig) -> Cutter:
         """Return how this kind's pictures are cut. `sizes`: transformers' configuration."""
 
+    def box_sides(self, width: int, height: int) -> tuple[int, int]:
+        """Return the sides of a picture of this size in the unit of the boxes that a published base gives:
+        thousandths."""
+        return 1000, 1000
+
     # Pictures -> image tokens
 
     @property

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import vision_utils
 
-from ans_core.data.views import Grid
+from ans_core.data.views import Grid, Patches
 from ans_core.model.backbones.qwen_vl import QwenVL
 
 
@@ -19,6 +19,11 @@ class Qwen2_5VL(QwenVL):
     std = (0.26862954, 0.26130258, 0.27577711)
     """CLIP's."""
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+
+    def box_sides(self, width: int, height: int) -> tuple[int, int]:
+        """Pixels of the resized picture."""
+        assert isinstance(self.cutter, Patches)
+        return self.cutter.size(width, height)
 
     def in_blocks(self, out: Any, patches: Int[Tensor, "V 3"]) -> Float[Tensor, "M m C"]:
         """Bring the blocks from the windows' order, in which the tower leaves them, to the picture's."""
