@@ -76,7 +76,7 @@ def _pairs(records: list[files.Record], inputs: Inputs) -> tuple[list[str], list
     truth = caption_truth(inputs.data)
     predicted = files.by_id(records, "image_id", where=inputs.predictions)
     missing = files.refuse_unknown(predicted, truth, where=inputs.predictions, what="images")
-    captions = ["" if i in missing else predicted[i].text("caption") for i in truth]
+    captions = [predicted[i].text("caption") if i in predicted else "" for i in truth]
     return list(truth), captions, list(truth.values()), len(missing)
 
 

@@ -28,7 +28,7 @@ def score(inputs: Inputs) -> Scored:
     true = Counter(str(a["image_id"]) for a in annotations if not a["iscrowd"])
     if not true:
         raise ValueError(f"{inputs.truth}: no true box")
-    metrics = coco.figures(truth, results, kind="bbox")
+    metrics = coco.figures(truth, gcg.with_image_ids(results, images), kind="bbox")
     return Scored(
         metrics=metrics | {"images": len(images), "true_boxes": true.total(), "boxes": len(results)},
         published={key: percent(metrics[key]) for key in ("AP", "AP50", "AP75")},

@@ -89,7 +89,7 @@ def score(inputs: Inputs) -> Scored:
         )
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
-        metrics |= _coco(truth, listed)
+        metrics |= _coco(truth, with_image_ids(listed, images))
     elif inputs.truth.is_dir():
         figures, of_captions = _captions(inputs, _captions_file(masks_file), images, predicted, notes)
         metrics, ratios = metrics | figures, ratios | of_captions
@@ -139,7 +139,16 @@ def read_truth(path: Path) -> tuple[files.Record, dict[str, files.Record]]:
             annotation.mask("segmentation", size_of(images[name]))
     for category in truth.records("categories") if "categories" in truth else []:
         category.number("id")
+    truth["annotations"] = with_image_ids(truth.records("annotations"), images)
     return truth, images
+
+
+def with_image_ids(records: Iterable[files.Record], images: Mapping[str, files.Record]) -> list[files.Record]:
+    """The records with the ids of their images as these have them: to pycocotools 7 and "7" are two."""
+    return [
+        files.Record(record | {"image_id": images[str(record["image_id"])]["id"]}, record.where)
+        for record in records
+    ]
 
 
 def _masks_file_of(data: Path, predictions: Path) -> Path:

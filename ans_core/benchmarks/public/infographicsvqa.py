@@ -6,8 +6,8 @@ infographicsVQA_val_v1.0_withQT.json, or its folder. A model is run on that fold
 `infographicsvqa_images` or `images`.
 
 ANLS of a question: the best of its answers' 1 - d / (length of the longer text), d = edit distance, both in
-lower case with single blanks; under .5 it is 0. `ANLS_raw_length` divides by the lengths before that, as the
-server's script and others do.
+lower case with single blanks. `ANLS` is the server's: it divides by the length of the texts as they were written
+and is 0 under .5. `ANLS_of_paper` divides by the length of the texts that are compared and is 0 at .5 too.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def score(inputs: Inputs) -> Scored:
         answers, reply, values = _answers(truth[name]), "", (0.0, 0.0)
         if name in replies:
             reply = replies[name].text("answer")
-            values = anls(reply, answers), anls(reply, answers, raw_length=True)
+            values = anls(reply, answers), anls(reply, answers, of_paper=True)
         kinds = {group: truth[name].get(group) or [] for group in GROUPS}
         samples.append(
-            {"questionId": name, "reply": reply, "ANLS": values[0], "ANLS_raw_length": values[1], **kinds}
+            {"questionId": name, "reply": reply, "ANLS": values[0], "ANLS_of_paper": values[1], **kinds}
         )
-    parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_raw_length")}
+    parts = {name: [s[name] for s in samples] for name in ("ANLS", "ANLS_of_paper")}
     metrics = {name: mean(values) for name, values in parts.items()}
     for group in GROUPS:
         metrics |= means_by_kind(((s[group], s["ANLS"]) for s in samples), "ANLS")
@@ -53,24 +53,25 @@ def score(inputs: Inputs) -> Scored:
         samples=samples,
         missing=missing,
         notes=[
-            "ANLS divides by the lengths of the texts that are compared; ANLS_raw_length by those of the "
-            "texts as they were written"
+            "ANLS is the server's: lengths of the texts as they were written, .5 counts; ANLS_of_paper: "
+            "lengths of the texts that are compared, .5 is 0"
         ],
     )
 
 
-def anls(reply: str, answers: list[str], *, raw_length: bool = False) -> float:
+def anls(reply: str, answers: list[str], *, of_paper: bool = False) -> float:
     """Return a question's ANLS in [0, 1]."""
-    return max(_similarity(reply, answer, raw_length=raw_length) for answer in answers)
+    return max(_similarity(reply, answer, of_paper=of_paper) for answer in answers)
 
 
-def _similarity(reply: str, answer: str, *, raw_length: bool) -> float:
+def _similarity(reply: str, answer: str, *, of_paper: bool) -> float:
     from nltk import edit_distance
 
     one, other = (" ".join(text.lower().split()) for text in (reply, answer))
-    length = max(len(reply), len(answer)) if raw_length else max(len(one), len(other))
-    similar = 1.0 if length == 0 else 1 - edit_distance(one, other) / length
-    return similar if similar >= THRESHOLD else 0.0
+    lengths = map(len, (one, other) if of_paper else (reply.upper(), answer.upper()))  # upper: as the server
+    distance = edit_distance(one, other) / max(*lengths, 1)
+    counts = distance < THRESHOLD if of_paper else 1 - distance >= THRESHOLD
+    return 1 - distance if counts else 0.0
 
 
 def _questions(path: Path) -> dict[str, files.Record]:

@@ -44,7 +44,8 @@ class Inputs:
         names = list(true)
         missing = files.refuse_unknown(predicted, names, where=self.predictions, what=what)
         if self.predicted_only:
-            return [name for name in names if name not in set(missing)], 0
+            left = set(missing)
+            return [name for name in names if name not in left], 0
         return names, len(missing)
 
 

@@ -9,7 +9,8 @@ A model is run on SEED-Bench.json with the folder SEED-Bench-image, on the quest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def score(inputs: Inputs) -> Scored:
         samples.append({"question_id": name, "prediction": reply, "right": reply.strip() == real.strip()})
         as_they_are.append(reply == real)
     names = [sample["question_id"] for sample in samples]
+    for sample, name in zip(samples, _unique(names), strict=True):
+        sample["id"] = name
     figures, ratio = accuracy(
         (name.split("_")[0] if "_" in name else "", s["right"])
         for name, s in zip(names, samples, strict=True)
@@ -58,12 +61,21 @@ def items(folder: Path, split: str) -> Iterator[Item]:
     listed = [q for q in release.records("questions") if str(q.get("data_type", "")).lower() in SINGLE]
     if not listed:
         raise ValueError(f"{path}: no question whose data_type is {' or '.join(SINGLE)}")
-    for entry in sorted(listed, key=lambda q: str(q["data_id"])):
+    listed.sort(key=lambda q: str(q["data_id"]))
+    ids = [f"{q['question_type_id']}_{str(q['question_id']).rpartition('_')[2]}" for q in listed]
+    for entry, question_id, name in zip(listed, ids, _unique(ids), strict=True):
         options = {letter: entry.text(f"choice_{letter.lower()}") for letter in LETTERS}
-        name = f"{entry['question_type_id']}_{str(entry['question_id']).rpartition('_')[2]}"
         answer, text = entry.text("answer"), questions.ask(entry["question"], options)
-        facts = {"question_id": name, "gt_answer": answer, "options": options}
+        facts = {"question_id": question_id, "gt_answer": answer, "options": options}
         yield picture_item(name, pictures / str(entry["data_id"]), text, answer=answer, facts=facts)
+
+
+def _unique(ids: Iterable[str]) -> Iterator[str]:
+    """Name the second question of an id `<id>/2`: the published files have such."""
+    counts = Counter[str]()
+    for one in ids:
+        counts[one] += 1
+        yield one if counts[one] == 1 else f"{one}/{counts[one]}"
 
 
 def record(item: Item, prediction: Prediction) -> dict[str, Any]:
@@ -78,7 +90,6 @@ def right(item: Item, prediction: Prediction) -> float:
 
 SCORER = Scorer(
     score=score,
-    sample_id=("question_id",),
     runner=Runner(
         items=items,
         record=record,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_recall_asks_a_text_encoder_for_the_phrases(tmp_path: Path, encoder: str
     assert found.metrics["matches"] == 2
 
 
-def boxes(folder: Path, *records: tuple[int, list[float], float]) -> Path:
+def boxes(folder: Path, *records: tuple[int | str, list[float], float]) -> Path:
     return write(
         folder / "boxes.json",
         [{"image_id": i, "category_id": 1, "bbox": b, "score": s} for i, b, s in records],
@@ -146,6 +147,12 @@ def test_boxes_are_scored_by_coco_s_average_precision(tmp_path: Path):
         "coco_boxes", boxes(tmp_path, (1, [0, 0, 6.2, 10], 0.9), (2, [0, 0, 6.2, 10], 0.8)), data=data
     )
     assert narrow.metrics["AP"] == pytest.approx(0.3)
+    content = json.loads(data.read_text())
+    content["annotations"][0]["image_id"] = "1"
+    texts = write(tmp_path / "texts.json", content)  # ids as texts are those of the images too
+    named = boxes(tmp_path, ("1", [0, 0, 10, 10], 0.9), ("2", [0, 0, 10, 10], 0.8))
+    for truth_file in (data, texts):
+        assert score("coco_boxes", named, data=truth_file).metrics == right.metrics
     half = score("coco_boxes", boxes(tmp_path, (1, [0, 0, 10, 10], 0.9)), data=data)
     assert half.metrics["AR_max100"] == pytest.approx(0.5)
     for box, message in (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from ans_core.benchmarks.public.dlc_bench import choice
 from ans_core.benchmarks.public.mmbench import letter_of as mmbench_letter
 from ans_core.benchmarks.public.mmmu_pro_vision import letter_of as pro_letter
 from ans_core.benchmarks.public.mmmu_val import letter_of, open_right
+from ans_core.benchmarks.public.scored import Inputs
 from ans_core.benchmarks.public.vstar import by_rule
 from tests.benchmarks.public.drawn import score, write
 
@@ -261,6 +263,23 @@ def test_caption_predictions_against_coco_annotations(tmp_path: Path):
 )
 def test_mmbench_letters(reply: str, letter: str | None):
     assert mmbench_letter(reply, TEXTS) == letter
+
+
+def test_names_are_paired_in_linear_time():
+    """The names that are compared tell how often they are hashed."""
+    hashed = Counter[str]()
+
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            hashed[str(self)] += 1
+            return super().__hash__()
+
+    names = [Name(n) for n in range(100)]
+    inputs = Inputs(predictions=Path("p"), predicted_only=True)
+    assert inputs.pair(["3", "97"], names, what="questions") == (["3", "97"], 0)
+    assert max(hashed.values()) < 10
 
 
 def test_mmbench_counts_a_question_that_is_right_in_every_rotation(tmp_path: Path):

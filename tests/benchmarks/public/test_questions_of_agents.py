@@ -22,7 +22,9 @@ from tests import tiny
 from tests.benchmarks.public import question_sets
 from tests.benchmarks.public.drawn import predicted, score, write
 from tests.benchmarks.public.question_sets import CHOICE, infographics, pictures, problem, tally, vet, virl
+from tests.golden import REFERENCE
 
+ANLS_CASE = REFERENCE / "data/eval_formats/infographicvqa/anls_case.json"
 Answers = Callable[[Sequence[Item]], list[Prediction]]
 
 
@@ -204,9 +206,21 @@ def test_anls_by_hand() -> None:
     assert infographicsvqa.anls("ab", ["abcd"]) == 0.5  # the threshold itself
     assert infographicsvqa.anls("a", ["abcd"]) == 0.0
     assert infographicsvqa.anls("dog", ["cat", "dogs"]) == 0.75
-    # "  ab " against "abc": one edit of 3, or of 5 as they are written
-    assert infographicsvqa.anls("  ab ", ["abc"]) == pytest.approx(2 / 3)
-    assert infographicsvqa.anls("  ab ", ["abc"], raw_length=True) == pytest.approx(0.8)
+    assert infographicsvqa.anls("ab", ["abcd"], of_paper=True) == 0.0
+    # "  ab " against "abc": one edit of 5 as they are written, of 3 as they are compared
+    assert infographicsvqa.anls("  ab ", ["abc"]) == pytest.approx(0.8)
+    assert infographicsvqa.anls("  ab ", ["abc"], of_paper=True) == pytest.approx(2 / 3)
+    assert infographicsvqa.anls("", [" "], of_paper=True) == infographicsvqa.anls("", [""]) == 1.0
+
+
+@pytest.mark.skipif(not ANLS_CASE.is_file(), reason="no reference data (set ANS_REFERENCE)")
+def test_anls_of_the_ported_scripts_own_case(tmp_path: Path) -> None:
+    case = json.loads(ANLS_CASE.read_text())
+    told = write(tmp_path / "told.json", case["submission"])
+    truth = write(tmp_path / infographicsvqa.TRUTH, case["gold_label"])
+    found = score("infographicsvqa", told, data=truth)
+    assert found.metrics["ANLS"] == found.metrics["ANLS_of_paper"] == case["expected"]["overall"]
+    assert {str(s["questionId"]): s["ANLS"] for s in found.samples} == case["expected"]["per_question"]
 
 
 def test_infographics_are_scored_by_the_best_answer_and_by_kind(tmp_path: Path) -> None:

@@ -389,6 +389,10 @@ def test_seed_bench_and_mmmu(tmp_path: Path):
     assert (
         evaluate("seed_bench", tmp_path, tmp_path / "silent", ask=words("Well.")).metrics["accuracy"] == 0.0
     )
+    write(tmp_path / "SEED-Bench.json", {"questions": [listed[0], listed[1] | {"question_id": "1"}]})
+    twice = evaluate("seed_bench", tmp_path, tmp_path / "twice")
+    assert [sample["question_id"] for sample in twice.samples] == ["5_1", "5_1"]
+    assert [line["sample"] for line in SCORERS["seed_bench"].table(twice)] == ["5_1", "5_1/2"]
     write(
         tmp_path / "first.json",
         [{"question_id": name, "prediction": "A", "gt_answer": "A"} for name in ("101669", "103960")],
