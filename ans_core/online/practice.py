@@ -70,7 +70,7 @@ class Progress:
     refusals: deque[bool] = field(default_factory=lambda: deque(maxlen=RELEASES))
     """Whether each of the last ones was refused."""
     at_once: int = 0
-    """Most new tasks of the next update, after one that was not finite; 0: as many as ever."""
+    """Most waiting tasks of the next update, after one that was not finite; 0: as many as ever."""
     suspects: list[int] = field(default_factory=list)
     """Tasks whose own updates were not finite. They are left out, and given up once an update without them is
     finite: else the weights are at fault, and nothing is given up."""
@@ -197,7 +197,7 @@ class OnlinePractice:
             Outcome(
                 experience=task.experience, label=decision.label, share=decision.share,
                 verified=decision.verified, verdict=verdict, flipped=flipped,
-                provenance=decision.provenance(),
+                provenance=decision.provenance(), feedback_s=task.feedback_s,
             )
         )  # fmt: skip
         return decision, verdict
@@ -249,9 +249,12 @@ class OnlinePractice:
     def finish(self) -> list[Outcome]:
         """End the step; return what became of its tasks, and of those that were left out of it."""
         dropped = [
-            Outcome(experience=n, label=None, share=0.0, verified=False, verdict="not_finite")
-            for n in self.progress.suspects
-        ]
+            Outcome(
+                experience=task.experience, label=None, share=0.0, verified=False, verdict="not_finite",
+                feedback_s=task.feedback_s,
+            )
+            for task in self.store.tasks(self.progress.suspects)
+        ]  # fmt: skip
         done, self.outcomes, self._before = [*self.outcomes, *dropped], [], None
         self.progress.at_once, self.progress.suspects = 0, []
         return done
@@ -263,15 +266,15 @@ class OnlinePractice:
 
     def _after_skipped(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the progress before a step, with what the next one does otherwise because it was skipped:
-        half as many new tasks, down to one alone, which is a suspect if its step is skipped, too."""
-        new = [
+        half as many waiting tasks, down to one alone, which is a suspect if its step is skipped, too."""
+        waiting = [
             lesson.task.experience
             for lesson in self.lessons.values()
-            if lesson.task is not None and lesson.task.verdict is None
+            if lesson.task is not None and lesson.task.waits
         ]
-        if len(self.lessons) == len(new) == 1:
-            return {**before, "at_once": 0, "suspects": [*before["suspects"], *new]}
-        return {**before, "at_once": max(1, len(new) // 2)}
+        if len(self.lessons) == len(waiting) == 1:
+            return {**before, "at_once": 0, "suspects": [*before["suspects"], *waiting]}
+        return {**before, "at_once": max(1, len(waiting) // 2)}
 
     def end_rollouts(self, total: Total) -> None:
         """Nothing to sum up: one process learns online."""

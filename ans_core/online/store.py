@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from ans_core.agent.world.question import normal
 from ans_core.config.online import Keeping
 from ans_core.online import picture_files, schema
 from ans_core.pictures import rle, transforms
@@ -79,6 +80,10 @@ class Task:
     """That a person called wrong without a better one."""
     mask: RLE | None = None
     """Of what is asked about, in the first frame, by a person."""
+    feedback_s: float | None = None
+    """When the person said it: by that `finish` and `drop` tell whether more was said since."""
+    waits: bool = True
+    """Whether it is in the queue; else it is visited again."""
 
     @property
     def was_judged(self) -> bool:
@@ -98,6 +103,8 @@ class Outcome:
     verdict: Verdict
     flipped: bool = False
     provenance: tuple[Mapping[str, Any], ...] = ()
+    feedback_s: float | None = None
+    """The task's."""
 
 
 class NameTaken(Exception):
@@ -315,7 +322,8 @@ class Store:
         rows = self.rows(
             f"SELECT {', '.join(TASK)}, "
             "CASE WHEN feedback.right THEN experiences.answer ELSE feedback.answer END, "
-            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END, feedback.mask "
+            "CASE WHEN NOT feedback.right AND feedback.answer IS NULL THEN experiences.answer END, feedback.mask, "
+            "feedback.time_s, experiences.id IN (SELECT queue.experience FROM queue WHERE learned IS NULL) "
             f"FROM experiences LEFT JOIN feedback ON experience = id WHERE id IN ({marks})",
             *numbers,
         )
@@ -325,13 +333,13 @@ class Store:
         ):
             pictures.setdefault(number, []).append(picture_files.path_of(self.pictures, digest))
         by_id: dict[int, Task] = {}
-        for number, *values, true, wrong, mask in rows:
+        for number, *values, true, wrong, mask, feedback_s, waits in rows:
             if number in pictures:  # else it was forgotten between the two questions
                 columns = dict(zip(TASK[1:], values, strict=True))
                 columns |= {"clip": bool(columns["clip"]), "frames": tuple(pictures[number])}
                 by_id[number] = Task(
                     experience=number, true_answer=true, wrong_answer=wrong, mask=mask and json.loads(mask),
-                    **columns,
+                    feedback_s=feedback_s, waits=bool(waits), **columns,
                 )  # fmt: skip
         return [by_id[number] for number in numbers if number in by_id]
 
@@ -364,22 +372,24 @@ class Store:
     ) -> None:
         """Write down what a person says of an answer, in place of what was said before, and let the worker look at the question
         (again). right: None = not said. answer: the true one, where theirs was wrong. mask: what is asked about, in the first
-        frame. Raises ValueError for an unknown id, for an answer that can't be right, since none was given, for a mask of
-        another size than the picture's or without a pixel, and where nothing is said."""
+        frame. Raises ValueError for an unknown id, for an answer that can't be right, since none was given, for a true one
+        without a word, for a mask of another size than the picture's or without a pixel, and where nothing is said."""
         if right is None and mask is None:
             raise ValueError("say whether the answer was right, or show what was asked about")
         if right is not False and answer is not None:
             raise ValueError("a true answer is given in place of a wrong one")
+        if answer is not None and not normal(answer):
+            raise ValueError("the true answer is empty; write it, or say only that the answer was wrong")
         text = None if mask is None else json.dumps(self._checked_mask(number, mask))
         with self.writing() as db:
             row = db.execute("SELECT answer FROM experiences WHERE id = ?", (number,)).fetchone()
             if row is None:
                 raise self.unknown(number)
-            if right and row[0] is None:
+            if right and not normal(row[0] or ""):
                 raise ValueError(f"experience {number} has no answer that could be right; give the true one")
             db.execute(
                 "INSERT OR REPLACE INTO feedback VALUES (?, ?, ?, ?, ?)",
-                (number, time.time(), right, answer, text),
+                (number, time.time(), right, answer and answer.strip(), text),
             )
             # also if an update has used it whose weights are not safe yet
             db.execute(
@@ -411,7 +421,8 @@ class Store:
         return [number for (number,) in self.rows(query, most)]
 
     def finish(self, update: int, outcomes: Sequence[Outcome]) -> None:
-        """Write down what update number `update` made of its tasks. They leave the queue with `settle`."""
+        """Write down what update number `update` made of its tasks. They leave the queue with `settle`, but
+        those of which a person has said something since they were read: these wait."""
         with self.writing() as db:
             for outcome in outcomes:
                 db.execute(
@@ -420,14 +431,19 @@ class Store:
                     (update, outcome.experience),
                 )
                 _write_outcome(db, outcome)
-                db.execute("UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience))
+                if _is_as_read(db, outcome):
+                    db.execute(
+                        "UPDATE queue SET learned = ? WHERE experience = ?", (update, outcome.experience)
+                    )
 
-    def drop(self, numbers: Sequence[int], verdict: Verdict) -> None:
-        """Take tasks out of the queue unlearned."""
+    def drop(self, tasks: Sequence[Task], verdict: Verdict) -> None:
+        """Take tasks out of the queue unlearned, but those of which a person has said something since they
+        were read."""
         with self.writing() as db:
-            for number in numbers:
-                db.execute("UPDATE experiences SET verdict = ? WHERE id = ?", (verdict, number))
-                db.execute("DELETE FROM queue WHERE experience = ?", (number,))
+            for task in tasks:
+                if _is_as_read(db, task):
+                    db.execute("UPDATE experiences SET verdict = ? WHERE id = ?", (verdict, task.experience))
+                    db.execute("DELETE FROM queue WHERE experience = ?", (task.experience,))
 
     def settle(self, update: int) -> None:
         """Take the tasks of updates up to this one out of the queue: its weights are on disk."""
@@ -482,6 +498,12 @@ def _is_same(db: sqlite3.Connection, number: int, experience: Experience, digest
     ]
     asked = (experience.question, experience.clip, list(digests))
     return (question, bool(clip), stored_digests) == asked
+
+
+def _is_as_read(db: sqlite3.Connection, read: Task | Outcome) -> bool:
+    """Tell whether nothing was said of an experience since it was read."""
+    row = db.execute("SELECT time_s FROM feedback WHERE experience = ?", (read.experience,)).fetchone()
+    return (row[0] if row else None) == read.feedback_s
 
 
 def _note(db: sqlite3.Connection, event: str, body: Mapping[str, Any]) -> None:

@@ -267,7 +267,7 @@ class Worker:
         waiting = self.store.tasks(self.store.waiting(self.store.limits.queue))
         recent = self.snapshots.recently_served(self.settings.update.max_lag + 1) if waiting else set()
         old = [task for task in waiting if task.policy not in recent]
-        if stale := [task.experience for task in old if not task.was_judged]:
+        if stale := [task for task in old if not task.was_judged]:
             self.store.drop(stale, "stale")
         return bool(stale)
 
@@ -309,7 +309,7 @@ class Worker:
                 pictures[task.experience] = tuple(picture_files.read(path) for path in task.frames)
             except ValueError:
                 if self.store.tasks([task.experience]):
-                    self.store.drop([task.experience], "unreadable")
+                    self.store.drop([task], "unreadable")
                     message = (
                         f"a picture of experience {task.experience} is missing or damaged: it is not "
                         "learned from"

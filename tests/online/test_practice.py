@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from ans_core.pictures import rle
 from ans_core.types import Request
 from tests import tiny
 from tests.online.test_admission import decision, task
-from tests.online.test_store import experience, opened, outcome
+from tests.online.test_store import VECTOR, experience, opened, outcome
 
 QUESTION = "Which pattern is on the red square?"
 REQUEST = Request(frames=(tiny.picture(0),), text=tokens.first_question(QUESTION))
@@ -194,6 +195,30 @@ def test_progress_survives_its_state() -> None:
     made.recent.append(("admitted", True, False))
     state = json.loads(json.dumps(made.state()))
     assert Progress.of(state) == made
+
+
+@pytest.mark.parametrize("verdict", [None, "below_gate"], ids=["new", "brought back by a person"])
+def test_after_steps_that_are_not_finite_fewer_waiting_tasks_are_tried_down_to_one(
+    tmp_path: Path, tiny_model: Network, toolbox: Toolbox, verdict: str | None
+) -> None:
+    with opened(tmp_path) as store:
+        own = practised(store, tiny_model, toolbox, None)
+        for number in range(5):
+            store.add(experience(number), VECTOR)
+        tasks = [replace(one, verdict=verdict) for one in store.tasks(range(1, 6))]
+        revisited = replace(tasks.pop(), waits=False)
+        lessons = [Lesson(name=str(one.experience), request=REQUEST, form="", task=one) for one in tasks]
+        own.begin([*lessons, Lesson(name="again", request=REQUEST, form="", task=revisited)])
+        own.take_back()
+        assert (own.progress.at_once, own.progress.suspects) == (2, [])
+        own.begin(lessons[:2])
+        own.take_back()
+        own.begin(lessons[:1])
+        own.take_back()
+        assert (own.progress.at_once, own.progress.suspects) == (0, [1])
+        store.add_feedback(1, right=True)
+        store.finish(1, own.finish())
+        assert (store.waiting(9), store.tasks([1])[0].verdict) == ([2, 3, 4, 5], "not_finite")
 
 
 def test_beta_steers_the_kl_to_its_target_and_stays_in_its_limits() -> None:

@@ -92,7 +92,7 @@ def test_tasks_of_updates_whose_weights_are_lost_come_back(tmp_path: Path) -> No
         assert store.labelled("admitted", 9) == [1]
         asked = "Which pattern is on the red square?"
         assert store.votes([1, 2, 4]) == {1: ("vertical", 1.0, asked)}
-        store.drop([4], "stale")
+        store.drop(store.tasks([4]), "stale")
         assert (store.waiting(9), overview.counts(store)["stale"]) == ([2, 3], 1)
 
 
@@ -145,6 +145,43 @@ def test_what_a_person_says_of_an_answer_brings_its_task_back_and_goes_with_it(t
             store.add_feedback(4, right=True)
         with pytest.raises(ValueError, match="there is no experience 2 in"):
             store.add_feedback(2, right=True)
+
+
+def test_what_a_person_says_while_the_worker_learns_the_task_is_not_lost(tmp_path: Path) -> None:
+    """Of three, one waits, one is visited again, one is about to be dropped; each is read before a person
+    speaks, and one of them a second time."""
+    with opened(tmp_path) as store:
+        for i in range(3):
+            store.add(experience(i), VECTOR)
+        store.finish(1, [outcome(2)])
+        store.settle(1)
+        store.add_feedback(1, right=True)
+        read = store.tasks([1, 2, 3])
+        assert [task.waits for task in read] == [True, False, True]
+        for number in (1, 2, 3):
+            store.add_feedback(number, right=False, answer="diagonal")
+        store.finish(2, [outcome(task.experience, feedback_s=task.feedback_s) for task in read[:2]])
+        store.drop(read[2:], "stale")
+        store.settle(2)
+        assert sorted(store.waiting(9)) == [1, 2, 3]
+        again = store.tasks([1, 2, 3])
+        store.finish(3, [outcome(task.experience, feedback_s=task.feedback_s) for task in again[:2]])
+        store.drop(again[2:], "unreadable")
+        store.settle(3)
+        assert store.waiting(9) == []
+
+
+def test_an_answer_without_a_word_is_no_true_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        number = store.add(experience(0, answer=" . "), VECTOR)
+        assert number is not None
+        for answer in ("", "  ", " ."):
+            with pytest.raises(ValueError, match="the true answer is empty"):
+                store.add_feedback(number, right=False, answer=answer)
+        with pytest.raises(ValueError, match="no answer that could be right"):
+            store.add_feedback(number, right=True)
+        store.add_feedback(number, right=False, answer=" red ")
+        assert store.tasks([number])[0].true_answer == "red"
 
 
 def test_a_person_can_show_what_is_asked_about(tmp_path: Path) -> None:
@@ -378,7 +415,7 @@ def test_what_is_not_kept_leaves_no_pictures(tmp_path: Path, monkeypatch: pytest
         assert store.add(experience(7), VECTOR) is None
         assert files(store) == 3  # the picture of 0, which 6 shows too, stays
         assert overview.counts(store)["flooded"] == 2
-        store.drop([1], "stale")
+        store.drop(store.tasks([1]), "stale")
 
         def full(folder: Path, encoded: bytes) -> str:
             if encoded == picture_files.as_png(tiny.picture(9)):
