@@ -122,7 +122,7 @@ def serve(arguments: argparse.Namespace) -> int:
             start=start,
             folder=folder,
             machine=machine,
-            families=cfg.agent.families or cfg.agent.online.simulation.families,
+            families=cfg.agent.families,
             names=ADAPTERS[3:],
         ) as parts,
     ):
@@ -160,12 +160,19 @@ def worker(arguments: argparse.Namespace) -> int:
     from ans_core.stages.online_parts import loop_of, opened, schedule, worker_of
 
     cfg, folder = load(root() / "params.yaml"), folder_of(arguments)
+    if not cfg.agent.families:
+        raise ValueError(
+            "agent.families is empty, so there are no questions with known answers to replay and to measure a release "
+            "by; learning online needs an agent that was trained on drawn families, too (docs/online-learning.md)"
+        )
     Store(folder).close()  # a damaged or missing one is refused before the model is loaded
     stop.exit_on_signals((signal.SIGTERM,))
     machine = machine_of(cfg.launch)
     with worker_lock(folder):
-        base, families = base_of(arguments), cfg.agent.families or cfg.agent.online.simulation.families
-        with opened(cfg, base=base, start=None, folder=folder, machine=machine, families=families) as parts:
+        base = base_of(arguments)
+        with opened(
+            cfg, base=base, start=None, folder=folder, machine=machine, families=cfg.agent.families
+        ) as parts:
             made = worker_of(parts, waits=not arguments.until_idle)
             print(f"learning from {folder}, version {parts.snapshots.served()}", flush=True)
             made.run_for_ever(

@@ -13,6 +13,7 @@ have its own name point here.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import math
@@ -30,6 +31,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from jaxtyping import Bool
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
 
 from ans_core.agent import asking
 from ans_core.inference.answer import read_mask
@@ -46,6 +48,10 @@ MOST_PIXELS = 128_000_000
 """Of all pictures of a request: they are decoded, and written anew."""
 MOST_WAITING = 32
 """Requests that are read or wait for the model; further ones are turned away with 503."""
+MOST_CONNECTIONS = 512
+"""Those that say nothing count, too."""
+READ_S = 60.0
+"""In which a request must be there."""
 PAGE = Path(__file__).with_name("page.html")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -119,7 +125,7 @@ def server_of(engine: Engine, *, host: str, wait_s: float) -> uvicorn.Server:
     answered with them."""
     return uvicorn.Server(
         uvicorn.Config(
-            app_of(engine, host=host, wait_s=wait_s), limit_concurrency=MOST_WAITING, timeout_graceful_shutdown=3,
+            app_of(engine, host=host, wait_s=wait_s), limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=3,
             log_level="warning", access_log=False,
         )
     )  # fmt: skip
@@ -130,16 +136,31 @@ def app_of(engine: Engine, *, host: str, wait_s: float) -> FastAPI:
     app = FastAPI(openapi_url=None)
     batching = Batching(engine.answer, size=engine.batch, wait_s=wait_s)
 
+    waiting = 0
+
     @app.middleware("http")
     async def admit(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        nonlocal waiting
         if error := foreign(request, host):
             return JSONResponse({"error": error}, 403)
+        if request.method != "POST":
+            return await answer(request)
         length = request.headers.get("Content-Length", "")
-        if request.method == "POST" and not (
+        # a body in chunks has no length, whatever the header says
+        if "Transfer-Encoding" in request.headers or not (
             length.isascii() and length.isdigit() and int(length) <= LARGEST
         ):
-            return JSONResponse({"error": f"send Content-Length, at most {LARGEST}"}, 400)
-        return await answer(request)
+            return JSONResponse({"error": f"send Content-Length, at most {LARGEST}, and no chunks"}, 400)
+        if waiting >= MOST_WAITING:
+            return JSONResponse({"error": f"{waiting} requests wait already; try again later"}, 503)
+        waiting += 1
+        try:
+            await asyncio.wait_for(request.body(), READ_S)
+            return await answer(request)
+        except (TimeoutError, ClientDisconnect):
+            return JSONResponse({"error": f"the request was not there within {READ_S:g} s"}, 408)
+        finally:
+            waiting -= 1
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:

@@ -8,10 +8,12 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from PIL import Image
 
+from ans_core.cli import agent as agent_command
 from ans_core.online import server as servers
 from ans_core.online.engine import Engine, Query, Reply
 from ans_core.online.server import LARGEST, listening, server_of
@@ -182,6 +185,28 @@ def test_too_many_requests_are_turned_away(server: Running) -> None:
     assert reply(server)[0] == 200
 
 
+def test_connections_that_say_nothing_turn_nobody_away(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do requests whose body never comes, once their time is up."""
+    monkeypatch.setattr(servers, "READ_S", 0.1)
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * servers.MOST_WAITING)]
+    begun = f"POST /ask HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: 9\r\n\r\n".encode()
+    for connection in silent[: servers.MOST_WAITING]:
+        connection.sendall(begun)
+    assert {connection.recv(12)[-3:] for connection in silent[: servers.MOST_WAITING]} == {b"408"}
+    assert reply(server)[0] == 200
+    for connection in silent:
+        connection.close()
+
+
+def test_a_body_in_chunks_is_not_read_whatever_length_it_has(server: Running) -> None:
+    for length in ({}, {"Content_Length": "10"}):
+        status, values = reply(server, body="1\r\n{\r\n", Transfer_Encoding="chunked", **length)
+        assert (status, "no chunks" in values["error"]) == (400, True)
+    assert server.engine.asked == []
+
+
 def test_every_bad_request_has_a_reply(server: Running) -> None:
     file = io.BytesIO()
     Image.new("L", (7000, 7000)).save(file, "PNG")
@@ -297,3 +322,15 @@ arguments.function(arguments)
     connection.close()
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=120) == 128 + signal.SIGTERM
+
+
+def test_a_worker_without_questions_that_its_agent_learned_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"name": "mine", "format": "annotations", "path": "mine"}
+    (tmp_path / "params.yaml").write_text(
+        json.dumps({"profile": "mine", "agent": {"families": [], "sources": [source]}})
+    )
+    monkeypatch.setattr(agent_command, "root", lambda: tmp_path)
+    with pytest.raises(ValueError, match=r"agent\.families is empty, so there are no questions"):
+        agent_command.worker(Namespace(store=None))
