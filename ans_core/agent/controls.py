@@ -10,6 +10,9 @@ from typing import Any
 
 from ans_core.agent.crops import grey
 from ans_core.agent.episode import Observation, Toolbox
+from ans_core.agent.operations.locate import LOCATE
+from ans_core.agent.operations.segment_object_at import SEGMENT_OBJECT_AT
+from ans_core.agent.operations.zoom_in import ZOOM_IN
 from ans_core.agent.play import Shown
 from ans_core.agent.protocol import Call
 from ans_core.agent.workspace import FIRST, THOUSAND, Workspace
@@ -19,6 +22,7 @@ from ans_core.model.network import Network
 
 class RandomCalls(Toolbox):
     """Runs every call at a random place: boxes keep their size, points and words become a random point.
+    `locate` gives the mask at a random point and the crop around it.
 
     The place is a function of the seed, the first frame and the call, so it does not depend on other episodes
     nor on their order. The same call about the same picture runs at the same place."""
@@ -29,7 +33,19 @@ class RandomCalls(Toolbox):
 
     def call(self, workspace: Workspace, call: Call) -> tuple[Observation, Workspace]:
         rng = rng_of(self._seed, "random calls", workspace.digest(FIRST), call)
-        return super().call(workspace, Call(name=call.name, arguments=_moved(call.arguments, rng)))
+        arguments = _moved(call.arguments, rng)
+        if call.name != LOCATE.name or "point_2d" not in arguments:
+            return super().call(workspace, Call(name=call.name, arguments=arguments))
+        mask, shown = super().call(workspace, Call(name=SEGMENT_OBJECT_AT.name, arguments=arguments))
+        if not mask.ok:
+            return mask, workspace
+        zoom = Call(name=ZOOM_IN.name, arguments={"mask": mask.values["mask"]})
+        crop, shown = super().call(shown, zoom)
+        if not crop.ok:
+            return crop, workspace
+        values = mask.values | {"image": crop.values["image"]}
+        text = f"{mask.text}; {crop.text}"
+        return Observation(call=call, text=text, values=values, pictures=crop.pictures), shown
 
 
 def _moved(arguments: dict[str, Any], rng: Random) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ans_core.agent import controls, tokens
 from ans_core.agent.controls import RandomCalls
@@ -15,10 +18,13 @@ from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.play import Change, PlayedEpisode, Shown, play
 from ans_core.agent.policy import add_call_tokens
 from ans_core.agent.protocol import Call, call_text
+from ans_core.agent.workspace import Workspace
 from ans_core.agent.world import draw_question
 from ans_core.agent.world.question import Question
 from ans_core.config.agent import Episode as EpisodeSettings
+from ans_core.inference import clicks
 from ans_core.model.network import Network
+from tests import tiny
 
 
 def outcome(
@@ -66,6 +72,30 @@ def test_figures_by_family_and_their_mean_over_those_that_need_an_operation() ->
     assert found["needed/RaPR"] == 0.375
     assert found["needed/accuracy_tool"] == pytest.approx(2 / 3)  # text called nowhere
     assert found["easy/RaPR"] == 0.0
+
+
+def test_at_random_places_locate_shows_the_mask_and_the_crop_of_a_random_point(
+    own_model: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points: list[Any] = []
+
+    def at_point(model: Network, picture: Image.Image, where: Any) -> tuple[np.ndarray, float]:
+        points.append(where)
+        mask = np.zeros((picture.height, picture.width), bool)
+        mask[20:40, 20:40] = True
+        return mask, 0.9
+
+    monkeypatch.setattr(clicks, "mask_by_points", at_point)
+    start = Workspace.of([tiny.picture(0)])
+    call = Call(name="locate", arguments={"text": "the red square"})
+    with RandomCalls(own_model, seed=0) as toolbox:
+        seen, after = toolbox.call(start, call)
+        refused, _ = toolbox.call(start, Call(name="locate", arguments={}))
+    assert (seen.ok, seen.call, seen.pictures) == (True, call, ("image_2",))
+    assert re.fullmatch(r"mask_1: .*; image_2: \[.*\]", seen.text)
+    assert [name for name, _ in after.handles] == ["image_1", "mask_1", "image_2"]
+    assert len(points) == 1
+    assert refused.error == "wrong_type"
 
 
 @pytest.mark.slow

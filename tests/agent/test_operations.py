@@ -75,8 +75,10 @@ def test_zoom_on_a_mask_shows_its_surroundings_and_a_tiny_mask_as_much_as_a_box_
     masks[0, 50:100, 100:200] = masks[1, 0, 399] = True
     _, workspace = call(toolbox, Workspace.of([noise(400, 200)], masks=list(masks)), "zoom_in", mask="mask_1")
     assert workspace.image("image_2").box == (90, 40, 210, 110)  # a tenth of the longer side on every side
-    refused, _ = call(toolbox, workspace, "zoom_in", mask="mask_2")
-    assert refused.error == "bad_box"  # in the corner 5 pixels are left of the 8 that a box needs
+    _, workspace = call(toolbox, workspace, "zoom_in", mask="mask_2")
+    assert workspace.image("image_3").box == (392, 0, 400, 8)  # in the corner, moved into the picture
+    flat = Workspace.of([noise(400, 6)], masks=[np.ones((6, 400), bool)])
+    assert call(toolbox, flat, "zoom_in", mask="mask_1")[0].error == "bad_box"
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,31 @@ def test_a_call_names_what_an_earlier_turn_told_of(tmp_path: Path) -> None:
             lambda r: called(r, "get_properties", masks=["mask_7"], properties=["rank"]),
             "turn 1: no turn before it tells of 'mask_7'",
         ),
+        (lambda r: called(r, "zoom_in"), "turn 1: zoom_in takes bbox_2d (and an image), or a mask"),
+        (
+            lambda r: called(r, "zoom_in", mask="mask_1", image="image_1"),
+            "turn 1: zoom_in takes a mask without an image",
+        ),
+        (
+            lambda r: called(r, "segment_object_at"),
+            "turn 1: segment_object_at takes point_2d, bbox_2d or text",
+        ),
+        (
+            lambda r: called(r, "segment_object_at", point_2d=[1, 1], text="a cup"),
+            "turn 1: segment_object_at takes point_2d, bbox_2d or text",
+        ),
+        (lambda r: called(r, "get_properties", masks=["image_1"]), "turn 1: 'image_1' is no mask"),
+        (
+            lambda r: called(r, "read_text", image="image_1", mask="mask_1"),
+            "turn 1: image and mask are given",
+        ),
+        (
+            lambda r: (
+                (r["turns"][0].update(text="<image>\nmask_1?"), r.update(question="mask_1?"))
+                and called(r, "read_text", image="mask_1")
+            ),
+            "turn 1: 'mask_1' is no image",
+        ),
         (
             lambda r: called(r, "segment_object_at", point_2d=[500, 1200]),
             "turn 1: point_2d [500, 1200] is outside",

@@ -35,7 +35,8 @@ MaskName = Annotated[str, Field(description="a mask, as mask_1")]
 
 
 class Arguments(BaseModel):
-    """Strict: 250 is no text, "250" no number, true neither; an argument that is not listed is refused."""
+    """Strict: 250 is no text, "250" no number, true neither; an argument that is not listed is refused. What
+    goes together is checked by a validator, which raises Refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -156,6 +157,13 @@ def around(workspace: Workspace, mask: str, *, smallest: int, margin: float) -> 
     across, down = max(more, -(-(smallest - x2 + x1) // 2)), max(more, -(-(smallest - y2 + y1) // 2))
     frame = workspace.mask(mask).frame
     width, height = workspace.size(frame)
-    box = max(0, x1 - across), max(0, y1 - down), min(width, x2 + across), min(height, y2 + down)
-    check_size(box, smallest=smallest)
-    return ImageHandle(frame=frame, box=box)
+    left, right = _inside(x1 - across, x2 + across, smallest=smallest, side=width)
+    top, bottom = _inside(y1 - down, y2 + down, smallest=smallest, side=height)
+    check_size((left, top, right, bottom), smallest=smallest)
+    return ImageHandle(frame=frame, box=(left, top, right, bottom))
+
+
+def _inside(low: int, high: int, *, smallest: int, side: int) -> tuple[int, int]:
+    """Return what of an interval lies in the picture, with `smallest` pixels where the picture has them."""
+    low = max(0, min(low, side - smallest))
+    return low, min(side, max(high, low + smallest))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from ans_core.agent import ocr
 from ans_core.agent.operations.base import (
     Arguments,
@@ -24,14 +26,18 @@ class ReadText(Arguments):
     image: ImageName | None = None
     mask: MaskName | None = None
 
+    @model_validator(mode="after")
+    def check_alternatives(self) -> ReadText:
+        if self.image is not None and self.mask is not None:
+            raise Refused("wrong_type", "image and mask are given; give one of them")
+        return self
+
 
 def run(workspace: Workspace, arguments: ReadText, tools: Tools) -> Result:
     if arguments.mask is None:
         part = workspace.image(arguments.image or FIRST)
-    elif arguments.image is None:
-        part = around(workspace, arguments.mask, smallest=tools.smallest, margin=MARGIN)
     else:
-        raise Refused("wrong_type", "image and mask are given; give one of them")
+        part = around(workspace, arguments.mask, smallest=tools.smallest, margin=MARGIN)
     lines = ocr.read_lines(opened(workspace.frames[part.frame]).crop(part.box), by=tools.ocr)[:MOST_LINES]
     if not lines:
         raise Refused("nothing_found", "no text was found there; zoom in on it first, or try another place")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ans_core.agent.operations.base import (
     Arguments,
@@ -33,6 +33,12 @@ class SegmentObjectAt(Arguments):
     ) = None
     image: ImageName | None = None
 
+    @model_validator(mode="after")
+    def check_alternatives(self) -> SegmentObjectAt:
+        if sum(value is not None for value in (self.point_2d, self.bbox_2d, self.text)) != 1:
+            raise Refused("wrong_type", "segment_object_at takes point_2d, bbox_2d or text; give one of them")
+        return self
+
 
 def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Result:
     """Points and boxes count from the image they name; the mask lies on that image's whole frame. Of several
@@ -42,8 +48,6 @@ def run(workspace: Workspace, arguments: SegmentObjectAt, tools: Tools) -> Resul
     from ans_core.inference import clicks
 
     assert tools.model is not None
-    if sum(v is not None for v in (arguments.point_2d, arguments.bbox_2d, arguments.text)) != 1:
-        raise Refused("wrong_type", "segment_object_at takes point_2d, bbox_2d or text; give one of them")
     name = arguments.image or FIRST
     shown, picture = workspace.image(name), workspace.picture(name)
     if arguments.text is not None:

@@ -3,6 +3,8 @@ tile at least."""
 
 from __future__ import annotations
 
+from pydantic import model_validator
+
 from ans_core.agent.operations.base import (
     Arguments,
     Box2D,
@@ -26,13 +28,17 @@ class ZoomIn(Arguments):
     image: ImageName | None = None
     mask: MaskName | None = None
 
+    @model_validator(mode="after")
+    def check_alternatives(self) -> ZoomIn:
+        if (self.bbox_2d is None) == (self.mask is None):
+            raise Refused("wrong_type", "zoom_in takes bbox_2d (and an image), or a mask; give one of them")
+        if self.mask is not None and self.image is not None:
+            raise Refused("wrong_type", "zoom_in takes a mask without an image: a mask knows its frame")
+        return self
+
 
 def run(workspace: Workspace, arguments: ZoomIn, tools: Tools) -> Result:
     """Boxes count from the image they name, so crops chain; without a name it is image_1."""
-    if (arguments.bbox_2d is None) == (arguments.mask is None):
-        raise Refused("wrong_type", "zoom_in takes bbox_2d (and an image), or a mask; give one of them")
-    if arguments.mask is not None and arguments.image is not None:
-        raise Refused("wrong_type", "zoom_in takes a mask without an image: a mask knows its frame")
     if arguments.mask is not None:
         made = around(workspace, arguments.mask, smallest=tools.smallest, margin=MARGIN)
     else:

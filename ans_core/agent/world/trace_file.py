@@ -251,16 +251,21 @@ def _assistant_faults(
 
 
 def _check_possible(call: Call, first: ImageHandle, frames: int, handles: Set[str]) -> None:
-    """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, a
-    clip's operation on a picture, a box, a point or a frame outside. How large other images than the first
-    are is not known here."""
+    """Raise Refused for what an operation would refuse whatever it sees: a handle that no turn told of, or of
+    another kind, a clip's operation on a picture, a box, a point or a frame outside. How large other images than
+    the first are is not known here."""
     arguments = call.arguments
-    for name in (arguments.get("image"), arguments.get("mask"), *(arguments.get("masks") or ())):
-        if name is not None and name not in handles:
+    masks = [arguments.get("mask"), *(arguments.get("masks") or ())]
+    for kind, name in (("image", arguments.get("image")), *(("mask", mask) for mask in masks)):
+        if name is None:
+            continue
+        if name not in handles:
             raise Refused(
                 "unknown_handle",
                 f"no turn before it tells of {name[:40]!r}; there is {', '.join(sorted(handles))}",
             )
+        if not name.startswith(kind):
+            raise Refused("unknown_handle", f"{name!r} is no {kind}; name one of {kind}_1, {kind}_2, ...")
     if OPERATIONS[call.name].for_clips and frames == 1:
         raise Refused("not_a_clip", f"{call.name} needs a clip; the trace has a single frame")
     if box := arguments.get("bbox_2d"):
