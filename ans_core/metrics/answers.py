@@ -17,6 +17,7 @@ _NOISE = re.compile(
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?[\d.]+)\}\{(-?[\d.]+)\}|(-?)([\d.]+)/([\d.]+)")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?(?:e[+-]?\d+)?")
 """Commas stand between thousands: `1,200` is a number, `1,2` is two."""
+_WHOLE = re.compile(r"[+-]?[\d,]+")
 
 
 def final(reply: str) -> str:
@@ -33,12 +34,14 @@ def final(reply: str) -> str:
     return reply[start:].strip()
 
 
-def same(reply: str, answer: str) -> bool:
+def same(reply: str, answer: str, *, whole_exactly: bool = False) -> bool:
+    """whole_exactly: a true answer that is a whole number allows no tolerance."""
     one, other = plain(final(reply)), plain(final(answer))
     if one == other:
         return bool(one)
+    tolerance = 0.0 if whole_exactly and _WHOLE.fullmatch(other) else TOLERANCE
     numbers = number_of(one), number_of(other)
-    return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)  # type: ignore[arg-type]
+    return None not in numbers and math.isclose(*numbers, rel_tol=tolerance)  # type: ignore[arg-type]
 
 
 def plain(text: str) -> str:

@@ -67,6 +67,20 @@ def test_numbers_are_compared_as_numbers(reply: str, right: bool) -> None:
     assert is_right(reply, drawn) is (reply == "1/2")
 
 
+@pytest.mark.parametrize(
+    ("answer", "reply", "right"),
+    [("10001", "10000", False), ("1,200", "1200.0", True), ("1", "1.00001", False), ("0.33333", "1/3", True)],
+)
+def test_whole_numbers_are_compared_exactly(answer: str, reply: str, right: bool) -> None:
+    (question,) = questions(sample(1, "Which number?", answer))
+    assert is_right(reply, question) is right
+
+
+def test_a_letter_that_is_a_choice_itself_means_that_choice() -> None:
+    (question,) = questions(sample(1, "Which box?", "B", meta={"choices": ("B", "A")}))
+    assert [reply for reply in ("A", "B", "(b)") if is_right(reply, question)] == ["B", "(b)"]
+
+
 def test_pictures_and_clips_are_written_and_read_back(tmp_path: Path) -> None:
     clip = sample(2, "What happens?", "it fades", image_id="clip", frames=tuple(frame(n) for n in range(40)))
     other = sample(3, "And here?", "no", frames=(frame(9),))  # another picture of the same id

@@ -56,6 +56,8 @@ class Question:
     """Answers of the family; empty where there are too many to list."""
     prior: str | None = None
     targets: tuple[Target, ...] = ()
+    any_target: bool = False
+    """Whether a look at one of the targets is enough; where there is none (is there a bear?), any look."""
     plan: tuple[Call, ...] = ()
     """The shortest one."""
     plan_known: bool = True
@@ -105,20 +107,22 @@ def same_answer(prediction: str, answer: str) -> bool:
 
 
 def is_right(prediction: str, question: Question) -> bool:
-    """Compare an answer with the true one: as texts, and of a set's question also as numbers, or as the letter
-    of a choice."""
+    """Compare an answer with the true one: as texts, and of a set's question also as numbers (whole ones
+    exactly), or as the letter of a choice, unless choices are letters themselves."""
     if same_answer(prediction, question.answer):
         return True
     if question.plan_known:
         return False
     letters = {chr(ord("A") + i): choice for i, choice in enumerate(question.choices)}
+    if not letters.keys().isdisjoint(plain(choice).upper() for choice in question.choices):
+        letters = {}
     reply = letters.get(plain(final(prediction)).upper(), prediction)
-    return same(reply, question.answer)
+    return same(reply, question.answer, whole_exactly=True)
 
 
 def evidence(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> bool:
-    """Whether every target was looked at, as the question wants it (`look`). True where no operation is
-    needed."""
+    """Whether every target was looked at (or one: `any_target`), as the question wants it (`look`). True where
+    no operation is needed."""
     read = {
         name
         for observation in observations
@@ -128,7 +132,12 @@ def evidence(question: Question, workspace: Workspace, observations: Sequence[Ob
     followed = {handle.mask for _, handle in workspace.handles if isinstance(handle, TrackHandle)}
     masks = {"crop": read, "mask": set(workspace.names("mask")), "track": followed}[question.look]
     crops = question.look == "crop"
-    return not question.plan or all(
+    if question.any_target and not question.targets:
+        return len(workspace.names("image")) > len(workspace.overviews) or bool(
+            masks.intersection(workspace.names("mask"))
+        )
+    enough = any if question.any_target else all
+    return not question.plan or enough(
         _looked_at(target, workspace, masks=masks, crops=crops) for target in question.targets
     )
 
