@@ -37,6 +37,7 @@ from ans_core.agent.play import Change, PlayedEpisode, play
 from ans_core.agent.policy import AgentPolicy, load_policy
 from ans_core.agent.protocol import call_text
 from ans_core.agent.world import Question, oracle
+from ans_core.agent.world.annotated import TELLING_PLANS
 from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.question_sets import is_question_set
 from ans_core.benchmarks import BENCHMARKS
@@ -52,7 +53,7 @@ POLICIES = {"direct": "agent/sft/direct", "sft": "agent/sft/tools", "rft": "agen
 CONTROLS = ("forbidden", "random", "shuffled", "blank", "plan")
 """What rows that call are also asked under: no calls (only words of answers can be said, or an agent that
 always calls would say parts of calls); calls at random places; observations of other questions of the family;
-blank ones; the shortest plan given, so that only the answer is the model's."""
+blank ones; the shortest plan given, so that only the answer is the model's (without TELLING_PLANS)."""
 
 
 def run(
@@ -208,7 +209,7 @@ class _Asking:
                 ]
             case "blank":
                 return self.about(names, change=controls.blank, desc=control)[0]
-        planned = [name for name in names if not is_question_set(name[0])]
+        planned = [name for name in names if not (is_question_set(name[0]) or name[0] in TELLING_PLANS)]
         return self.about(planned, plan=True, desc=control)[0]
 
     def about(

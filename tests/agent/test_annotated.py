@@ -17,11 +17,14 @@ from PIL import ExifTags, Image, ImageDraw, ImageFont
 from ans_core import data
 from ans_core.agent import ocr
 from ans_core.agent.episode import Toolbox
+from ans_core.agent.operations.base import Tools
+from ans_core.agent.operations.zoom_in import ZOOM_IN, ZoomIn
 from ans_core.agent.questions import questions as command
-from ans_core.agent.world import annotated
+from ans_core.agent.world import annotated, bank
 from ans_core.agent.world.annotated import READS_TEXT, plural
 from ans_core.agent.world.bank import QuestionBank, divided, write_questions
-from ans_core.agent.world.question import Question
+from ans_core.agent.world.question import Question, evidence
+from ans_core.agent.world.question_sets import QuestionedPicture
 from ans_core.agent.world.things import askable, pictures
 from ans_core.agent.world.trace_file import read_traces
 from ans_core.agent.world.traces import Written, kinds_of_questions, trace, write_synthetic_traces
@@ -187,6 +190,68 @@ def test_records_of_one_name_are_gathered_and_the_same_mask_is_one_thing() -> No
     assert not unsure[0].absent
 
 
+def test_names_that_differ_in_case_alone_are_one() -> None:
+    one = renamed(samples({"cat": [CAT], "dog": [DOG], "cup": []}), "Cat", "a cat", "A  CAT.")
+    (found,) = pictures(one)
+    assert (list(found.things), found.absent, len(found.things["cat"])) == (["cat"], set(), 2)
+
+
+BEARS: Boxes = {"cat": [CAT], "dog": [DOG], "cup": [(230, 170, 300, 230)]}
+"""Renamed to things one of whose names holds the other."""
+
+
+def test_a_name_that_another_thing_may_have_too_is_not_asked_about() -> None:
+    named = renamed(samples(BEARS, category=True), "teddy bear", "bear", "cup")
+    found = pictures(named)
+    assert [thing.name for thing in found[0].single()] == ["teddy bear", "cup"]
+    about = {question.family for question in annotated.questions(found, seed=0) if " bear" in question.text}
+    asked = annotated.questions(found, families=["count", "is_there"], seed=0)
+    assert [(question.text, question.answer) for question in asked] == [
+        ("How many teddy bears are in the picture?", "1"),
+        ("How many cups are in the picture?", "1"),
+        ("Is there a teddy bear in the picture?", "yes"),
+        ("Is there a bear in the picture?", "yes"),
+        ("Is there a cup in the picture?", "yes"),
+    ]
+    assert about > {"count", "is_there"}
+    # "That is not the bear" is not said of a teddy bear
+    (bear,) = [question for question in asked if "a bear" in question.text]
+    assert bear.distraction == (annotated.zoom(found[0], found[0].things["cup"][0]),)
+    # of one thing with two names, either means it alone
+    both = renamed([*samples({"cat": [CAT]}), *samples({"cat": [CAT]})], "man", "man in red")
+    assert len(pictures(both)[0].single()) == 2
+
+
+def test_a_class_is_not_absent_where_another_name_holds_it() -> None:
+    teddy = renamed(samples({"cat": [CAT]}, picture_id="1", category=True), "teddy bear")
+    bear = renamed(samples({"dog": [DOG]}, picture_id="2", category=True), "bear")
+    asked = annotated.questions(pictures([*teddy, *bear]), families=["is_there"], seed=0)
+    assert {(question.text, question.answer) for question in asked} == {
+        ("Is there a teddy bear in the picture?", "yes"),
+        ("Is there a bear in the picture?", "yes"),
+        ("Is there a teddy bear in the picture?", "no"),
+    }
+
+
+def test_whether_a_thing_is_there_takes_one_look_for_either_answer() -> None:
+    small, large = (20, 20, 90, 90), (120, 20, 310, 200)
+    given = samples({"cat": [small, large], "cup": []})
+    found = pictures(given)
+    yes, no = (
+        replace(question, frames=(given[0].frames[0],))  # type: ignore[arg-type]
+        for question in annotated.questions(found, families=["is_there"], seed=0)
+    )
+    # of what is not there, the largest thing is looked at
+    assert (yes.answer, no.answer, yes.plan) == ("yes", "no", no.plan)
+    for question in (yes, no):
+        start = question.workspace()
+        assert not evidence(question, start, [])
+        for thing in found[0].things["cat"]:
+            look = ZoomIn(**annotated.zoom(found[0], thing).arguments)
+            made = ZOOM_IN.run(start, look, Tools(tile=96))
+            assert evidence(question, start.add(made.handles), [])
+
+
 def test_one_thing_of_two_names_is_not_compared_with_itself_nor_denied() -> None:
     wide = (20, 20, 140, 92)  # .6 of CAT, which is 1.67 times as large
     things: Boxes = {"cat": [CAT], "cup": [wide], "dog": [(230, 160, 300, 230)]}
@@ -315,8 +380,12 @@ def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
     plain = annotated.questions(pictures(samples(apart)), seed=0)
     telling = {
         "the cat on the left": {"left_or_right", "which_third"},
+        "the lefthand cat": {"left_or_right", "which_third"},
+        "the centered cat": {"left_or_right", "which_third"},
         "a Red cat": {"which_colour"},
+        "the reddish cat": {"which_colour"},
         "the big cat": {"which_larger"},
+        "the longest giant cat": {"which_larger"},
     }
     for text, families in telling.items():
         named = renamed(samples(apart), text, "dog")
@@ -327,6 +396,43 @@ def test_a_name_that_tells_the_answer_is_not_asked_about() -> None:
             == {"is_there", "which_larger", "left_or_right", "which_colour", "which_third"} - families
         )
     assert {q.family for q in plain} >= {"which_larger", "left_or_right", "which_colour", "which_third"}
+
+
+@pytest.mark.parametrize("words", ["next to a wall", "beside a wall", "closest to us"])
+def test_a_name_that_tells_what_is_near_is_not_asked_about(words: str) -> None:
+    three: Boxes = {"cat": [(20, 20, 80, 80)], "dog": [(90, 20, 150, 80)], "cup": [(250, 150, 310, 220)]}
+    named = renamed(samples(three), f"cat {words}", "dog", "cup")
+    assert annotated.questions(pictures(named), families=["nearer"], seed=0) == []
+
+
+def test_text_that_is_shown_otherwise_than_it_is_answered_is_not_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = pictures(samples({"cup": [(20, 20, 220, 200)]}))
+
+    def written(text: str) -> list[Question]:
+        line = ocr.Line(text=text, box=(60, 60, 120, 90), confidence=0.99)
+        monkeypatch.setattr(ocr, "read_lines", lambda picture, by: [line])
+        return annotated.questions(found, families=["what_is_written"], seed=0, reader=READS_TEXT)
+
+    assert [len(written(text)) for text in ("EXIT 27", "DON'T", "EXIT >", "a\\b cd")] == [1, 1, 0, 0]
+
+
+def test_text_is_looked_for_on_photographs_whatever_stands_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs = [p for i in range(3) for p in pictures(samples({"cat": [CAT]}, picture_id=str(i)))]
+    others = [QuestionedPicture(picture_id=f"q{i}", frames=(b"",), questions=()) for i in range(9)]
+    readers: list[str | None] = []
+
+    def asked(some: object, *, seed: int, reader: str | None) -> list[Question]:
+        readers.append(reader)
+        return []
+
+    monkeypatch.setattr(bank, "MOST_READ", 2)
+    monkeypatch.setattr(annotated, "questions", asked)
+    write_questions([*others[:4], *photographs, *others[4:]], tmp_path, seed=0, reader=READS_TEXT)
+    assert readers == [READS_TEXT, None, READS_TEXT]
 
 
 def test_words_that_no_question_can_hold_are_left_out() -> None:

@@ -88,7 +88,13 @@ def test_what_is_ambiguous_or_told_by_its_name_is_left_out() -> None:
     assert [question.targets[0].phrase for question in asked(cat, dog)] == ["the cat"]
     left_out = [
         [cat, replace(dog, text="the cat")],  # which cat?
+        [cat, replace(dog, text="THE  Cat.")],
+        [cat, replace(dog, text="the cat that vanishes")],  # it may be called a cat
         [replace(cat, text="the cat running away")],
+        [replace(cat, text="the cat moving rightwards")],
+        [replace(cat, text="the cat flying eastward")],
+        [replace(cat, text="the cat that vanishes")],
+        [replace(cat, text="the cat which drives off")],
         [replace(cat, masks=(*cat.masks, *dog.masks))],  # two things
         [replace(cat, meta={"joined": [0]})],
         [replace(cat, stills=True)],

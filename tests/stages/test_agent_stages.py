@@ -780,3 +780,17 @@ def test_a_stage_begins_with_a_look_for_its_reader(
         match=r"agent\.reader: READ_TEXT reads by rapidocr; to be installed: rapidocr, onnxruntime",
     ):
         stage.run(cfg, inputs={}, out=tmp_path, scratch=tmp_path / "scratch", log=silent, **words)
+
+
+def test_the_plan_is_not_given_where_it_tells_the_answer_or_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_evaluate._Asking, "about", lambda self, names, **options: (names, {}))
+    asking: Any = agent_evaluate._Asking(
+        cfg=None,
+        policy=None,
+        toolbox=None,
+        held_out=None,
+        lists_operations=True,  # type: ignore[arg-type]
+    )
+    assert asking.under("plan", [("count", 0), ("easy", 1), ("qa_set", 0)]) == [("easy", 1)]

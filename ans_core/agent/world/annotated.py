@@ -20,10 +20,17 @@ from scipy import ndimage
 
 from ans_core.agent import ocr, shapes
 from ans_core.agent.operations.base import part_of
-from ans_core.agent.protocol import Call
+from ans_core.agent.protocol import Call, without_tokens
 from ans_core.agent.workspace import FIRST, THOUSAND, ImageHandle
 from ans_core.agent.world.question import Question, Target
-from ans_core.agent.world.things import AnnotatedPicture, AnnotatedThing, distinct, name_of_file, words_of
+from ans_core.agent.world.things import (
+    AnnotatedPicture,
+    AnnotatedThing,
+    distinct,
+    name_of_file,
+    stems,
+    words_of,
+)
 from ans_core.data.conversation import BOX_STEP
 from ans_core.dist import seed_of
 from ans_core.pictures import rle, transforms
@@ -62,21 +69,28 @@ PATCHWORK = (
 """COCO's classes whose one colour nobody would name: clothes, food, screens, patterns, what lies on them."""
 
 
-PLACES = frozenset(
-    ["left", "right", "middle", "center", "centre", "leftmost", "rightmost", "far", "near", "side", "corner"]
+PLACES = stems(
+    "left right middle center centre central far farther further near nearby side corner next beside close "
+    "adjacent alongside"
 )
-SIZES = frozenset([
-    "large", "larger", "largest", "big", "bigger", "biggest", "small", "smaller", "smallest",
-    "tall", "taller", "tallest", "little", "tiny", "huge", "short",
-])  # fmt: skip
-TELLING: dict[str, frozenset[str]] = {
+SIZES = stems(
+    "large big small tall little tiny tiniest huge short giant gigantic enormous massive wide narrow long mini "
+    "miniature thick thin high"
+)
+COLOURS = stems(
+    " ".join(shapes.NAMES)
+    + " gray silver gold golden navy reddish bluish greenish yellowish whitish blackish "
+    "brownish purplish pinkish greyish grayish"
+)
+TELLING: dict[str, set[str]] = {
     "which_larger": SIZES,
     "left_or_right": PLACES,
     "nearer": PLACES,
-    "which_colour": frozenset((*shapes.NAMES, "gray")),
+    "which_colour": COLOURS,
     "which_third": PLACES,
 }
-"""Words in a thing's name that answer the family's question, or nearly: the red cup's colour."""
+"""Words in a thing's name, without their endings, that answer the family's question, or nearly: the red cup's
+colour."""
 
 
 def a(name: str) -> str:
@@ -91,12 +105,14 @@ def plural(name: str) -> str:
 
 
 class Draft(NamedTuple):
-    """A question about things of one picture, whose plan looks at each of them in turn."""
+    """A question about things of one picture, whose plan looks at each of them in turn (or at `looks`)."""
 
     text: str
     answer: str
     choices: tuple[str, ...]
     things: Sequence[AnnotatedThing]
+    looks: Sequence[AnnotatedThing] = ()
+    """What the plan looks at, where that is not all things."""
     thoughts: Sequence[str] = ()
     """Before each call; empty = plain ones."""
     then: tuple[Call, ...] = ()
@@ -112,6 +128,7 @@ def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draf
             name in picture.crowds
             or name in PLURAL_ALREADY
             or len(things) > MOST_COUNTED
+            or picture.may_mean_another(name)
             or not all(thing.clear for thing in things)
         ):
             continue
@@ -120,25 +137,25 @@ def _count(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draf
             *(f"That is number {number}. Is there another?" for number in NUMBERS),
         ]
         text = f"How many {plural(name)} are in the picture?"
-        yield Draft(text, str(len(things)), NUMBERS, things, thoughts)
+        yield Draft(text, str(len(things)), NUMBERS, things, thoughts=thoughts)
 
 
 def _is_there(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
     """Needs a clear thing for `yes`, and for `no` a name of which there is surely none; as many of one as of
-    the other, where there are."""
-    present = [
-        things
-        for name, things in picture.things.items()
-        if any(t.clear for t in things) and name not in PLURAL_ALREADY
-    ]
-    absent = sorted(name for name in picture.absent if name not in PLURAL_ALREADY)
-    for things in present:
-        shown = max((thing for thing in things if thing.clear), key=lambda thing: thing.area)
-        text = f"Is there {a(shown.name)} in the picture?"
-        thought = f"This could be {a(shown.name)}; I look closer."
-        yield Draft(text, "yes", ("yes", "no"), [shown], [thought])
-    for number in rng.permutation(len(absent))[: len(present)]:
-        yield Draft(f"Is there {a(absent[number])} in the picture?", "no", ("yes", "no"), ())
+    the other, where there are. Either is a look, for `no` at the largest thing, so that the plan tells
+    nothing."""
+    clear = [thing for things in picture.things.values() for thing in things if thing.clear]
+    present = [name for name in picture.things if name not in PLURAL_ALREADY]
+    present = [name for name in present if any(thing.clear for thing in picture.things[name])]
+    absent = sorted(
+        name for name in picture.absent if name not in PLURAL_ALREADY and not picture.may_mean_another(name)
+    )
+    chosen = [absent[number] for number in rng.permutation(len(absent))[: len(present)]]
+    for name, answer in [*((name, "yes") for name in present), *((name, "no") for name in chosen)]:
+        shown = [thing for thing in picture.things.get(name, ()) if thing.clear]
+        look = max(shown or clear, key=lambda thing: thing.area)
+        thought = f"This could be {a(name)}; I look closer."
+        yield Draft(f"Is there {a(name)} in the picture?", answer, ("yes", "no"), shown, [look], [thought])
 
 
 def _which_larger(picture: AnnotatedPicture, rng: np.random.Generator) -> Iterator[Draft]:
@@ -202,7 +219,7 @@ def _smaller_of_two(picture: AnnotatedPicture, rng: np.random.Generator) -> Iter
             and name not in picture.crowds
             and all(thing.clear and not thing.cut for thing in things)
         )
-        if not complete or name in PLURAL_ALREADY:
+        if not complete or name in PLURAL_ALREADY or picture.may_mean_another(name):
             continue
         small, large = sorted(things, key=lambda thing: thing.area)
         apart = small.box[2] <= large.box[0] or large.box[2] <= small.box[0]
@@ -216,7 +233,7 @@ def _what_is_written(
     picture: AnnotatedPicture, rng: np.random.Generator, *, reader: str | None
 ) -> Iterator[Draft]:
     """Needs a single thing with one line of text, which the reader finds sure and the same in the picture and
-    in the crop of the thing."""
+    in the crop of the thing, and which is shown as it is to be answered (READ_TEXT quotes it)."""
     if reader != READS_TEXT or not (single := picture.single()):
         return
     pixels = transforms.open_image(picture.frame)
@@ -231,13 +248,15 @@ def _what_is_written(
         ]
         if len(on_it) != 1 or sum(map(str.isalnum, on_it[0])) < SHORTEST_TEXT:
             continue
+        if without_tokens(repr(on_it[0])[1:-1]) != on_it[0]:
+            continue
         shown = part_of(whole, FIRST, zoom(picture, thing).arguments["bbox_2d"], smallest=1)
         again = ocr.read_lines(pixels.crop(shown.box), by=reader)
         if [line.text for line in again if line.confidence >= SURE] == on_it and len(again) == 1:
             text = f"What is written on {thing.phrase}?"
             thoughts = [f"I look at {thing.phrase}.", f"That is {thing.phrase}; I read it."]
             read = Call(name="read_text", arguments={"image": "image_2"})
-            yield Draft(text, on_it[0], (), [thing], thoughts, (read,))
+            yield Draft(text, on_it[0], (), [thing], thoughts=thoughts, then=(read,))
 
 
 ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Draft]]] = {
@@ -250,6 +269,8 @@ ASKING: dict[str, Callable[[AnnotatedPicture, np.random.Generator], Iterator[Dra
     "which_third": _which_third,
     "smaller_of_two": _smaller_of_two,
 }
+TELLING_PLANS = ("count",)
+"""Families whose shortest plan has as many calls as the answer says."""
 WHAT_IS_WRITTEN = "what_is_written"
 """The family that needs a reader."""
 FAMILIES_OF_PHOTOGRAPHS = (*ASKING, WHAT_IS_WRITTEN)
@@ -280,7 +301,7 @@ def questions(
 
 
 def _tells(name: str, family: str) -> bool:
-    return not TELLING.get(family, frozenset()).isdisjoint(words_of(name))
+    return not TELLING.get(family, set()).isdisjoint(stems(name))
 
 
 def uniform_colour(pixels: np.ndarray, mask: Bool[np.ndarray, "H W"]) -> str | None:
@@ -311,14 +332,14 @@ def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id:
     names = [thing.phrase for thing in things]
     plain = [f"I look at {name}." for name in names[:1]]
     plain += [f"That was {one}; now I look at {other}." for one, other in pairwise(names)]
-    plan = (*(zoom(picture, thing) for thing in things), *draft.then)
+    plan = (*(zoom(picture, thing) for thing in draft.looks or things), *draft.then)
     # A self-correction says of what it looked at first that it is not what was asked about, so that must be
-    # neither in the question nor of a name in it.
-    target_names = {thing.name for thing in things}
+    # neither in the question nor of a name in it, or of one with all words of such a name.
+    target_words = [set(words_of(name)) for name in {thing.name for thing in things}]
     candidates = [
         thing
         for name, same_name in picture.things.items()
-        if name not in target_names
+        if not any(words <= set(words_of(name)) for words in target_words)
         for thing in same_name
         if thing.clear
     ]
@@ -332,6 +353,7 @@ def _question(picture: AnnotatedPicture, draft: Draft, family: str, question_id:
         choices=draft.choices,
         targets=tuple(Target(phrase=thing.phrase, masks=(thing.mask,)) for thing in things),
         plan=plan,
+        any_target=family == "is_there",
         distraction=distraction,
         thoughts=tuple((draft.thoughts or plain)[: len(plan)]),
     )

@@ -19,7 +19,15 @@ from ans_core.agent.world.annotated import CLEARLY, FAMILIES_OF_PHOTOGRAPHS, PLA
 from ans_core.agent.world.drawing import segment
 from ans_core.agent.world.question import Question, Target
 from ans_core.agent.world.question_sets import QuestionedPicture, spread
-from ans_core.agent.world.things import LONGEST_NAME, distinct, name_of, name_of_file, thing_of, words_of
+from ans_core.agent.world.things import (
+    LONGEST_NAME,
+    distinct,
+    name_of,
+    name_of_file,
+    stems,
+    thing_of,
+    words_of,
+)
 from ans_core.data.clips import DIRECTIONS
 from ans_core.dist import rng_of
 from ans_core.pictures import rle
@@ -33,16 +41,15 @@ LEAST_WAY = 0.12
 STAYS = 0.25
 """Share of its area in the first frame that a thing has in the last one, to be there still."""
 FEWEST_FRAMES = 4
-TELLING = PLACES | {
-    "up", "down", "upward", "upwards", "downward", "downwards", "away", "towards", "across",
-    "leaves", "leaving", "disappears", "disappearing", "exits", "exiting", "out",
-}  # fmt: skip
-"""Words in a thing's name that may tell what happens to it: the dog running away."""
+TELLING = PLACES | stems(
+    "up upward down downward away toward across cross north south east west leave disappear vanish exit out off "
+    "gone enter pass stay remain still stationary rise rising fall climb sink drop descend ascend"
+)
+"""Words in a thing's name, without their endings, that may tell what happens to it: the dog running away."""
 
 
 def askable(sample: Sample) -> bool:
-    """Tell whether a sample names one thing of a clip, in words that a question can hold and that don't tell
-    the answer."""
+    """Tell whether a sample names one thing of a clip, in words that a question can hold."""
     name = name_of(sample.text or "")
     return (
         sample.task == "referring"
@@ -51,14 +58,13 @@ def askable(sample: Sample) -> bool:
         and len(sample.masks) == 1
         and not sample.meta.get("joined")
         and 0 < len(name) <= LONGEST_NAME
-        and TELLING.isdisjoint(words_of(name))
     )
 
 
 def clips(samples: Iterable[Sample], *, name: str, seed: int) -> list[QuestionedPicture]:
     """Return the clips of the data set `name` with their questions, in the order of the samples. A thing is
-    asked about that its words mean alone, and that is clear and whole in the first frame. Of things that stay
-    in the picture as many are asked about as leave it, by `seed`."""
+    asked about that its words mean alone, without telling the answer, and that is clear and whole in the first
+    frame. Of things that stay in the picture as many are asked about as leave it, by `seed`."""
     of_clip: dict[tuple[str, Frames], list[Sample]] = {}
     for sample in samples:
         if askable(sample):
@@ -79,12 +85,19 @@ def clips(samples: Iterable[Sample], *, name: str, seed: int) -> list[Questioned
 
 
 def _clip(frames: Frames, group: Sequence[Sample], clip_id: str) -> QuestionedPicture:
-    """Return a clip of the frames that are annotated for all of its things, with all questions."""
-    annotated = [frame for frame in range(len(frames)) if all(s.masks[0][frame] is not None for s in group)]
-    shown = spread(annotated)
+    """Return a clip of the frames that are annotated for all things asked about, with all questions."""
     names = Counter(name_of(sample.text or "") for sample in group)
+    asked = []
+    for sample in group:
+        own = name_of(sample.text or "")
+        # a teddy bear may be called a bear
+        longer = any(set(words_of(own)) < set(words_of(name)) for name in names)
+        if TELLING.isdisjoint(stems(own)) and not longer:
+            asked.append(sample)
+    annotated = [frame for frame in range(len(frames)) if all(s.masks[0][frame] is not None for s in asked)]
+    shown = spread(annotated)
     things = []
-    for sample in group if len(shown) >= FEWEST_FRAMES else ():
+    for sample in asked if len(shown) >= FEWEST_FRAMES else ():
         masks = tuple(mask for frame in shown if (mask := sample.masks[0][frame]) is not None)
         thing = thing_of(sample, masks[0])
         if names[thing.name] == 1 and thing.clear and not thing.cut:

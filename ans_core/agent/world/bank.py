@@ -31,7 +31,7 @@ FILE = "questions.jsonl"
 RECORD = TypeAdapter(Question)
 Reword = Callable[[Sequence[Question]], list[Question]]
 MOST_READ = 2000
-"""Pictures of a split that are read for text, half a second each: all of COCO would take a day of a core."""
+"""Photographs of a split that are read for text, half a second each: all of COCO would take a day of a core."""
 
 
 def write_questions(
@@ -44,11 +44,13 @@ def write_questions(
 ) -> Counter[str]:
     """Write the questions about pictures, and the pictures that have some, into a folder; return how many
     there are of each family. Nothing is written where there is none. `reader`: of text on photographs, which
-    is looked for on MOST_READ of the pictures, evenly spread. `reword`: gives the questions
+    is looked for on MOST_READ of them, evenly spread. `reword`: gives the questions
     other thoughts. Several processes take pictures in turn, and the first one rewords and writes the
     questions; all must call it."""
-    step = -(-len(pictures) // MOST_READ) or 1
-    readers = [None if number % step else reader for number in range(len(pictures))]
+    photographs = [n for n, picture in enumerate(pictures) if isinstance(picture, AnnotatedPicture)]
+    step = -(-len(photographs) // MOST_READ) or 1
+    read = set(photographs[::step])
+    readers = [reader if number in read else None for number in range(len(pictures))]
 
     def made(
         some: Sequence[tuple[AnnotatedPicture | QuestionedPicture, str | None]],

@@ -26,6 +26,10 @@ SMALLEST_AREA = 0.004
 SAME_IOU = 0.5
 """Two things whose masks have more than this in common are taken for one thing of two names: `the dog`, `the
 brown animal`."""
+ENDINGS = ("wards", "ward", "bound", "most", "hand", "side", "ing", "est", "ed", "er", "es", "s", "e")
+"""Of words that are compared without them (`stems`)."""
+SHORTEST_STEM = 3
+"""Letters that are left of a word without its ending."""
 FILLS = 0.25
 """Share of its box that a thing fills: a crop of a thinner one shows mostly something else."""
 
@@ -35,7 +39,7 @@ class AnnotatedThing:
     """One object of a picture."""
 
     name: str
-    """Its words, without an article: `dog`, `red cup`."""
+    """Its words in small letters, without an article: `dog`, `red cup`."""
     mask: RLE
     box: Box
     area: int
@@ -76,8 +80,18 @@ class AnnotatedPicture:
         return [
             things[0]
             for name, things in self.things.items()
-            if len(things) == 1 and name not in self.crowds and things[0].clear
+            if len(things) == 1
+            and name not in self.crowds
+            and things[0].clear
+            and not self.may_mean_another(name)
         ]
+
+    def may_mean_another(self, name: str) -> bool:
+        """Tell whether a thing that is none of this name's has all its words and more: a teddy bear may be
+        called a bear."""
+        words, own = set(words_of(name)), self.things.get(name, ())
+        longer = [things for other, things in self.things.items() if words < set(words_of(other))]
+        return any(all(distinct(thing, one) for one in own) for things in longer for thing in things)
 
 
 def askable(sample: Sample) -> bool:
@@ -150,16 +164,29 @@ def name_of_file(part: str) -> str:
 
 
 def name_of(text: str) -> str:
-    """A sample's words as a name: without article and full stop."""
-    plain = text.strip().removesuffix(".").strip()
+    """A sample's words as a name: in small letters, without article and full stop."""
+    plain = " ".join(text.lower().split()).removesuffix(".").strip()
     for article in ("the ", "a ", "an "):
-        if plain.lower().startswith(article):
+        if plain.startswith(article):
             return plain[len(article) :]
     return plain
 
 
 def words_of(name: str) -> list[str]:
-    return re.findall(r"[a-z]+", name.lower())
+    return re.findall(r"[^\W_]+", name.lower())
+
+
+def stems(text: str) -> set[str]:
+    """Return the words in small letters without their endings, so that forms of one word are equal: `leftmost`
+    and `left`, `bigger` and `big`. Some unlike words are, too (`corner` and `corn`)."""
+    return {_stem(word) for word in words_of(text)}
+
+
+def _stem(word: str) -> str:
+    for ending in ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= SHORTEST_STEM:
+            return _stem(word.removesuffix(ending))
+    return word[:-1] if len(word) > SHORTEST_STEM and word[-1] == word[-2] else word
 
 
 def thing_of(sample: Sample, mask: RLE) -> AnnotatedThing:
