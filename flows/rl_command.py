@@ -123,8 +123,11 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     inner = plan.user_settings.get("rl.inner_steps", profile.inner_steps)
     if not isinstance(inner, int) or inner < 1:
         raise ValueError(f"rl.inner_steps = {inner!r}: give a whole number above 0")
+    more = plan.user_settings.get("rl.oversample", profile.oversample)
+    if not isinstance(more, int | float) or more < 0:
+        raise ValueError(f"rl.oversample = {more!r}: give a number, at least 0")
     # as `launch.lasting` counts them
-    passes = max(1, math.ceil((plan.epochs or EPOCHS) * samples / plan.batch)) * inner
+    passes = max(1, math.ceil((plan.epochs or EPOCHS) * samples / math.ceil(plan.batch * (1 + more)))) * inner
     steps = arguments.steps or (passes if plan.epochs else min(profile.optim.steps or passes, passes))
     benchmarks = benchmarks_of(sample for one in sets for sample in one.held_out)
     benchmarks += ["loops"] if "region_caption" in benchmarks else []

@@ -211,7 +211,7 @@ import sys
 from pathlib import Path
 from ans_core.stages import rl
 from tests.stages.test_stages import CONFIG, run
-changes = {"launch": {"deepspeed_stage": 2}, "rl": {"modules_lr": 1.0}}  # with one group of parameters
+changes = {"launch": {"deepspeed_stage": 2}}
 cfg = CONFIG.model_copy(update={k: getattr(CONFIG, k).model_copy(update=v) for k, v in changes.items()})
 run(rl, Path(sys.argv[2]), "rl", {k: Path(sys.argv[1]) / k for k in ("data", "base", "sft")}, cfg)
 """
