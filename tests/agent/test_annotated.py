@@ -16,14 +16,14 @@ from PIL import ExifTags, Image, ImageDraw, ImageFont
 
 from ans_core import data
 from ans_core.agent import ocr
-from ans_core.agent.episode import Toolbox
+from ans_core.agent.episode import Observation, Toolbox
 from ans_core.agent.operations.base import Tools
 from ans_core.agent.operations.zoom_in import ZOOM_IN, ZoomIn
 from ans_core.agent.questions import questions as command
 from ans_core.agent.world import annotated, bank
 from ans_core.agent.world.annotated import READS_TEXT, plural
 from ans_core.agent.world.bank import QuestionBank, divided, write_questions
-from ans_core.agent.world.question import Question, evidence
+from ans_core.agent.world.question import Question, evidence, faithful_calls
 from ans_core.agent.world.question_sets import QuestionedPicture
 from ans_core.agent.world.things import askable, pictures
 from ans_core.agent.world.trace_file import read_traces
@@ -247,9 +247,11 @@ def test_whether_a_thing_is_there_takes_one_look_for_either_answer() -> None:
         start = question.workspace()
         assert not evidence(question, start, [])
         for thing in found[0].things["cat"]:
-            look = ZoomIn(**annotated.zoom(found[0], thing).arguments)
-            made = ZOOM_IN.run(start, look, Tools(tile=96))
-            assert evidence(question, start.add(made.handles), [])
+            call = annotated.zoom(found[0], thing)
+            made = ZOOM_IN.run(start, ZoomIn(**call.arguments), Tools(tile=96))
+            looked = [Observation(call=call, text=made.text, values=made.values, pictures=made.pictures)]
+            assert evidence(question, start.add(made.handles), looked)
+            assert faithful_calls(question, start.add(made.handles), looked) == 1
 
 
 def test_one_thing_of_two_names_is_not_compared_with_itself_nor_denied() -> None:

@@ -145,7 +145,9 @@ def evidence(question: Question, workspace: Workspace, observations: Sequence[Ob
 def faithful_calls(question: Question, workspace: Workspace, observations: Sequence[Observation]) -> int:
     """Return how many successful calls are about a thing that the question is about: what they made, or were
     given, is a crop that shows one, its mask, or a track from that. (`evidence` wants all things, and of the
-    right kind.)"""
+    right kind.) Of what is not there, all calls are."""
+    if question.any_target and not question.targets:
+        return sum(observation.ok for observation in observations)
     return sum(
         any(_shows(target, workspace, name) for name in _names_of(observation) for target in question.targets)
         for observation in observations
