@@ -8,12 +8,12 @@ are left out.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import numpy as np
+from jaxtyping import UInt64
 from PIL import Image
 from tqdm import tqdm
 
@@ -26,11 +26,6 @@ NEAR = 6
 """Bits; two unrelated photographs differ in about 64."""
 FLAT = 2.0
 """Standard deviation of a flat picture's grey values, out of 255."""
-WORDS = 2 * SIDE * SIDE // 16
-"""16-bit words of a hash. Hashes of at most NEAR < WORDS different bits have an equal word, by which they are
-found."""
-
-
 Pair = tuple[ImageRef, ImageRef]
 
 
@@ -65,18 +60,17 @@ def dhash(ref: ImageRef) -> int | None:
 
 
 def _pairs(one: Sequence[tuple[ImageRef, int]], other: Sequence[tuple[ImageRef, int]]) -> Iterator[Pair]:
-    by_word: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for place, (_, value) in enumerate(one):
-        for word in _words(value):
-            by_word[word].add(place)
-    for ref, value in other:
-        candidates = sorted(set().union(*(by_word.get(word, ()) for word in _words(value))))
-        alike = (
-            one[c][0] for c in candidates if (one[c][1] ^ value).bit_count() <= NEAR and one[c][0] != ref
-        )
-        if (first := next(alike, None)) is not None:
-            yield first, ref
+    """Compare all with all: to hash the pictures takes longer."""
+    left, right = _halves(one)
+    for (ref, _), first, second in zip(other, *_halves(other), strict=True):
+        near = np.flatnonzero(np.bitwise_count(left ^ first) <= NEAR)
+        unlike_bits = np.bitwise_count(left[near] ^ first) + np.bitwise_count(right[near] ^ second)
+        alike = (one[c][0] for c in near[unlike_bits <= NEAR] if one[c][0] != ref)
+        if (first_alike := next(alike, None)) is not None:
+            yield first_alike, ref
 
 
-def _words(value: int) -> list[tuple[int, int]]:
-    return [(place, value >> (16 * place) & 0xFFFF) for place in range(WORDS)]
+def _halves(hashes: Sequence[tuple[ImageRef, int]]) -> UInt64[np.ndarray, "2 N"]:
+    """Return the 128 bits as two numbers."""
+    joined = b"".join(value.to_bytes(16, "little") for _, value in hashes)
+    return np.frombuffer(joined, dtype=np.uint64).reshape(-1, 2).T.copy()

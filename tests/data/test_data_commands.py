@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import ExifTags, Image
 
 from ans_core.data import check as data_check
 from ans_core.data.formats import FORMATS
-from ans_core.data.near_duplicates import dhash
+from ans_core.data.near_duplicates import NEAR, _pairs, dhash
 from ans_core.data.show import show
 from tests.data import clip_sets
 from tests.data.test_formats import GOOD
@@ -78,6 +79,22 @@ def test_faults_of_structure_and_of_masks_are_told_in_one_go(tmp_path, capsys):
         "record 1, mask 0",
         "record 2, mask 0",
     ]
+
+
+def test_pictures_are_alike_by_the_number_of_unlike_bits_wherever_they_are():
+    chance = random.Random(0)
+    one = [(Path(f"{n}"), chance.getrandbits(128)) for n in range(200)]
+    other = []
+    for n, (_, value) in enumerate(one[::2]):
+        for bit in chance.sample(range(128), chance.randint(NEAR - 2, NEAR + 2)):
+            value ^= 1 << bit
+        other.append((Path(f"{2 * n}" if n % 5 == 0 else f"other {n}"), value))  # the file itself is no pair
+    expected = [
+        (a, b) for b, second in other for a, first in one if a != b and (first ^ second).bit_count() <= NEAR
+    ]
+    assert list(_pairs(one, other)) == expected
+    assert 20 < len(expected) < 80
+    assert list(_pairs([], other)) == list(_pairs(one, [])) == []
 
 
 def test_pictures_that_look_alike_in_two_splits_are_told(tmp_path, capsys):
