@@ -921,7 +921,6 @@ def test_rl_with_everything_at_once_runs_and_leaves_pictures(runs: Path, tmp_pat
         "loop1/reward/cider",
         "loop2/reward/judge",
         "describe/reward/meteor",
-        "loop1/weight",
         "describe/kl",
         "refer/reward/iou",
         "ground/reward/meteor",
