@@ -31,7 +31,7 @@ def add_pipeline(command: Command) -> None:
         "--add-data",
         action="append",
         metavar="PATH",
-        help="folder with annotations.json, or of another format: trained on and evaluated too",
+        help="folder with annotations.json, or of another format: trained on and evaluated too, in this run alone",
     )
     it.add_argument(
         "--format", help="format of --add-data where the folder does not tell (see `ans data --help`)"

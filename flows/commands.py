@@ -14,19 +14,21 @@ from flows.paths import environment, root
 
 def run(arguments: argparse.Namespace) -> int:
     """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent
-    the pixel-space agent's stages, with --online its learning online, and all that they need. Settings are
-    for this run: params.yaml is as before afterwards."""
-    from ans_core.config import setting
-    from flows.kept import print_lines, settle
+    the pixel-space agent's stages, with --online its learning online, and all that they need. Settings and
+    --add-data are for this run: params.yaml is as before afterwards."""
+    from ans_core.config import resolve, setting
+    from flows.kept import print_lines, settle, words_of
     from flows.launch import run_pipeline
-    from flows.params import add_sources
+    from flows.params import insert_sources
 
     here = root()
     overrides = dict(setting(word) for word in arguments.settings)
     if arguments.add_data:
         settle(here)
-    folders = [Path(path).resolve() for path in arguments.add_data or ()]
-    print_lines(add_sources(folders, arguments.format, here))
+        values = resolve(here / "params.yaml", words_of(overrides))
+        folders = [Path(path).resolve() for path in arguments.add_data]
+        print_lines(insert_sources(values, folders, arguments.format))
+        overrides["prepare.sources"] = values["prepare"]["sources"]
     return run_pipeline(here, group=arguments.group, overrides=overrides)
 
 

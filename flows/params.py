@@ -127,19 +127,9 @@ def write_if_needed(name: str, root: Path) -> str:
     )
 
 
-def add_sources(paths: list[Path], data_format: str | None, root: Path) -> list[str]:
-    """Add folders (or files of folders with several sets) to prepare.sources of params.yaml; existing ones
-    stay as they are. Keeps other settings, not comments."""
-    if not paths:
-        return []
-    values = load(root / "params.yaml").model_dump(mode="json")
-    lines = insert_sources(values, paths, data_format)
-    rewrite(root, values)
-    return lines
-
-
 def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str | None) -> list[str]:
-    """Insert folders into prepare.sources of these settings; return what to print."""
+    """Insert folders (or files of folders with several sets) into prepare.sources of these settings; return
+    what to print."""
     # loads torch and datasets, which `ans profile` does without
     from ans_core.data.formats import training_format
 
@@ -147,7 +137,7 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
     sources = values["prepare"]["sources"]
     for folder in paths:
         if any(source["path"] == str(folder) for source in sources):
-            lines.append(f"params.yaml: {folder} is in prepare.sources already")
+            lines.append(f"{folder} is in prepare.sources already")
             continue
         name = folder.stem if folder.is_file() else folder.name
         if any(source["name"] == name for source in sources):
@@ -159,7 +149,7 @@ def insert_sources(values: dict[str, Any], paths: list[Path], data_format: str |
             raise ConfigError(f"{folder} can't be added to prepare.sources: there is no such folder or file")
         source = DataSource(name=name, format=data_format or training_format(folder), path=str(folder))
         sources.append(source.model_dump(mode="json"))
-        lines.append(f"params.yaml: {folder} added to prepare.sources")
+        lines.append(f"{folder} added to prepare.sources of this run")
     return lines
 
 

@@ -10,8 +10,20 @@ import yaml
 
 from ans_core.config import ConfigError, load
 from ans_core.fingerprint import fingerprint
+from flows import cli, commands
+from flows import launch as flows_launch
 from flows.kept import RUN, recover, settings_of_run, settle
-from flows.params import MARK, add_sources, digest, edited_keys, marked, watch_sources, write, write_if_needed
+from flows.params import (
+    MARK,
+    digest,
+    edited_keys,
+    insert_sources,
+    marked,
+    rewrite,
+    watch_sources,
+    write,
+    write_if_needed,
+)
 from tasks.process import held
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +33,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def workspace(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     return tmp_path
+
+
+def add_source(folder: Path, root: Path) -> None:
+    values = load(root / "params.yaml").model_dump(mode="json")
+    insert_sources(values, [folder], None)
+    rewrite(root, values)
 
 
 def edit(root: Path, old: str, new: str) -> None:
@@ -114,10 +132,33 @@ def test_added_data_is_a_source_once_and_counts_as_an_edit(workspace: Path) -> N
     (workspace / "mine/annotations.json").write_text(json.dumps([]))
     write("smoke", workspace)
     for _ in range(2):
-        add_sources([workspace / "mine"], None, workspace)
+        add_source(workspace / "mine", workspace)
     sources = yaml.safe_load((workspace / "params.yaml").read_text())["prepare"]["sources"]
     assert [(source["name"], source["format"]) for source in sources] == [("mine", "annotations")]
     assert edited_keys(workspace / "params.yaml") == ["prepare.sources"]
+
+
+@pytest.mark.slow
+def test_data_added_to_a_run_is_not_in_the_next_one(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workspace / "mine").mkdir()
+    (workspace / "mine/annotations.json").write_text("not JSON: the run fails")
+    write("smoke", workspace)
+    watch_sources(workspace)
+    before, runs = (workspace / "params.yaml").read_text(), []
+
+    def run_pipeline(here: Path, *, group: str, overrides: dict[str, Any]) -> int:
+        with settings_of_run(here, overrides=overrides):
+            runs.append(load(here / "params.yaml"))
+        return 1
+
+    monkeypatch.setattr(commands, "root", lambda: workspace)
+    monkeypatch.setattr(flows_launch, "run_pipeline", run_pipeline)
+    words = ["run", "rl.kl=0.25", "--add-data", str(workspace / "mine"), "--format", "annotations"]
+    for _ in range(2):
+        assert commands.run(cli.parse(words)) == 1
+        assert (workspace / "params.yaml").read_text() == before
+    ((source,),) = {run.prepare.sources for run in runs}
+    assert (source.name, source.format, runs[0].rl.kl) == ("mine", "annotations", 0.25)
 
 
 @pytest.mark.slow
@@ -126,7 +167,7 @@ def test_changed_files_of_a_data_set_change_its_settings_and_so_run_its_stages_a
     annotations.parent.mkdir()
     annotations.write_text(json.dumps([]))
     write("smoke", workspace)
-    add_sources([workspace / "mine"], None, workspace)
+    add_source(workspace / "mine", workspace)
 
     def files() -> str:
         return yaml.safe_load((workspace / "params.yaml").read_text())["prepare"]["sources"][0]["files"]
@@ -193,7 +234,7 @@ def test_data_of_unknown_format_is_refused_before_anything_is_written(workspace:
     write("smoke", workspace)
     (workspace / "odd").mkdir()
     with pytest.raises(ValueError, match="a published set needs --format"):
-        add_sources([workspace / "odd"], None, workspace)
+        add_source(workspace / "odd", workspace)
     assert edited_keys(workspace / "params.yaml") == []
 
 
