@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,3 +52,23 @@ def write_atomically(file: Path, text: str) -> None:
 def sync(file: Path) -> None:
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
+
+
+def is_record(file: Path, keys: Set[str]) -> bool:
+    """Tell whether a file is JSON (of .jsonl: its first line) with these keys, as an earlier run wrote it."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            record = json.loads(lines.readline() if file.suffix == ".jsonl" else lines.read())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and keys <= record.keys()
+
+
+def refuse_foreign(folder: Path, record: str, keys: Set[str]) -> None:
+    """Raise ValueError unless a folder is new or empty, or its file `record` is of an earlier run (`is_record`)."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file; give a folder to write into")
+    if folder.is_dir() and any(folder.iterdir()) and not is_record(folder / record, keys):
+        raise ValueError(
+            f"{folder} holds files and no {record} of an earlier run of this command; give a new folder"
+        )

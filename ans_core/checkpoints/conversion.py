@@ -43,7 +43,7 @@ LORA_ALPHA_PER_RANK = 2.0
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """Description of a checkpoint. No `problems` means: every tensor is known, none is missing, all have the
-    right shape and are finite."""
+    right shape and are finite, and the files are as the manifest has them."""
 
     kind: str
     tensors: int
@@ -76,16 +76,18 @@ class Reader:
 
 
 def account(source: str | Path) -> Account:
-    """Compare names and shapes with the model that config.json describes, and look for weights that are NaN
-    or infinite: reads each tensor once.
+    """Compare names and shapes with the model that config.json describes and files with the manifest, and
+    look for weights that are NaN or infinite: reads each tensor twice.
 
     Raises ValueError for a folder that is no checkpoint, or one of another family.
     """
     summary, _, _, reader = _account(Path(source))
-    return replace(
-        summary,
-        problems=(*summary.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)),
-    )
+    problems = [*summary.problems, *checkpoint.not_finite((name, reader[name]) for name in reader.shapes)]
+    try:
+        folders.verify(Path(source))
+    except ValueError as error:
+        problems.append(str(error))
+    return replace(summary, problems=tuple(problems))
 
 
 def parameters(source: str | Path) -> int:
@@ -160,10 +162,10 @@ def convert(
     are written anew, and upstream's own classes need the code files of a release beside them. Raises
     ValueError for a damaged source, one with a tensor that is not known, missing or mis-shaped, or not
     finite, where an original decoder is wanted but not there, or there twice, and for a target that holds
-    something else than a former output.
+    something else than an earlier conversion of metadata's `source` (default: `source`).
     """
     source, target = Path(source), Path(target)
-    folders.refuse_to_replace(target)
+    folders.refuse_to_replace(target, metadata.get("source", source))
     folders.verify(source)
     summary, config, tokenizer, reader = _account(source)
     if summary.problems:

@@ -44,9 +44,9 @@ def local_folder(source: str | Path, patterns: tuple[str, ...] = READ) -> Path:
         ) from error
 
 
-def refuse_to_replace(path: Path) -> None:
-    """Raise ValueError if writing to `path` would delete anything but a former output: a file, or a folder
-    with an entry that our manifest does not list."""
+def refuse_to_replace(path: Path, source: str | Path) -> None:
+    """Raise ValueError if writing to `path` would delete anything but what an earlier conversion of `source`
+    wrote: a file, a folder with an entry that our manifest does not list, or another model."""
     if path.is_file():
         raise ValueError(
             f"{path} is a file, and a folder is to be written there; give another name, or delete it"
@@ -58,6 +58,12 @@ def refuse_to_replace(path: Path) -> None:
     if others := sorted(entry.name for entry in path.iterdir() if entry.name not in listed):
         raise ValueError(
             f"{path} holds {others[0]}, which no earlier conversion wrote; give another folder, or delete "
+            "this one"
+        )
+    written = (manifest or {}).get("metadata", {})
+    if manifest and (written.get("stage") != "convert" or Path(written.get("source", "")) != Path(source)):
+        raise ValueError(
+            f"{path} holds a model that no earlier conversion of {source} wrote; give another folder, or delete "
             "this one"
         )
 

@@ -86,12 +86,12 @@ def write(sam2: Grounding, target: Path, *, metadata: dict[str, Any]) -> bool:
     return False
 
 
-def refuse_to_replace(target: Path) -> None:
-    """Raise ValueError if `write` would delete anything but what it wrote."""
+def refuse_to_replace(target: Path, source: str | Path) -> None:
+    """Raise ValueError if `write` would delete anything but what it wrote of `source`."""
     for path in (target, *target.parents):
         if path.is_file():
             raise ValueError(
                 f"{path} is a file, and a folder is to be written there; give another name, or delete it"
             )
     for name in (STOCK, TRANSFORMERS):
-        folders.refuse_to_replace(target / name)
+        folders.refuse_to_replace(target / name, source)

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(account.problems) or "every tensor is known, none is missing")
         return bool(account.problems)
     metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
-    folder.refuse_to_replace(target)
+    folder.refuse_to_replace(target, source)
     if arguments.to == "adapter":
         return write_adapter(source, target, arguments.base)
     if state:
@@ -163,7 +163,7 @@ def write_sam2(source: Path, target: Path, arguments: argparse.Namespace) -> int
             "--sam2 adds a mask decoder to a model, and --to sam2 takes a SAM2 out of one; use one after "
             "the other"
         )
-    sam2_export.refuse_to_replace(target)
+    sam2_export.refuse_to_replace(target, source)
     model = sam2_export.read(source, base=Path(arguments.base) if arguments.base else None)
     for_transformers = sam2_export.write(
         model, target, metadata={"stage": "convert", "source": arguments.source}

@@ -20,6 +20,7 @@ from ans_core.config.names import SCORED, benchmark_named
 from ans_core.evaluation.predictions import name_of
 from ans_core.places import root
 from ans_core.report import evaluation
+from ans_core.written import is_record, write_atomically
 
 if TYPE_CHECKING:
     from ans_core.evaluation.session import Session
@@ -121,10 +122,10 @@ def write(
         "notes": scored.notes,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(record, indent=1) + "\n")
     if samples:
-        path.with_suffix(".samples.jsonl").write_text(
-            "".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8"
+        write_atomically(
+            path.with_suffix(".samples.jsonl"), "".join(json.dumps(sample) + "\n" for sample in samples)
         )
 
 
@@ -148,6 +149,8 @@ def score(arguments: argparse.Namespace) -> int:
         predicted_only=bool(arguments.predicted_only),
     )
     check(name, scorer, inputs)
+    if arguments.out:
+        check_out(arguments.out, inputs)
     scored = scorer.score(judged(name, scorer, inputs, arguments.out, ask=True, log=print))
     if inputs.data is None and not inputs.predicted_only:
         scored.notes.extend(published.part(name, scored.metrics, lines=len(scored.samples)))
@@ -208,6 +211,21 @@ def check(name: str, scorer: Scorer, inputs: Inputs) -> None:
         if getattr(inputs, option) and option not in scorer.options:
             raise ValueError(f"{name} takes no --{option.replace('_', '-')}")
     refuse_same(inputs.predictions, inputs.data)
+
+
+def check_out(out: Path, inputs: Inputs) -> None:
+    """Raise ValueError where the figures, or the table of samples beside them, would replace what is scored or
+    a file that is no earlier score, or lie among the truth."""
+    written = (out, out.with_suffix(".samples.jsonl"))
+    for path in (file.resolve() for file in written):
+        for option, read in (("predictions", inputs.predictions), ("replay", inputs.replay)):
+            if read is not None and path == read.resolve():
+                raise ValueError(f"--out {out} would replace --{option} {read}; give another file")
+        if inputs.data is not None and path.is_relative_to(inputs.data.resolve()):
+            raise ValueError(f"--out {out} would write {path} into --data {inputs.data}; give another file")
+    earlier = is_record(out, {"benchmark", "metrics"})
+    if foreign := [path for path in written if path.exists() and not earlier]:
+        raise ValueError(f"{foreign[0]} exists and is of no earlier score; give another --out")
 
 
 def table(scored: Scored, intervals: dict[str, tuple[float, float]]) -> list[str]:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,16 @@ def test_every_tensor_that_is_not_as_it_should_be_is_listed(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+def test_a_file_that_is_not_as_the_manifest_has_it_is_a_problem(tmp_path: Path):
+    checkpoint.save(tiny(), tmp_path, metadata={})
+    assert conversion.account(tmp_path).problems == ()
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({key: tensor * 2 for key, tensor in state.items()}, tmp_path / "model.safetensors")
+    (problem,) = conversion.account(tmp_path).problems
+    assert "model.safetensors is damaged, or was edited" in problem
+
+
 def as_internlm2() -> Network:
     """Of the tiny sizes, with InternLM2's text model, whose attention is one matrix in upstream's layout."""
     config = copy.deepcopy(tiny().config)
@@ -333,8 +344,9 @@ def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
         conversion.convert(tmp_path / "m", tmp_path / "models", to="native", metadata={})
     with pytest.raises(ValueError, match=r"file is a file"):
         conversion.convert(tmp_path / "m", tmp_path / "file", to="native", metadata={})
+    metadata = {"stage": "convert", "source": str(tmp_path / "m")}
     for _ in range(2):  # into nothing, and over what was written
-        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
+        conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata=metadata)
     (tmp_path / "other/notes.txt").touch()
     with pytest.raises(ValueError, match=r"other holds notes\.txt"):
         conversion.convert(tmp_path / "m", tmp_path / "other", to="native", metadata={})
@@ -343,6 +355,26 @@ def test_a_target_with_something_else_in_it_is_refused(tmp_path: Path):
 
 
 # Phi3
+
+
+@pytest.mark.parametrize(
+    ("metadata", "refused"),
+    [
+        ({"stage": "convert", "source": "some/model"}, False),
+        ({"stage": "convert", "source": "another/model"}, True),
+        ({"stage": "convert", "profile": "tiny", "seed": 0}, True),  # the pipeline's model
+        ({"stage": "sft", "source": "some/model"}, True),
+        ({}, True),
+    ],
+)
+def test_a_conversion_replaces_what_one_of_the_same_source_wrote_alone(
+    tmp_path: Path, metadata: dict[str, Any], refused: bool
+):
+    (tmp_path / "config.json").touch()
+    folder.write_manifest(tmp_path, metadata)
+    message = "holds a model that no earlier conversion of some/model wrote; give another folder"
+    with pytest.raises(ValueError, match=message) if refused else nullcontext():
+        folder.refuse_to_replace(tmp_path, "some/model")
 
 
 def phi3(**changes: object) -> dict[str, object]:

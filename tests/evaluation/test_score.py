@@ -81,6 +81,28 @@ def test_what_is_wrong_is_said(
         ans(*words)
 
 
+def test_figures_replace_an_earlier_score_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "true").mkdir()
+    truth = write(tmp_path / "true/truth.jsonl", TRUTH)
+    drawn = write(tmp_path / "drawn.samples.jsonl", [{"id": "a", "mask": coded(0, 5)}])
+    (tmp_path / "notes.txt").write_text("mine")
+    words = ("refcoco", "--predictions", drawn, "--predicted-only", "--data", truth, "--out")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
+    for out, message in (
+        (drawn, "would replace --predictions"),
+        ("drawn.json", "would replace --predictions"),  # its table of samples
+        (truth, "into --data"),
+        ("notes.txt", "notes.txt exists and is of no earlier score"),
+        ("true", "true exists and is of no earlier score"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ans(*words, out)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.*")} == before
+    for _ in range(2):
+        assert ans(*words, "figures.json") == 0
+
+
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path):
     truth = write(tmp_path / "truth.json", TRUTH)
     packed = gzip.compress(truth.read_bytes())

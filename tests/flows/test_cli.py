@@ -232,7 +232,8 @@ def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of
     checkpoint.save(own_model, tmp_path / "model", metadata={})
     arguments = cli.parse(["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sam2"])
     (tmp_path / "out/transformers").mkdir(parents=True)
-    folders.write_manifest(tmp_path / "out/transformers", {})
+    written = {"stage": "convert", "source": str(tmp_path / "model")}
+    folders.write_manifest(tmp_path / "out/transformers", written)
     for _ in range(2):
         assert arguments.function(arguments) == 0
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["sam2"]
