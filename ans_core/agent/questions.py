@@ -13,7 +13,6 @@ from ans_core.agent.world.annotated import READS_TEXT
 from ans_core.agent.world.bank import QuestionBank, write_questions
 from ans_core.agent.world.question_sets import QuestionedPicture
 from ans_core.agent.world.things import AnnotatedPicture
-from ans_core.agent.world.trace_file import check_new
 from ans_core.agent.world.traces import Written, write_synthetic_traces
 from ans_core.data.formats import SPLITS
 
@@ -33,7 +32,8 @@ def questions(name: str, path: Path, form: str, split: str | None, *, seed: int,
         raise ValueError(
             f"{path} has no pictures with words and masks in {wanted}; questions need `referring` records"
         )
-    check_new(out)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise ValueError(f"{out} is not empty; give a new folder, or remove it")
     missing = ocr.not_installed()
     families = write_questions(pictures, out, seed=seed, reader=None if missing else READS_TEXT)
     if not families:

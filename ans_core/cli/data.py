@@ -11,11 +11,22 @@ from ans_core.cli.options import add_fetch_options, positive
 from ans_core.places import root
 from ans_core.processes import run_in
 
+_LABELS = {"format", "split", "out", "count", "seed", "model", "keep", "device", "processes"}
+ALLOWED = {
+    "check": {"format", "split", "headers_only", "out"},
+    "show": {"format", "split", "out", "count", "seed"},
+    "questions": {"format", "split", "out", "seed"},
+    "caption": _LABELS | {"kl"},
+    "draw": _LABELS,
+    "shard": {"format", "split"},
+    "import": {"format", "out"},
+    "fetch": {"into", "yes"},
+}
+"""Options by action."""
+
 
 def add_arguments(it: argparse.ArgumentParser) -> None:
-    it.add_argument(
-        "action", choices=["check", "show", "questions", "caption", "draw", "shard", "import", "fetch"]
-    )
+    it.add_argument("action", choices=list(ALLOWED))
     it.add_argument(
         "path",
         metavar="NAME|PATH",
@@ -30,7 +41,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         help="a format of ans_core/data/formats (default: by the files in the folder), or traces (docs/agent.md); import: a "
         "layout of docs/your-data.md (default: by their content)",
     )
-    it.add_argument("--split", help="one split (default: all)")
+    it.add_argument("--split", help="one split (default: all; questions, caption, draw: train)")
     it.add_argument("--headers-only", action="store_true", help="check: do not decode the pictures")
     it.add_argument(
         "--out",
@@ -48,14 +59,12 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
         "--seed",
         type=int,
-        default=0,
         help="show, caption, draw: chooses the samples, draw: and their words; questions: the order of things (default: 0)",
     )
     it.add_argument("--model", help="of caption, draw: a checkpoint folder or hub id")
     it.add_argument(
         "--keep",
         type=float,
-        default=0.5,
         metavar="SHARE",
         help="of the captions, those whose words gained most over the samples'; of the masks, those that the captions fit best "
         "(default: 0.5)",
@@ -63,8 +72,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     it.add_argument(
         "--kl",
         type=float,
-        default=0.05,
-        help="caption: IoU that a word must bring for each nat of its log-probability (default: 0.05)",
+        help="caption: IoU that a word must bring for each nat of its log-probability, above 0 (default: 0.05)",
     )
     it.add_argument(
         "--device", help="of caption, draw: cpu, cuda, cuda:1 ... (default: a GPU if there is one)"
@@ -86,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     annotations.json of a labelling tool's export (COCO, CVAT, YOLO, labelme ...). fetch: downloads published
     sets by name; without a name, lists them."""
     logging.basicConfig(format="%(message)s")  # without it: WARNING:root:
+    check_options(arguments)
     if arguments.action == "fetch":
         from ans_core.hub.catalogue import DATA
         from ans_core.hub.fetch import fetch
@@ -117,14 +126,14 @@ def run(arguments: argparse.Namespace) -> int:
     if shards:
         from ans_core.data.shard import shard
 
-        print("\n".join(shard(path, form, Path(shards))))
+        print("\n".join(shard(path, form, Path(shards), split=arguments.split)))
         return 0
     if arguments.action == "show":
         from ans_core.data.show import show
 
         out = Path(arguments.out or folder / "samples")
         written = show(
-            name, path, form, arguments.split, count=arguments.count or 16, seed=arguments.seed, out=out
+            name, path, form, arguments.split, count=arguments.count or 16, seed=arguments.seed or 0, out=out
         )
         print(f"wrote {len(written)} pictures and samples.jsonl to {out}")
         return 0
@@ -132,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         from ans_core.agent.questions import questions
 
         out = Path(arguments.out or folder / "questions")
-        print(questions(name, path, form, arguments.split, seed=arguments.seed, out=out))
+        print(questions(name, path, form, arguments.split, seed=arguments.seed or 0, out=out))
         return 0
     if arguments.action in ("caption", "draw"):
         return _label(arguments, name, path, form)
@@ -140,8 +149,20 @@ def run(arguments: argparse.Namespace) -> int:
     return check(name, path, form, arguments.split, pixels=not arguments.headers_only, page=page)
 
 
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that the action does not read."""
+    options = {option for allowed in ALLOWED.values() for option in allowed}
+    given = sorted(option for option in options if getattr(arguments, option) not in (None, False))
+    traces = arguments.action == "check" and arguments.format == "traces"
+    allowed = {"format", "headers_only"} if traces else ALLOWED[arguments.action]
+    if wrong := [option for option in given if option not in allowed]:
+        named = ", ".join(f"--{option.replace('_', '-')}" for option in wrong)
+        what = f"{arguments.action} --format traces" if traces else arguments.action
+        raise ValueError(f"ans data {what} takes no {named}; `ans data --help` says what goes with what")
+
+
 def _label(arguments: argparse.Namespace, name: str, path: Path, form: str) -> int:
-    action, seed = arguments.action, arguments.seed
+    action, seed = arguments.action, arguments.seed or 0
     if not (arguments.model and arguments.out):
         raise ValueError(f"ans data {action}: give --model, which labels, and --out, the new folder")
     if (arguments.processes or 1) > 1 and "RANK" not in os.environ:
@@ -151,12 +172,14 @@ def _label(arguments: argparse.Namespace, name: str, path: Path, form: str) -> i
     from ans_core.rl.self_captions import CaptionOptions
     from ans_core.rl.self_masks import MaskOptions
 
-    captions = Captions(CaptionOptions(seed=seed, kl=arguments.kl))
+    keep = 0.5 if arguments.keep is None else arguments.keep
+    kl = {} if arguments.kl is None else {"kl": arguments.kl}
+    captions = Captions(CaptionOptions(seed=seed, **kl))
     labelling = captions if action == "caption" else Masks(MaskOptions(seed=seed))
     with dist.process_group():
         said = label(
             labelling, arguments.model, name, path, form, arguments.split or "train",
-            out=Path(arguments.out), count=arguments.count or 0, keep=arguments.keep, device=arguments.device,
+            out=Path(arguments.out), count=arguments.count or 0, keep=keep, device=arguments.device,
         )  # fmt: skip
     print(said, end="\n" if said else "")
     return 0

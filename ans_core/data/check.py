@@ -20,7 +20,7 @@ from ans_core.data.index import SampleIndex, nameless_index, picture_keys
 from ans_core.data.mixture import paired
 from ans_core.data.near_duplicates import near_duplicates
 from ans_core.data.pictures import check_pictures
-from ans_core.data.report import write_report
+from ans_core.data.report import refuse_other_page, write_report
 from ans_core.types import ImageRef, Sample
 
 FAULTY = 1
@@ -63,7 +63,9 @@ def named(name_or_path: str, data_format: str | None, root: Path) -> tuple[str, 
 
 def check(name: str, path: Path, form: str, split: str | None, *, pixels: bool, page: Path) -> int:
     """Read a data set as training would; with `pixels` also decode and compare its pictures. The exit status
-    tells whether anything is wrong. `page` is written with counts, pictures and everything that was found."""
+    tells whether anything is wrong. `page` is written with counts, pictures and everything that was found; raises ValueError
+    where another one is there."""
+    refuse_other_page(page)
     read, present, wrong, turned = read_all(name, path, form, split, pixels=pixels, index_folder=page.parent)
     facts_of = {part: facts(samples) for part, samples in read.items()}
     noted = warnings(read, present) + [

@@ -20,10 +20,18 @@ from ans_core.pictures import rle, transforms
 from ans_core.types import ImageRef, Sample
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+TITLE, HEAD = b"<title>Data report</title>", 200
+"""What the page has in its first bytes."""
 PICTURES = 8
 TILE = 200
 """Pixels of a picture's longer side on the page."""
 TINTS = ((255, 0, 255), (0, 255, 128), (255, 160, 0), (0, 200, 255), (255, 255, 255), (160, 120, 255))
+
+
+def refuse_other_page(file: Path) -> None:
+    """Raise ValueError where a file would be replaced that `write_report` did not write."""
+    if file.exists() and (file.is_dir() or TITLE not in file.read_bytes()[:HEAD]):
+        raise ValueError(f"{file} is no earlier report, and would be replaced; give another --out")
 
 
 def write_report(

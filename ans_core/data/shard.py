@@ -16,6 +16,7 @@ from tqdm import tqdm
 from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.formats.shards import digest_of
 from ans_core.data.index import FIELDS, SampleIndex, by_picture, nameless_index
+from ans_core.data.pictures import check_pictures
 from ans_core.pictures import media, transforms
 from ans_core.types import ImageRef, Sample, VideoFrame
 from ans_core.written import atomic_folder
@@ -24,23 +25,24 @@ SHARD_BYTES = 256 << 20
 """A shard ends with the picture or clip that brings it to this size."""
 
 
-def shard(path: Path, form: str, out: Path) -> list[str]:
-    """Write every split into the new folder `out`; return lines that say what it holds. Raises DataError for faults of the
-    set."""
+def shard(path: Path, form: str, out: Path, *, split: str | None = None) -> list[str]:
+    """Write a split (None: every one) into the new folder `out`; return lines that say what it holds. Raises DataError
+    for faults of the set, and pictures that can't be decoded."""
     if out.exists():
         raise ValueError(f"{out} exists; give a new folder")
     lines = []
     with atomic_folder(out) as partial:
-        for split in SPLITS[form](path):
-            samples, shards = write(FORMATS[form](path, name="", split=split), partial / split)
-            lines.append(f"{out / split}: {samples:,} samples in {shards} shards")
+        for part in [split] if split else SPLITS[form](path):
+            samples, shards = write(FORMATS[form](path, name="", split=part), partial / part)
+            lines.append(f"{out / part}: {samples:,} samples in {shards} shards")
     return lines
 
 
 def write(samples: Iterable[Sample], folder: Path) -> tuple[int, int]:
     """Write one split; return the number of samples and of shards. Samples about one picture stand together,
-    in the order of the first. A video becomes its frames."""
+    in the order of the first. A video becomes its frames. Raises DataError for pictures that can't be decoded."""
     index = nameless_index(samples, dataset="", parent=folder)
+    check_pictures(index, where=f"split {folder.name!r}")
     order, starts = by_picture(index.picture_keys)
     left, shards, written = len(starts) - 1, 0, index.digest()
     pictures = enumerate(pairwise(tqdm(starts.tolist(), desc=f"shard {folder.name}", mininterval=1)))

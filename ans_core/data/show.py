@@ -9,10 +9,12 @@ from random import Random
 from PIL import Image
 
 from ans_core.data.formats import FORMATS, SPLITS
-from ans_core.data.index import nameless_index
+from ans_core.data.index import SampleIndex, nameless_index
 from ans_core.data.report import panel
 from ans_core.types import Sample
+from ans_core.written import refuse_foreign, write_atomically
 
+SAMPLES = "samples.jsonl"
 SIDE = 640
 """Pixels of a picture's longer side."""
 
@@ -21,18 +23,28 @@ def show(
     name: str, path: Path, form: str, split: str | None, *, count: int, seed: int, out: Path
 ) -> list[Path]:
     """Draw `count` samples of a split (None: of every one), chosen by the seed. Write pictures and
-    `samples.jsonl` with the texts."""
-    out.mkdir(parents=True, exist_ok=True)
+    `samples.jsonl` with the texts; those of an earlier run in `out` are removed. Raises ValueError where `out`
+    holds files of others alone."""
+    refuse_foreign(out, SAMPLES, {"picture", "split", "sample_id"})
+    chosen: list[tuple[str, SampleIndex, int]] = []
+    for part in [split] if split else SPLITS[form](path):
+        samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, parent=out)
+        numbers = sorted(Random(seed).sample(range(len(samples)), min(count, len(samples))))
+        chosen += [(part, samples, number) for number in numbers]
+    if (out / SAMPLES).exists():
+        for line in (out / SAMPLES).read_text(encoding="utf-8").splitlines():
+            (out / Path(json.loads(line)["picture"]).name).unlink(missing_ok=True)
+    records = [
+        {"picture": f"{part}_{number:06d}.png", "split": part, **texts_of(samples[number])}
+        for part, samples, number in chosen
+    ]
+    # before the pictures: they are found by it
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_atomically(out / SAMPLES, lines)
     written = []
-    with (out / "samples.jsonl").open("w", encoding="utf-8") as lines:
-        for part in [split] if split else SPLITS[form](path):
-            samples = nameless_index(FORMATS[form](path, name=name, split=part), dataset=name, parent=out)
-            for number in sorted(Random(seed).sample(range(len(samples)), min(count, len(samples)))):
-                file = out / f"{part}_{number:06d}.png"
-                Image.fromarray(panel(samples[number], SIDE)).save(file)
-                record = {"picture": file.name, "split": part, **texts_of(samples[number])}
-                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-                written.append(file)
+    for record, (_, samples, number) in zip(records, chosen, strict=True):
+        written.append(out / str(record["picture"]))
+        Image.fromarray(panel(samples[number], SIDE)).save(written[-1])
     return written
 
 

@@ -13,6 +13,7 @@ from ans_core.evaluation.predictions import PREDICTIONS, name_of
 from ans_core.places import root
 from ans_core.report import comparison
 from ans_core.report.page import change_table
+from ans_core.written import refuse_foreign
 
 
 def compare(names: Sequence[str], out: Path | None) -> None:
@@ -25,10 +26,9 @@ def compare(names: Sequence[str], out: Path | None) -> None:
     before, after = (comparison.read(Path(name).resolve()) for name in names)
     changes = comparison.changes(before, after)
     out = out or root() / ".ans/eval" / f"compare-{before.name}-{after.name}"
+    refuse_foreign(out, "comparison.json", {"before", "after", "changes"})
     page = comparison.write(out, before, after, **pictures(before.path, after.path))
-    print(
-        "\n".join([*change_table(changes), *(f"note: {line}" for line in comparison.limits(before, after))])
-    )
+    print("\n".join([*change_table(changes), *(f"note: {line}" for line in comparison.notes(before, after))]))
     print("samples that changed most, with pictures:", page)
 
 

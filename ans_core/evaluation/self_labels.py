@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ from ans_core.data.formats import FORMATS, SPLITS
 from ans_core.data.index import by_picture, nameless_index
 from ans_core.data.selection import Joined, Selected, unnamed
 from ans_core.evaluation import predictions
-from ans_core.evaluation.predictions import NAME, predict_all
+from ans_core.evaluation.predictions import NAME, PARTS, PREDICTIONS, predict_all
 from ans_core.evaluation.session import check_settings
 from ans_core.fingerprint import fingerprint
 from ans_core.inference.sa2va import Sa2VA
@@ -169,13 +170,15 @@ def label(
 
     count: pictures, as the seed chooses; 0: all. keep: share of the labels that are kept, those with the best
     score. Samples that can't be read, or whose picture can't, are left out and named.
-    Raises ValueError where `out` exists, for another share than one of 0 to 1, and for a set without such
-    samples.
+    Raises ValueError where `out` exists, for another share than one of 0 to 1, a `kl` that is not above 0, and for a set
+    without such samples.
     """
     if not 0 < keep <= 1:
         raise ValueError(
             f"keep {keep:g}: the share of the {labelling.labels} that are kept is above 0 and at most 1"
         )
+    if isinstance(labelling, Captions) and not 0 < labelling.options.kl < inf:
+        raise ValueError(f"kl {labelling.options.kl:g}: the IoU a nat is finite and above 0")
     if out.exists():
         raise ValueError(f"{out} exists; give a new folder")
     if split not in (splits := SPLITS[form](path)):
@@ -191,14 +194,17 @@ def label(
         check_settings(parts, settings)
 
     dist.after_the_first(prepare)
-    every = labelling.missing(
-        Joined([nameless_index(FORMATS[form](path, name=name, split=split), dataset=name, parent=parts)])
-    )
-    chosen = _of_pictures(every, count, labelling.options.seed)
-    if not len(chosen):
-        raise ValueError(f"{path} has no {labelling.unlabelled} in {split}: nothing to label")
-    network = Sa2VA.from_pretrained(checkpoint, device_map=device or str(dist.pick_device("auto")))
-
+    try:
+        samples = nameless_index(FORMATS[form](path, name=name, split=split), dataset=name, parent=parts)
+        every = labelling.missing(Joined([samples]))
+        chosen = _of_pictures(every, count, labelling.options.seed)
+        if not len(chosen):
+            raise ValueError(f"{path} has no {labelling.unlabelled} in {split}: nothing to label")
+        network = Sa2VA.from_pretrained(checkpoint, device_map=device or str(dist.pick_device("auto")))
+    except BaseException:
+        if dist.rank() == 0 and not any((parts / left).exists() for left in (PARTS, PREDICTIONS)):
+            shutil.rmtree(parts)  # nothing was labelled yet
+        raise
     made = predict_all(
         predictions.by_picture(partial(_items, labelling, every, chosen), BATCH), partial(_labels, labelling, network), _record, out=parts,
         desc=labelling.labels,

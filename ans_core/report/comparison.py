@@ -104,6 +104,11 @@ def limits(before: Evaluation, after: Evaluation) -> list[str]:
     ]
 
 
+def notes(before: Evaluation, after: Evaluation) -> list[str]:
+    """Say of which samples the figures are."""
+    return [*limits(before, after), *alone(before, after)]
+
+
 def _metrics(before: Evaluation, after: Evaluation, common: list[str]) -> list[str]:
     first = after.table[common[0]]["terms"]
     return [metric for metric in first if metric in before.table[common[0]]["terms"]]
@@ -183,7 +188,7 @@ def write(
         lost={}
         if shown or not samples
         else {last: "the benchmark's files, or the predictions, are not there"},
-        notes=[*limits(before, after), *alone(before, after)],
+        notes=notes(before, after),
     )
 
 
@@ -210,13 +215,14 @@ def run_of(one: Evaluation, number: str = "") -> Run:
 
 
 def alone(before: Evaluation, after: Evaluation) -> list[str]:
-    """Say how many samples only one of them has."""
+    """Say how many samples only one of them has, and of how many the figures are."""
+    both = len(before.table.keys() & after.table.keys())
     only = {
         "before": before.table.keys() - after.table.keys(),
         "after": after.table.keys() - before.table.keys(),
     }
     return [
-        f"{len(samples)} samples are in {name} alone and not compared"
+        f"{len(samples)} samples are in {name} alone and not compared; the figures are of the {both} that both have"
         for name, samples in only.items()
         if samples
     ]

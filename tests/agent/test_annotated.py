@@ -505,7 +505,7 @@ def test_five_photographs_with_masks_give_questions_and_valid_traces_by_one_comm
         "That was the dog; now I look at the cat. ",
     )
     assert len(list((tmp_path / "questions/pictures").glob("*.png"))) == 5  # shared by a picture's questions
-    with pytest.raises(ValueError, match=r"traces.jsonl exists; write into another folder"):
+    with pytest.raises(ValueError, match="questions is not empty; give a new folder"):
         command("mine", tmp_path, "annotations", None, seed=0, out=tmp_path / "questions")
     with pytest.raises(ValueError, match="has no split 'val'; name one with --split: train"):
         command("mine", tmp_path, "annotations", "val", seed=0, out=tmp_path / "other")

@@ -16,6 +16,7 @@ from ans_core.data import check as data_check
 from ans_core.data.formats import FORMATS
 from ans_core.data.near_duplicates import NEAR, _pairs, dhash
 from ans_core.data.show import show
+from flows import cli
 from tests.data import clip_sets
 from tests.data.test_formats import GOOD
 from tests.data.test_prepare import own_data
@@ -189,6 +190,41 @@ def test_samples_are_checked_and_shown_one_by_one(tmp_path, capsys, monkeypatch)
     assert len(show("mine", tmp_path, "annotations", "train", count=3, seed=0, out=tmp_path / "shown")) == 3
     assert 0 < most < 5
     assert not list(tmp_path.rglob(".index-*"))
+
+
+def test_pictures_of_an_earlier_run_go_and_files_of_others_are_not_mixed_with(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    records = [{"image": "a.png", "text": f"thing {n}", "masks": [], "split": "train"} for n in range(3)]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    out = tmp_path / "shown"
+    for count in (3, 1):
+        show("mine", tmp_path, "annotations", None, count=count, seed=0, out=out)
+        assert len(list(out.glob("*.png"))) == count
+        (out / "notes.txt").write_text("mine")
+    assert (out / "notes.txt").exists()
+    (out / "samples.jsonl").write_text('{"sample": "of somebody else"}')
+    with pytest.raises(ValueError, match=r"shown holds files and no samples\.jsonl of an earlier run"):
+        show("mine", tmp_path, "annotations", None, count=1, seed=0, out=out)
+    (page := tmp_path / "report.html").write_text("<!doctype html><title>My report</title>")
+    with pytest.raises(ValueError, match=r"report\.html is no earlier report"):
+        data_check.check("mine", tmp_path, "annotations", None, pixels=False, page=page)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["import", "a.zip", "--split", "train"], "ans data import takes no --split"),
+        (["shard", "a", "b", "--count", "3"], "ans data shard takes no --count"),
+        (["draw", "a", "--kl", "0.1"], "ans data draw takes no --kl"),
+        (["show", "a", "--headers-only", "--keep", "0.5"], "ans data show takes no --headers-only, --keep"),
+        (["fetch", "--out", "a"], "ans data fetch takes no --out"),
+        (["check", "a", "--format", "traces", "--split", "val"], "check --format traces takes no --split"),
+    ],
+)
+def test_an_option_that_the_action_does_not_read_is_refused(words, message):
+    arguments = cli.parse(["data", *words])
+    with pytest.raises(ValueError, match=message):
+        arguments.function(arguments)
 
 
 @pytest.mark.slow

@@ -304,7 +304,16 @@ def test_coco_and_upstreams_file_become_what_their_readers_read(tmp_path: Path):
         [1, 3, 2, 5, 12],
         [2, 4, 10, 13, 12],
     ]
-    coco["annotations"][-1]["bbox"] = [1, 2, None, 3]
+    del coco["annotations"][-1]["segmentation"]  # boxes alone
+    write(tmp_path / "coco", "annotations/instances_default.json", coco)
+    import_export(tmp_path / "coco", tmp_path / "g")
+    boxes, before = ((tmp_path / name / "annotations.json").read_text() for name in "ge")
+    assert boxes == before
+    box = coco["annotations"][-1].pop("bbox")
+    write(tmp_path / "coco", "annotations/instances_default.json", coco)
+    with pytest.raises(DataError, match="annotation 2: it has neither segmentation nor bbox"):
+        import_export(tmp_path / "coco", tmp_path / "f")
+    coco["annotations"][-1]["bbox"] = [*box[:2], None, 3]
     write(tmp_path / "coco", "annotations/instances_default.json", coco)
     with pytest.raises(
         DataError, match=r"annotation 2: it has no segmentation, and its bbox is .*None.*, not"

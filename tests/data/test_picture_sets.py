@@ -286,6 +286,13 @@ def write_query(
     return root
 
 
+def test_reasonsegs_pictures_without_annotation_are_counted(tmp_path, caplog):
+    write_query(tmp_path, ("target", 4))
+    png(tmp_path / "val/b.jpg", width=16, height=16)
+    assert len(list(FORMATS["reasonseg"](tmp_path, name="r", split="val"))) == 1
+    assert "1 pictures have no .json and are left out, as b.jpg" in caplog.text
+
+
 def test_reasonseg_paints_the_smaller_shape_over_the_larger(tmp_path):
     write_query(tmp_path, ("target", 4), ("ignore", 8), ("target", 12), ("flag", 16))
     (sample,) = FORMATS["reasonseg"](tmp_path, name="r", split="val")

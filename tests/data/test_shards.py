@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ans_core.data import shard as writer
 from ans_core.data.conversation import turn
@@ -134,6 +136,35 @@ def test_shards_that_are_not_all_there_are_named(damage, drawn, tmp_path, monkey
     }[damage]
     with pytest.raises(DataError, match=message):
         read("shards", tmp_path / "shards")
+
+
+def test_one_split_is_written_where_it_is_named(drawn, tmp_path):  # noqa: F811
+    assert SPLITS["refcoco"](drawn / "refcoco") != ["train"]
+    writer.shard(drawn / "refcoco", "refcoco", tmp_path / "shards", split="train")
+    assert SPLITS["shards"](tmp_path / "shards") == ["train"]
+    words = ["data", "shard", str(drawn / "refcoco"), str(tmp_path / "again"), "--split", "val"]
+    cli.parse(words).function(cli.parse(words))
+    assert SPLITS["shards"](tmp_path / "again") == ["val"]
+
+
+def test_a_folder_without_its_shards_is_named(drawn, tmp_path):  # noqa: F811
+    writer.shard(drawn / "refcoco", "refcoco", tmp_path / "shards")
+    for shard in (tmp_path / "shards/train").iterdir():
+        shard.unlink()
+    (tmp_path / "shards/.cache").mkdir()
+    with pytest.raises(DataError, match=r"train has no shard \(\*\.tar\); copy its shards again"):
+        SPLITS["shards"](tmp_path / "shards")
+
+
+def test_a_picture_that_is_cut_is_named_and_makes_no_shards(tmp_path):
+    for name in "ab":
+        Image.effect_noise((64, 64), 90).save(tmp_path / f"{name}.jpg")
+    (tmp_path / "b.jpg").write_bytes((tmp_path / "b.jpg").read_bytes()[:-900])
+    records = [{"image": f"{name}.jpg", "text": "a", "masks": [], "split": "train"} for name in "ab"]
+    (tmp_path / "annotations.json").write_text(json.dumps(records))
+    with pytest.raises(DataError, match=r"split 'train', sample 1: cannot read the image .*b\.jpg"):
+        writer.shard(tmp_path, "annotations", tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
 
 
 def test_a_set_with_a_fault_makes_no_shards_and_a_folder_is_not_overwritten(drawn, tmp_path):  # noqa: F811

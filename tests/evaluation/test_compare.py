@@ -49,7 +49,10 @@ def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: p
     before = scored(tmp_path, "before", {"a": 2, "b": 2, "c": 2})
     after = scored(tmp_path, "after", {"a": 3, "b": 3, "c": 4, "d": 4})
     assert ans("compare", before, after, "--out", tmp_path / "out") == 0
-    assert "gIoU" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "gIoU" in told
+    alone = "1 samples are in after alone and not compared; the figures are of the 3 that both have"
+    assert f"note: {alone}" in told
     found = json.loads((tmp_path / "out/comparison.json").read_text())
     (giou,) = (change for change in found["changes"] if change["metric"] == "gIoU")
     assert (giou["before"], giou["after"], giou["pairs"], giou["verdict"]) == (
@@ -67,7 +70,7 @@ def test_two_evaluations_are_compared_sample_by_sample(tmp_path: Path, capsys: p
         ("b", 0.25),
     ]
     page = (tmp_path / "out/page.html").read_text()
-    assert "1 samples are in after alone" in page
+    assert alone in page
     assert re.search(r"<caption>refcoco/all</caption>.*?>cIoU</th>", page, re.DOTALL)
     assert "<span>before <b>0.500</b></span> <span>after <b>1.000</b></span>" in page
     assert eval_compare.pictures(before, after) == {}  # of scores, the questions are not known
@@ -94,6 +97,19 @@ def test_a_limited_run_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixtu
     changed = json.loads((tmp_path / "out/comparison.json").read_text())["changes"]
     # plain differences would be of three samples and of two
     assert all(change["interval"] for change in changed)
+
+
+@pytest.mark.slow
+def test_a_comparison_replaces_an_earlier_one_alone(tmp_path: Path):
+    before, after = (
+        scored(tmp_path, name, {"a": 2, "b": end}) for name, end in (("before", 2), ("after", 3))
+    )
+    (before / "page.html").write_text("its own")
+    with pytest.raises(ValueError, match=r"before holds files and no comparison\.json of an earlier run"):
+        ans("compare", before, after, "--out", before)
+    assert (before / "page.html").read_text() == "its own"
+    for _ in range(2):
+        assert ans("compare", before, after, "--out", tmp_path / "out") == 0
 
 
 def test_what_can_not_be_compared_is_refused(tmp_path: Path):

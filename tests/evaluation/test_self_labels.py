@@ -150,6 +150,21 @@ def test_a_set_whose_things_have_words_has_nothing_to_caption(model: str, tmp_pa
         labelling.label(
             labelling.Captions(CaptionOptions()), *words, "val", out=tmp_path / "out", device="cpu"
         )
+    assert not (tmp_path / ".out.parts").exists()
+
+
+@pytest.mark.parametrize("kl", [-1.0, 0.0, float("nan"), float("inf")])
+def test_a_kl_that_no_word_can_be_worth_is_refused(tmp_path: Path, kl: float):
+    with pytest.raises(ValueError, match="the IoU a nat is finite and above 0"):
+        labelling.label(
+            labelling.Captions(CaptionOptions(kl=kl)),
+            "none",
+            "a",
+            tmp_path,
+            "sa1b",
+            "train",
+            out=tmp_path / "out",
+        )
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 from ans_core.benchmarks.public.asked import Item
 from ans_core.pictures import media, transforms
 from ans_core.types import FilePart, ImageRef, VideoFrame
+from ans_core.written import refuse_foreign
 
 QUESTIONS = "questions.jsonl"
 IMAGE = "<image>\n"
@@ -23,7 +24,8 @@ PNG = b"\x89PNG"
 
 def write_questions(items: Iterable[Item], folder: Path) -> int:
     """Write the file and those pictures that are no files yet; return the number of questions. Items are read
-    one at a time."""
+    one at a time. Raises ValueError for a folder that holds other files and no earlier questions."""
+    refuse_foreign(folder, QUESTIONS, {"id", "pictures", "text"})
     count = 0
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / QUESTIONS).open("w", encoding="utf-8") as lines:

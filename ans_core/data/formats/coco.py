@@ -40,7 +40,7 @@ class Picture(checks.Record):
 class Annotation(checks.Record):
     image_id: checks.Id
     category_id: checks.Id
-    segmentation: Any
+    segmentation: Any = None
     bbox: Any = None
     iscrowd: checks.Integer = 0
 
@@ -103,6 +103,8 @@ def instances(
             with faults:
                 where = f"{file}: annotation {number}"
                 annotation = checks.record(Annotation, content.annotations[number], where)
+                if "segmentation" not in content.annotations[number] and annotation.bbox is None:
+                    raise checks.DataError(f"{where}: it has neither segmentation nor bbox")
                 if annotation.category_id not in names:
                     raise checks.DataError(
                         f"{where}: category_id {rle.short(annotation.category_id)} is in no list of the file"
@@ -170,8 +172,8 @@ def _pictures(
 
 
 def outline_or_box(segmentation: Any, box: Any, where: str, *, faults: checks.Faults) -> Any:
-    """Return the segmentation; where it is empty or null, as tools write it that drew a rectangle, the box
-    [left, top, width, height] as polygons."""
+    """Return the segmentation; where it is empty, null or missing, as tools write it that drew a rectangle,
+    the box [left, top, width, height] as polygons."""
     if segmentation not in (None, [], [[]]) or box is None:
         return segmentation
     if not isinstance(box, list) or len(box) != 4 or not all(type(part) in (int, float) for part in box):

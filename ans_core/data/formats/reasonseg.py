@@ -39,7 +39,10 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
     """Read one split: one sample per query. A query that is a sentence is asked as it is, with LISA's words
     after it."""
     faults = checks.Faults(path / split)
-    for file in sorted((path / split).glob("*.json")):
+    files = sorted((path / split).glob("*.json"))
+    if bare := {file.stem for file in (path / split).glob("*.jpg")} - {file.stem for file in files}:
+        faults.notes[f"pictures have no .json and are left out, as {min(bare)}.jpg"] += len(bare)
+    for file in files:
         with faults:
             picture = picture_of(file.with_suffix(".jpg"), str(file))
             query = checks.load(Query, file, encoding=ENCODING)

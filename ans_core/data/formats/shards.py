@@ -102,9 +102,14 @@ def missing(shards: Sequence[Path | str]) -> str:
 
 
 def splits(path: Path) -> list[str]:
-    return sorted(
-        {file.parent.name for file in path.glob("*/*.tar")} | {file.stem for file in path.glob("*.url")}
-    )
+    """Raises DataError for a folder without shards beside others."""
+    found = {file.parent.name for file in path.glob("*/*.tar")} | {file.stem for file in path.glob("*.url")}
+    for folder in sorted(path.glob("[!.]*/")):
+        if found and folder.name not in found:
+            raise checks.DataError(
+                f"{folder} has no shard (*.tar); copy its shards again, or remove the folder"
+            )
+    return sorted(found)
 
 
 def _shards(folder: Path) -> Sequence[Path | str]:

@@ -24,6 +24,9 @@ def test_questions_become_a_file_that_is_scored_once_the_replies_are_added(tmp_p
     (picture,) = (tmp_path / "out/pictures").iterdir()  # of both
     assert asked[0]["pictures"] == asked[1]["pictures"] == [str(picture)]
     assert picture.read_bytes() == PNG + b"..."
+    assert write_questions(iter(items), tmp_path / "out") == 2
+    with pytest.raises(ValueError, match=r"pictures holds files and no questions\.jsonl of an earlier run"):
+        write_questions(iter(items), tmp_path / "out/pictures")
     told = write(tmp_path / "told.jsonl", [record | {"prediction": "a cat"} for record in asked])
     assert score("mmbench", told).metrics["accuracy"] == 1.0
 
