@@ -92,7 +92,10 @@ def evaluated(checkpoint: Path, content: str, here: Path, config: Config, *, chi
 def check_inputs(checkpoint: Path, here: Path, config: Config) -> None:
     inputs = stage_named(STAGE).input_paths(config, here) | {"model": checkpoint}
     if missing := [str(path) for path in inputs.values() if not path.is_dir()]:
-        raise ValueError(f"no folder {', '.join(missing)}: run the pipeline first (`ans run`)")
+        raise ValueError(
+            f"no folder {', '.join(missing)}: the benchmarks of params.yaml need the data, base and SFT of a finished "
+            f"pipeline (`ans run`); a public one needs none of them: `ans eval BENCHMARK --model {checkpoint} --data DIR`"
+        )
 
 
 def evaluate_into(out: Path, checkpoint: Path, here: Path, config: Config) -> None:

@@ -21,13 +21,14 @@ from ans_core.benchmarks.public.asked import Answerer, Item, Runner
 from ans_core.benchmarks.public.scored import Inputs, Scorer
 from ans_core.benchmarks.registry import CONVENTIONS, module_of, runnable
 from ans_core.code_hash import CodeHashes
+from ans_core.data.pictures import check_decoding
 from ans_core.evaluation import score
 from ans_core.evaluation.answerers import BOX, MAX_TOKENS, Model, model_of
 from ans_core.evaluation.predictions import PARTS, PREDICTIONS, by_picture, limited, predict_all
 from ans_core.fingerprint import fingerprint
 from ans_core.places import root
 from ans_core.processes import run_in
-from ans_core.types import ImageRef
+from ans_core.types import ImageRef, VideoFrames
 from ans_core.written import write_atomically
 
 SKIPPED = 3
@@ -114,16 +115,30 @@ def evaluate(
             if first
             else score.Result(title=session.title, skipped=True)
         )
+    out = scratch or session.out
+    if first and not any((out / name).exists() for name in (PARTS, PREDICTIONS)):
+        check_pictures(session)
+    dist.wait_for_all()
     batches = by_picture(session.items(), session.batch)
     runner = session.runner
-    made = predict_all(
-        batches, answer, runner.record, out=scratch or session.out, desc=session.title, running=runner.running
-    )
+    made = predict_all(batches, answer, runner.record, out=out, desc=session.title, running=runner.running)
     if not first:
         return score.Result(title=session.title)
     session.out.mkdir(parents=True, exist_ok=True)
     predictions = made if scratch is None else Path(shutil.copy(made, session.out))
     return score.score_run(session, predictions, judge=judge, page=page, log=log)
+
+
+def check_pictures(session: Session) -> None:
+    """Decode every picture file that the questions show. Raises DataError naming those that are faulty: once
+    answers are there, mending one would be a change of the benchmark's files. Videos are not decoded, of which a
+    model may see few frames."""
+    shown: dict[ImageRef | VideoFrames, str] = {}
+    for item in session.items()():
+        if not isinstance(item.request.frames, VideoFrames):
+            for frame in (frame for frame in item.request.frames if isinstance(frame, Path)):
+                shown.setdefault(frame, f"question {item.name}")
+    check_decoding(shown, where=session.title)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -267,7 +282,7 @@ def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None
     digest = hashlib.sha256(fingerprint(data, leave_out=leave_out).encode())
     frames = (frame for item in runner.questions(data, split) for frame in item.request.frames)
     for path in dict.fromkeys(path for frame in frames if (path := file_of(frame))):
-        # the error of a missing picture comes when it is asked about
+        # the error of a missing picture comes when pictures are checked
         stat = path.stat() if path.exists() else None
         digest.update(f"{path} {stat and (stat.st_size, stat.st_mtime_ns)}\n".encode())
     return digest.hexdigest()[:16]

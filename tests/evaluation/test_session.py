@@ -28,6 +28,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.code_hash import CodeHashes
 from ans_core.data.conversation import pretraining_turn
 from ans_core.data.formats import refcoco as refcoco_reader
+from ans_core.data.formats.checks import DataError
 from ans_core.data.scene_write import write_scenes
 from ans_core.data.views import Patches
 from ans_core.evaluation import answerers
@@ -133,7 +134,7 @@ def test_a_run_scores_as_its_predictions_file_does_and_leaves_a_page(
     )
     assert ans(*words(data, model, tmp_path / "one"), "--split", "val") == 0
     assert set(splits) == {"val"}  # train is a hundred times as large
-    assert len(splits) <= 6
+    assert len(splits) <= 7
     told = capsys.readouterr().out
     found = json.loads((tmp_path / "one/metrics.json").read_text())
     assert found["missing"] == 0
@@ -292,6 +293,23 @@ def test_no_process_writes_before_the_first_one_has_looked_at_the_folder(
     with pytest.raises(Waits):
         ans(*words(data, model, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_broken_pictures_are_named_before_the_first_answer_and_mended_ones_are_read(
+    tmp_path: Path, data: Path, model: Path
+):
+    for source, target in ((data, "data"), (data.parent / "images", "images")):
+        shutil.copytree(source, tmp_path / target)
+    broken = [tmp_path / f"images/val_00000{n}.png" for n in (1, 3)]
+    for picture in broken:
+        picture.write_bytes(picture.read_bytes()[:-40])
+    given = (*words(tmp_path / "data", model, tmp_path / "out"), "--limit", "10")
+    with pytest.raises(DataError, match=r"refcoco/val, question .*val_000001(.|\n)*val_000003"):
+        ans(*given)
+    for picture in broken:
+        shutil.copy(data.parent / "images" / picture.name, picture)
+    assert ans(*given) == 0
 
 
 @pytest.mark.slow

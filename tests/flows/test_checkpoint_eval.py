@@ -47,6 +47,14 @@ def make_inputs(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
 
 
+def test_without_a_finished_pipeline_it_is_said_what_to_run(tmp_path: Path) -> None:
+    config = load(tiny_params(tmp_path))
+    (tmp_path / "model").mkdir()
+    message = r"runs/tiny/data.*`ans run`.*`ans eval BENCHMARK --model .*model --data DIR`"
+    with pytest.raises(ValueError, match=message):
+        checkpoint_eval.check_inputs(tmp_path / "model", tmp_path, config)
+
+
 def test_several_processes_share_an_evaluation_and_the_first_alone_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
