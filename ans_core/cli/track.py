@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ans_core.cli.options import existing, newest_model
+from ans_core.cli.options import existing, newest_model, positive
 from ans_core.places import root
 
 PROMPTS = (
@@ -50,12 +50,12 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         "--model", help="a SAM2 (folder, .pt or hub id) or a Sa2VA folder (default: the profile's)"
     )
     it.add_argument(
-        "--image-size", type=int, default=0, help="side of the model's image (default: the checkpoint's)"
+        "--image-size", type=positive, default=0, help="side of the model's image (default: the checkpoint's)"
     )
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tracks/<name>)")
     it.add_argument("--gif", action="store_true", help="a GIF instead of an MP4")
     it.add_argument("--fps", type=float, default=8.0, help="of the animation (default: 8)")
-    it.add_argument("--device", default="auto", help="cpu or cuda (default: a GPU if there is one)")
+    it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
 
 
 def run(arguments: argparse.Namespace) -> int:

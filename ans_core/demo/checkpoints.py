@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from ans_core import dist
 from ans_core.checkpoints import checkpoint
+from ans_core.checkpoints.checkpoint import present_device
 from ans_core.checkpoints.trained import sft_model
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.network import Network
@@ -21,7 +21,9 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
     """Return loaders by name, the page's own first; each loads once, when it is first called.
 
     A folder runs/<profile>/model brings the same run's `before RL` (SFT merged) and `base`, where they are.
+    Raises ValueError for a device that is not there.
     """
+    present_device(device)
     first, *names = _names([model, *others])
     loads: dict[str, Load] = {first: partial(Sa2VA.from_pretrained, model, device_map=device)}
     run = Path(model).parent
@@ -36,7 +38,7 @@ def offered(model: str, others: Sequence[str], *, device: str) -> dict[str, Load
 
 
 def _before_rl(base: Path, sft: Path, device: str) -> Network:
-    place = dist.pick_device(device)
+    place = present_device(device)
     return sft_model(base, sft, dtype=inference_dtype(place), device=place)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from ans_core import dist
 from ans_core.checkpoints import sam2 as sam2_files
+from ans_core.checkpoints.checkpoint import present_device
 from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
 from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits, label_map
@@ -49,6 +49,7 @@ def write_track(
         raise ValueError(
             f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's"
         )
+    place = present_device(device)
     frames = media.clip(source)
     prompts = read_prompts(arguments)
     numbered = enumerate(arguments, start=1)
@@ -57,7 +58,7 @@ def write_track(
     )
     folder, old = out / "masks", _former(out)
     _check_files(source, arguments, frames, out, old)
-    sam2 = sam2_files.load(checkpoint, image_size=image_size, device=dist.pick_device(device))
+    sam2 = sam2_files.load(checkpoint, image_size=image_size, device=place)
     folder.mkdir(parents=True, exist_ok=True)
     remove(old)
     # the masks of a killed run are this command's, too

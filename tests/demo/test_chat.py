@@ -331,6 +331,8 @@ def test_a_runs_own_checkpoints_and_held_out_pictures_are_on_offer(
     assert list(offered(str(model), ["their/model"], device="cpu")) == ["run/model", "base", "their/model"]
     (tmp_path / "run/sft/delta.json").write_text("{}")
     assert list(offered(str(model), [], device="cpu")) == ["run/model", "before RL", "base"]
+    with pytest.raises(ValueError, match="device_map 'foo' is no device"):
+        offered(str(model), [], device="foo")
     assert list(offered(str(tmp_path), [], device="cpu")) == ["/".join(tmp_path.parts[-2:])]
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def video(tmp_path: Path) -> Path:
 def test_frame_belongs_to_the_prompt_before_it() -> None:
     words = ["track", "v.mp4", "--point", "3,4", "--box", "1,2,3,4", "--frame", "7", "--mask", "m.png"]
     assert cli.parse(words).prompts == [("point", "3,4", 0), ("box", "1,2,3,4", 7), ("mask", "m.png", 0)]
-    for wrong in (["--frame", "3"], ["--point", "3,4", "--frame", "two"]):
+    for wrong in (["--frame", "3"], ["--point", "3,4", "--frame", "two"], ["--image-size", "0"]):
         with pytest.raises(SystemExit):
             cli.parse(["track", "v.mp4", *wrong])
 
@@ -135,12 +136,14 @@ def test_the_surest_object_gets_a_pixel() -> None:
         ({"image_size": 100}, "--image-size 100: give a multiple of 32"),
         ({"image_size": -64}, "--image-size -64: give a multiple of 32"),
         ({"fps": 0.0}, "fps"),
+        ({"device": "foo"}, "device_map 'foo' is no device"),
+        ({"device": "cuda:99"}, "device_map 'cuda:99': torch .* sees .* GPUs here"),
     ],
 )
 def test_sizes_are_checked_before_a_model_is_loaded(
-    tmp_path: Path, video: Path, change: dict[str, float], told: str
+    tmp_path: Path, video: Path, change: dict[str, object], told: str
 ) -> None:
-    options = {
+    options: dict[str, Any] = {
         "checkpoint": "none",
         "out": tmp_path / "out",
         "image_size": 0,
