@@ -15,7 +15,12 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
     )
     it.add_argument("text")
     it.add_argument("--model", help="checkpoint folder (default: runs/<profile>/model)")
-    it.add_argument("--max-tokens", type=positive, default=64)
+    it.add_argument(
+        "--max-tokens",
+        type=positive,
+        default=2048,
+        help="of the answer, which is cut there (default: 2048, as in Python)",
+    )
     it.add_argument(
         "--out",
         metavar="FOLDER",

@@ -136,13 +136,14 @@ class Chat:
         text, turns = with_image(question, past)
         request = Request(frames=(), text=text, mask_prompts=tuple(self.regions), past=tuple(turns))
         if self.source.is_clip:
-            return follow(
+            of_clip = follow(
                 model,
                 request,
                 self.source.frames,
                 PredictOptions(mode=model.video_mode(video_mode)),
                 max_tokens=max_tokens,
             )
+            return of_clip.text, of_clip.masks
         options = PredictOptions(mode=model.video_mode("auto"))
         (answer,) = answers(
             model, [replace(request, frames=(self.source.frames[0],))], options, max_tokens=max_tokens

@@ -20,6 +20,7 @@ from jaxtyping import Bool
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
+from ans_core.data.formats.plain import REGION
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.pictures import media, overlay, rle, transforms
@@ -56,7 +57,7 @@ def write_answer(
     whose regions (all that is not black) are called region1, region2, ...; points ("X,Y"), then boxes
     ("X0,Y0,X1,Y1") in pixels of that frame count on from them. Raises ValueError for frames that differ in
     size, a source or others' files that would be removed, masks that don't fit, points and boxes that are
-    none, and a rate that a GIF can't have.
+    none, a question about a region that is not given, and a rate that a GIF can't have.
     """
     overlay.check_fps(fps)
     if not text.replace("<image>", "").strip():
@@ -77,6 +78,7 @@ def write_answer(
             "box_prompts": [coordinates("box", box) for box in boxes],
         }
         text, turns = with_image(text, past)
+        check_regions([*(question for question, _ in turns), text], len(masks) + len(points) + len(boxes))
         model = Sa2VA.from_pretrained(checkpoint, device_map=device, dtype=dtype, quantize=quantize)
         mode = model.video_mode(video_mode)
         record: dict[str, object] = {"source": str(source), "asked": text}
@@ -91,17 +93,33 @@ def write_answer(
         mask_stream: Iterable[tuple[int, Iterable[np.ndarray]]]
         if len(frames) > 1:
             print(f"{len(frames)} frames, video mode {mode}")
-            answer_text, mask_stream = model.follow(video=frames, video_mode=mode, **arguments)  # type: ignore[arg-type]
-            mask_stream = iter(tqdm(mask_stream, total=len(frames), desc="frames"))
+            clip = model.follow(video=frames, video_mode=mode, **arguments)  # type: ignore[arg-type]
+            answer_text, truncated = clip.text, clip.truncated
+            mask_stream = iter(tqdm(clip.masks, total=len(frames), desc="frames"))
         else:
             answer = model.predict(image=frames[0], video_mode=mode, **arguments)  # type: ignore[arg-type]
-            answer_text, mask_stream = answer.text, [(0, [mask[0] for mask in answer.masks])]
+            answer_text, truncated = answer.text, answer.truncated
+            mask_stream = [(0, [mask[0] for mask in answer.masks])]
         remove(old)
         rles = write_masks(mask_stream, out / "masks")
         record |= {"text": answer_text, "masks": rles} | ({"video_mode": mode} if len(frames) > 1 else {})
+        record |= {"truncated": True} if truncated else {}
         (out / ANSWER).write_text(json.dumps(record))
         shown = write_overlay(frames, rles, out, fps=fps)
-    return f"{answer_text}\n{len(rles)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
+    cut = f"the answer is cut after {max_tokens} tokens; more: --max-tokens\n" if truncated else ""
+    return (
+        f"{answer_text}\n{cut}{len(rles)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
+    )
+
+
+def check_regions(questions: Sequence[str], count: int) -> None:
+    """Raise ValueError for a question about a region beyond the `count` that are given."""
+    for number in (number for question in questions for number in REGION.findall(question)):
+        if not 1 <= int(number) <= count:
+            raise ValueError(
+                f"the question asks about region{number}, and {count} are given: give --mask, --point or --box "
+                "for each; they count from 1"
+            )
 
 
 def with_image(text: str, past: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ans_core import dist
-from ans_core.inference.generation import generate, seg_embeddings_of, spoken_ids, text_of
+from ans_core.inference.generation import cut_at_stop, generate, seg_embeddings_of, spoken_ids, text_of
 from ans_core.inference.options import PredictOptions
 from ans_core.inference.prefill import PrefilledBatch, prompt
 from ans_core.inference.video import stream_masks, track
@@ -44,6 +44,8 @@ class Answer:
     """(H, W)."""
     square: int
     """Side of SAM2's input picture."""
+    truncated: bool = False
+    """Whether max_tokens cut the text."""
 
     @cached_property
     def masks(self) -> list[Bool[np.ndarray, "F H W"]]:
@@ -59,6 +61,20 @@ class Answer:
         return Prediction(
             text=self.text, masks=tuple(tuple(rle.encode(mask) for mask in one) for one in self.masks)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipAnswer:
+    """A text and the masks of its N `[SEG]` tokens as they are found: (index of the frame, masks). Unpacks into
+    these two."""
+
+    text: str
+    masks: Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]
+    truncated: bool
+    """Whether max_tokens cut the text."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.text, self.masks))
 
 
 def predict(
@@ -151,17 +167,19 @@ def answers_of(
             seg_embeddings=embedding.float(),
             size=(pictures[0].height, pictures[0].width) if pictures else (0, 0),
             square=model.sam2.image_size,
+            truncated=not cut_at_stop(model, list(said))[1],
         )
-        for row, masks, embedding, pictures in zip(ids, logits, embeddings, prompted.images, strict=True)
+        for said, row, masks, embedding, pictures in zip(
+            generated, ids, logits, embeddings, prompted.images, strict=True
+        )
     ]
 
 
 @torch.no_grad()
 def follow(
     model: Network, request: Request, frames: Sequence[ImageRef], options: PredictOptions, *, max_tokens: int
-) -> tuple[str, Iterator[tuple[int, Bool[np.ndarray, "N H W"]]]]:
-    """Answer a request about one clip of any length: return the text and an iterator of (index, masks (N, H,
-    W)) in order of time.
+) -> ClipAnswer:
+    """Answer a request about one clip of any length; its masks come in order of time.
 
     `request` comes without frames. Each of `frames` is read when it is needed and then dropped; only the seen
     ones are kept (in mode `keyframe` all are, and the masks come after the last). The iterator is empty if
@@ -170,11 +188,13 @@ def follow(
     seen = {index: frames[index] for index in options.seen_frames(model, len(frames))}
     with model.inference_autocast():
         prompted = prompt(model, [replace(request, frames=tuple(seen.values()), clip=True)], options=options)
-        (ids,) = [spoken_ids(model, row) for row in generate(model, prompted, max_tokens=max_tokens)]
+        (generated,) = generate(model, prompted, max_tokens=max_tokens)
+        ids = spoken_ids(model, generated)
         (embeddings,) = seg_embeddings_of(model, prompted, [ids])
-    return text_of(model, ids), stream_masks(
+    masks = stream_masks(
         model, len(frames), lambda index: seen.get(index) or frames[index], embeddings, options
     )
+    return ClipAnswer(text=text_of(model, ids), masks=masks, truncated=not cut_at_stop(model, generated)[1])
 
 
 def decode_masks(

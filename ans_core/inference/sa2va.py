@@ -3,7 +3,7 @@ import Sa2VA`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +14,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.data.views import Preparation
 from ans_core.inference.clicks import Box, Point, with_clicks
 from ans_core.inference.options import Constants, PredictOptions, TinyRegions
-from ans_core.inference.predict import Answer, answers, follow, in_batches
+from ans_core.inference.predict import Answer, ClipAnswer, answers, follow, in_batches
 from ans_core.inference.requests import Region, request_of
 from ans_core.model.config import FrameChoice, VideoMode
 from ans_core.model.network import Network
@@ -147,9 +147,9 @@ class Sa2VA(Network):
         preparation: Preparation = "training",
         frames: int | None = None,
         frame_choice: FrameChoice | None = None,
-    ) -> tuple[str, Iterator[tuple[int, np.ndarray]]]:
+    ) -> ClipAnswer:
         """Answer about a video of any length as `predict` does: return the text and an iterator of (index,
-        masks (N, H, W)).
+        masks (N, H, W)), as `text, masks = model.follow(...)`.
 
         A few frames of a video file or a folder are held at a time; frames given as pixels are held as long
         as the iterator. In video mode `keyframe` all of them are read, and followed to the end, before the

@@ -112,7 +112,7 @@ def test_a_clips_answer_is_that_of_the_model(tmp_path: Path, model: Path, clip: 
     )
     assert told == {
         "source": str(clip), "asked": "<image>\nthe square", "text": expected.text,
-        "masks": [list(masklet) for masklet in expected.masks], "video_mode": mode,
+        "masks": [list(masklet) for masklet in expected.masks], "video_mode": mode, "truncated": True,
     }  # fmt: skip
 
 
@@ -191,6 +191,26 @@ def test_an_empty_question_is_refused_before_the_model_is_loaded(
         arguments.function(arguments)
 
 
+def test_a_region_that_is_not_given_is_named_before_the_model_is_loaded(tmp_path: Path, clip: Path) -> None:
+    box = ["--box", "1,1,9,9"]
+    for question, options, told in (
+        ("What is region1?", [], "asks about region1, and 0 are given"),
+        ("What is region2?", box, "asks about region2, and 1 are given"),
+        ("And now?", ["--past", "What is region3?", "A dog.", *box], "asks about region3, and 1 are given"),
+    ):
+        words = ["predict", str(clip), question, "--model", "none", "--out", str(tmp_path / "out"), *options]
+        arguments = cli.parse(words)
+        with pytest.raises(ValueError, match=rf"{told}: give --mask, --point or --box"):
+            arguments.function(arguments)
+
+
+@pytest.mark.slow
+def test_a_cut_answer_is_told(tmp_path: Path, model: Path, clip: Path, capsys: pytest.CaptureFixture) -> None:
+    assert predict(clip / "000.png", model, tmp_path / "out")["truncated"] is True
+    assert "the answer is cut after 1 tokens; more: --max-tokens" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_an_earlier_answer_in_the_folder_is_removed_and_nothing_else(
     tmp_path: Path, model: Path, clip: Path
 ) -> None:
@@ -293,7 +313,9 @@ def test_earlier_turns_masks_device_and_dtype_reach_the_model(
     load = Sa2VA.from_pretrained
     monkeypatch.setattr(Sa2VA, "from_pretrained", lambda path, **how: asked.update(how) or load(path))
     monkeypatch.setattr(
-        Sa2VA, "predict", lambda self, **what: asked.update(what) or SimpleNamespace(text="yes", masks=[])
+        Sa2VA,
+        "predict",
+        lambda self, **what: asked.update(what) or SimpleNamespace(text="yes", masks=[], truncated=False),
     )
     told = predict(
         clip / "000.png", model, tmp_path / "out", "--past", "What is region1?", "A wheel.", "--past", "And region2?", "The road.",
