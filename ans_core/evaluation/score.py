@@ -215,14 +215,12 @@ def check(name: str, scorer: Scorer, inputs: Inputs) -> None:
 
 def check_out(out: Path, inputs: Inputs) -> None:
     """Raise ValueError where the figures, or the table of samples beside them, would replace what is scored or
-    a file that is no earlier score, or lie among the truth."""
+    a file that is no earlier score."""
     written = (out, out.with_suffix(".samples.jsonl"))
     for path in (file.resolve() for file in written):
         for option, read in (("predictions", inputs.predictions), ("replay", inputs.replay)):
             if read is not None and path == read.resolve():
                 raise ValueError(f"--out {out} would replace --{option} {read}; give another file")
-        if inputs.data is not None and path.is_relative_to(inputs.data.resolve()):
-            raise ValueError(f"--out {out} would write {path} into --data {inputs.data}; give another file")
     earlier = is_record(out, {"benchmark", "metrics"})
     if foreign := [path for path in written if path.exists() and not earlier]:
         raise ValueError(f"{foreign[0]} exists and is of no earlier score; give another --out")

@@ -92,7 +92,7 @@ def test_figures_replace_an_earlier_score_alone(tmp_path: Path, monkeypatch: pyt
     for out, message in (
         (drawn, "would replace --predictions"),
         ("drawn.json", "would replace --predictions"),  # its table of samples
-        (truth, "into --data"),
+        (truth, "exists and is of no earlier score"),
         ("notes.txt", "notes.txt exists and is of no earlier score"),
         ("true", "true exists and is of no earlier score"),
     ):

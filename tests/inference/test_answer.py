@@ -140,7 +140,8 @@ def test_a_video_file_is_answered_as_its_frames_are_and_leaves_none_of_them(
 def test_an_answer_without_masks_is_written_with_the_frames_as_they_are(
     tmp_path: Path, model: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sa2VA, "follow", lambda self, **asked: ("There is none.", iter(())))
+    followed = ask.ClipAnswer(text="There is none.", masks=iter(()), truncated=False)
+    monkeypatch.setattr(Sa2VA, "follow", lambda self, **asked: followed)
     out = tmp_path / "out"
     assert predict(clip, model, out)["masks"] == []
     assert files(out) == {"answer.json", "overlay.gif", "overlay.mp4"}
