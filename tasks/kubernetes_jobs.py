@@ -22,7 +22,7 @@ from tasks.jobs import IN_JOB, Job, State, answer, unless_ending
 GROUP, VERSION, KIND = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 MANIFEST = "docker/kubernetes/trainjob.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-PASSED = re.compile(r"ANS_(CORES|PIPELINE|STORE_AWAY|MEDIA_CACHE_GB|TRACEBACK)|(NCCL|TORCH)_.*")
+PASSED = re.compile(r"ANS_(CORES|PIPELINE(_PID)?|STORE_AWAY|MEDIA_CACHE_GB|TRACEBACK)|(NCCL|TORCH)_.*")
 """Variables of the submitter that pods get, which anyone can read in the TrainJob; the runtime brings the
 others, with the keys."""
 TIMEOUT_S = 60.0

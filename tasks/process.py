@@ -25,12 +25,12 @@ def die_with_parent() -> None:
     killed flow.
 
     Raises SystemExit if its parent (the process that ANS_PARENT_PID names, or any but init) is gone already.
+    In a container process 1 may be the parent: it starts processes in its own session, or each in a new one.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         named = os.environ.pop("ANS_PARENT_PID", None)
-        # in a container, dvc may be process 1
-        adopted = os.getppid() == 1 and b"dvc" not in Path("/proc/1/cmdline").read_bytes()
+        adopted = os.getppid() == 1 and os.getsid(0) not in {os.getpid(), os.getsid(1)}
         if os.getppid() != int(named) if named else adopted:
             raise SystemExit("the process that started this one is gone")
 

@@ -295,7 +295,7 @@ def run(stage: Stage, root: Path) -> None:
     if (rank is None and os.environ.get("PET_NODE_RANK", "0") == "0") or by_ray:  # the nodes share the folder
         shutil.rmtree(partial, ignore_errors=True)
     if rank is None and ranks:
-        os.environ |= TORCHRUN
+        os.environ |= TORCHRUN | {"ANS_PARENT_PID": str(os.getpid())}
         os.execv(ranks[0], ranks)
     first = rank in {None, "0"}
     log_file = start_log_file(stage, config.profile, root, process=None if first else rank)

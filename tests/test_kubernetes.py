@@ -15,6 +15,12 @@ from tests.kubernetes_cluster import without_nones
 from tests.workspace import ROOT
 
 FOLDER = ROOT / "docker/kubernetes"
+PASSED = {
+    "NCCL_DEBUG": "WARN",
+    "TORCH_X": "${a: b}",
+    "ANS_PIPELINE": "flow-1",
+    "ANS_PIPELINE_PID": "12",  # with it a stage leaves the pipeline's run to the flow
+}
 
 
 def train_job(**resources: object) -> dict[str, Any]:
@@ -23,8 +29,9 @@ def train_job(**resources: object) -> dict[str, Any]:
         name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=launch.processes,
         distributed=True, root=ROOT,
     )  # fmt: skip
-    environment = {"NCCL_DEBUG": "WARN", "TORCH_X": "${a: b}", "MLFLOW_TRACKING_PASSWORD": "secret"}
-    return kubernetes_jobs.manifest(job, "0123abcd", environment)
+    return kubernetes_jobs.manifest(
+        job, "0123abcd", PASSED | {"MLFLOW_TRACKING_PASSWORD": "secret", "ANS_TRACKER": "socket key"}
+    )
 
 
 def model(module: str, name: str) -> Any:
@@ -108,5 +115,5 @@ def test_a_stage_is_a_train_job_with_its_resources_words_and_no_keys() -> None:
     notes, log = ".ans/jobs/ans-sft-k-0123abcd", ".ans/logs/ans-sft-k-0123abcd.log"
     assert trainer["args"] == [notes, log, "-m", "tasks.sft"]
     values = {one["name"]: one["value"] for one in trainer["env"]}
-    assert values == {"NCCL_DEBUG": "WARN", "TORCH_X": "${a: b}", "ANS_JOB": "1"}
+    assert values == PASSED | {"ANS_JOB": "1"}
     assert train_job()["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 1

@@ -1,5 +1,6 @@
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,28 @@ sys.stdin.readline()
 for step in tqdm(range(3), mininterval=0):
     print("step", step, file=sys.stderr, flush=True)
 open(sys.argv[1], "w").write("done")
+"""
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+PROCESS_1 = """
+import os, time
+from tasks.process import die_with_parent
+
+def be_adopted():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() != 1:
+        time.sleep(0.01)
+
+for prepare in (lambda: None, os.setsid, be_adopted):  # torchrun and Prefect start each process in a new session
+    if os.fork() == 0:
+        prepare()
+        die_with_parent()
+        os.write(1, b"works\\n")
+        os._exit(0)
+for _ in range(4):
+    os.wait()
 """
 
 
@@ -341,3 +364,12 @@ def test_a_process_goes_on_where_nobody_reads_its_output_any_more(tmp_path: Path
     process.stdin.close()
     assert process.wait(60) == 0
     assert (tmp_path / "out").read_text() == "done"
+
+
+def test_process_1_of_a_container_starts_children_and_adopts_others() -> None:
+    if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("this kernel lets users make no namespaces, or `unshare` is missing")
+    words = [*NAMESPACE, sys.executable, "-c", PROCESS_1]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "works\nworks\n", done.stderr
+    assert done.stderr == "the process that started this one is gone\n"
