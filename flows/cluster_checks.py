@@ -201,11 +201,11 @@ def servers(config: Config, root: Path, environment: Mapping[str, str] = os.envi
 
 
 def _mlflow(config: Config, root: Path, environment: Mapping[str, str]) -> Finding:
-    from tasks.tracking import client, experiment_id
+    from tasks.tracking import client, experiment_id, without_password
 
     if uri := environment.get("MLFLOW_TRACKING_URI"):
         experiment_id(client(root), root)  # raises TrackingError, which says what to do
-        return fine(f"MLflow answers at {uri}")
+        return fine(f"MLflow answers at {without_password(uri)}")
     return Finding(
         ok=config.launch.launcher not in CLUSTERS,
         what="runs are logged to this checkout's .ans/mlflow.db (SQLite)",

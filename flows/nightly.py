@@ -13,7 +13,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
-from ans_core.config import load
+from ans_core.config import Config, load
 from ans_core.report.changes import Change
 from flows.checkpoint_eval import in_child, metrics_of, registered
 from flows.compare import folder_changes, page_in_child
@@ -21,6 +21,7 @@ from flows.dvc_state import output_hash
 from flows.pipeline import flow_at_work, is_worth_a_retry, run_name
 from tasks import registry
 from tasks.registry import Version
+from tasks.runner import state_key
 from tasks.stages import stage_named
 from tasks.tracking import log_finished
 
@@ -70,8 +71,9 @@ def nightly_evals() -> Night:
     """Compare and decide. A checkpoint whose settings, data and code did not change since last night is not
     evaluated again."""
     with flow_at_work("nightly-evals") as here:
-        profile = load(here / "params.yaml").profile
-        challenger = newest(here, profile)
+        config = load(here / "params.yaml")
+        profile = config.profile
+        challenger = newest(here, config)
         champion = registry.version_of(here, profile, "champion")
         versions = {"challenger": challenger} | ({"champion": champion} if champion else {})
         results = {
@@ -95,10 +97,11 @@ def nightly_evals() -> Night:
     return night
 
 
-def newest(here: Path, profile: str) -> Version:
+def newest(here: Path, config: Config) -> Version:
     """Return the newest checkpoint: the one in runs/ if nobody has registered it (`dvc repro` does not, nor a
     flow while MLflow was away), else the challenger."""
-    path = stage_named("convert").out_path(profile).as_posix()
+    convert, profile = stage_named("convert"), config.profile
+    path = convert.out_path(profile).as_posix()
     md5, challenger = output_hash(path, here), registry.version_of(here, profile, "challenger")
     if challenger and (md5 is None or registry.is_registered(here, profile, md5)):
         return challenger
@@ -107,7 +110,7 @@ def newest(here: Path, profile: str) -> Version:
             f"nothing is registered for profile {profile}, and dvc.lock has no {path}: run the pipeline "
             "first (`ans run`)"
         )
-    return registry.register(here, profile, md5)
+    return registry.register(here, profile, md5, state_key(convert, config, here))
 
 
 @task(retries=1, retry_delay_seconds=5, retry_condition_fn=is_worth_a_retry, cache_policy=NO_CACHE)

@@ -182,7 +182,7 @@ def run_stages(
     publish(rows, here, config.profile, page)
     convert = stage_named("convert")
     if convert in stages and (md5 := output_hash(convert.out_path(config.profile).as_posix(), here)):
-        run.register(md5)  # nightly-evals compares it with the champion
+        run.register(md5, state_key(convert, config, here))  # nightly-evals compares it with the champion
     return rows
 
 

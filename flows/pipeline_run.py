@@ -83,9 +83,9 @@ class PipelineRun:
         )
         return float(made.data.metrics.get("duration_s", 0.0)) if made else 0.0
 
-    def register(self, md5: str) -> None:
+    def register(self, md5: str, state_key: str) -> None:
         """Register the converted checkpoint as challenger."""
-        self._ask(lambda *_: registry.register(self._here, self._config.profile, md5))
+        self._ask(lambda *_: registry.register(self._here, self._config.profile, md5, state_key))
 
     def end(self, *, ok: bool) -> None:
         self._ending.close()

@@ -30,9 +30,9 @@ def model_name(profile: str) -> str:
     return f"ans-{profile}"
 
 
-def register(root: Path, profile: str, md5: str) -> Version:
-    """Register the profile's last converted checkpoint as challenger, with the run that made it, if that is known.
-    One that is registered already keeps its version."""
+def register(root: Path, profile: str, md5: str, key: str) -> Version:
+    """Register a converted checkpoint as challenger, with the run of `convert` that has this state key, if MLflow
+    knows one. A checkpoint that is registered already keeps its version."""
     from mlflow.exceptions import MlflowException
 
     mlflow, name = client(root), model_name(profile)
@@ -45,9 +45,10 @@ def register(root: Path, profile: str, md5: str) -> Version:
             raise
     made = versions(mlflow, name).get(md5)
     if made is None:
-        run = last_run(root, {"ans.stage": "convert", "ans.profile": profile})
+        run = last_run(root, {"ans.stage": "convert", "ans.key": key})
         run_id = run.info.run_id if run else None
-        made = mlflow.create_model_version(name, f"dvc:{md5}", run_id=run_id, tags={HASH: md5})
+        # a server takes no source without the slash
+        made = mlflow.create_model_version(name, f"dvc:/{md5}", run_id=run_id, tags={HASH: md5})
     mlflow.set_registered_model_alias(name, "challenger", made.version)
     return Version(number=str(made.version), md5=md5)
 
@@ -62,18 +63,15 @@ def is_registered(root: Path, profile: str, md5: str) -> bool:
 
 
 def version_of(root: Path, profile: str, wanted: str) -> Version | None:
-    """Return a version by its alias or number, or None."""
-    from mlflow.exceptions import MlflowException
-
-    mlflow, name = client(root), model_name(profile)
-    try:
-        if wanted.isdigit():
-            version = mlflow.get_model_version(name, wanted)
-        else:
-            version = mlflow.get_model_version_by_alias(name, wanted)
-    except MlflowException:
-        return None
-    return Version(number=str(version.version), md5=version.tags[HASH])
+    """Return a version by its alias or number; None if there is none. Raises what MLflow raises where it does not
+    answer."""
+    mlflow, of_model = client(root), f"name = '{model_name(profile)}'"
+    for model in mlflow.search_registered_models(of_model):
+        wanted = str(model.aliases.get(wanted, wanted))
+    for version in mlflow.search_model_versions(of_model):
+        if str(version.version) == wanted:
+            return Version(number=wanted, md5=version.tags[HASH])
+    return None
 
 
 def promote(root: Path, profile: str, version: Version) -> None:

@@ -102,6 +102,11 @@ def client(root: Path) -> MlflowClient:
         raise TrackingError(f"MLflow can't open the history of runs {database} ({why}): {remedy}") from None
 
 
+def without_password(text: str) -> str:
+    """Take user and password out of the addresses in a text."""
+    return re.sub(r"(?<=://)[^/\s]+@", "", text)
+
+
 def experiment_id(mlflow: MlflowClient, root: Path) -> str:
     """Return the experiment's id; the first call makes it. Raises TrackingError if the store does not
     answer."""
@@ -110,8 +115,8 @@ def experiment_id(mlflow: MlflowClient, root: Path) -> str:
     try:
         experiment = mlflow.get_experiment_by_name(EXPERIMENT)
     except MlflowException as error:
-        where = os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db")
-        why = str(error).splitlines()[0][:200]
+        where = without_password(os.environ.get("MLFLOW_TRACKING_URI", ".ans/mlflow.db"))
+        why = without_password(str(error).splitlines()[0])[:200]
         raise TrackingError(
             f"MLflow at {where} does not answer ({why}): start it, or unset MLFLOW_TRACKING_URI"
         ) from None
@@ -321,7 +326,7 @@ def describe(mlflow: MlflowClient, experiment: str, parent: str) -> None:
 
 
 def warn(message: str) -> None:
-    print(message.splitlines()[0], file=sys.stderr, flush=True)
+    print(without_password(message.splitlines()[0]), file=sys.stderr, flush=True)
 
 
 def last_run(root: Path, tags: dict[str, str]) -> Any | None:
