@@ -224,7 +224,7 @@ def failure(name: str, status: int, noted: dict[str, Any]) -> str:
     """Return the stage's own message and the end of its log; for a killed stage, the end of its log alone."""
     how = f"signal {-status}" if status < 0 else f"status {status}"
     lines = [f"stage {name} failed ({how}): {noted.get('message', 'it ended without a word (killed?)')}"]
-    if log := noted.get("log"):
+    if (log := noted.get("log")) and Path(log).exists():  # a job that never began has none
         tail = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
         lines += [f"the end of {log}:", *tail] if tail else [f"log: {log}"]
         lines += [f"where a process hung: {path}" for path in stacks_of(Path(log))]

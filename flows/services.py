@@ -140,7 +140,10 @@ def start_mlflow(here: Path, port: int) -> Service:
 
 
 def start(command: list[str], here: Path, log: Path, **extra: str) -> subprocess.Popen[bytes]:
-    """Start a process group that outlives this command."""
+    """Start a process group that outlives this command. Its log, which may hold Prefect's key, is for this user
+    alone."""
+    log.touch(mode=0o600)
+    log.chmod(0o600)
     with log.open("wb") as file:
         return subprocess.Popen(
             command, cwd=here, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra,

@@ -237,3 +237,12 @@ def test_a_failure_names_the_logs_in_which_processes_hung(tmp_path: Path) -> Non
     lines = child.failure("sft", 1, {"log": str(tmp_path / "smoke-sft-20260102-030405.log")}).splitlines()
     named = f"where a process hung: {tmp_path / 'smoke-sft-20260102-030406-process1.log'}"
     assert [line for line in lines if line.startswith("where")] == [named]
+
+
+def test_a_job_that_was_cancelled_before_it_had_a_log_says_so_and_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = {"status": 2, "message": "job 7 ended as CANCELLED", "log": str(tmp_path / "ans-sft-7.log")}
+    monkeypatch.setattr(child, "run_noted", lambda *_, **__: (1, noted))
+    with pytest.raises(child.SettingsError, match="job 7 ended as CANCELLED"):
+        child.repro("sft", root=tmp_path, timeout_s=1, extra_environment={})

@@ -21,6 +21,7 @@ import httpx
 import psutil
 import pytest
 
+from flows import services
 from flows.paths import deployment_names
 from flows.prefect_server import LocalAddressOnly
 from tasks.ports import free_port
@@ -400,6 +401,15 @@ def test_the_page_of_mlflow_answers_its_own_address_alone_and_is_few_processes(t
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def test_the_log_of_a_service_which_may_hold_a_key_is_for_its_user_alone(tmp_path: Path) -> None:
+    old, new = tmp_path / "server.log", tmp_path / "mlflow.log"
+    old.write_text("of an earlier start")
+    old.chmod(0o644)
+    for log in (old, new):
+        assert services.start([sys.executable, "-c", "print('key')"], tmp_path, log).wait() == 0
+        assert (log.read_text(), log.stat().st_mode & 0o777) == ("key\n", 0o600)
 
 
 @dataclass(frozen=True, kw_only=True)
