@@ -9,11 +9,13 @@ python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v 
 "$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
 
 # The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
-export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_BUILD_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1
+# An address, not a path: pip takes several that are divided by blanks.
+constraints=$("$python" -c 'from pathlib import Path; print(Path("constraints.txt").resolve().as_uri())')
+export PIP_CONSTRAINT="$constraints" PIP_BUILD_CONSTRAINT="$constraints" PIP_DISABLE_PIP_VERSION_CHECK=1
 
 echo "Setting up .venv with $("$python" --version): six steps, which take minutes where nothing is installed yet."
-test -x .venv/bin/python || "$python" -m venv .venv
 pip() { .venv/bin/python -m pip "$@"; }
+pip --version > /dev/null 2>&1 || "$python" -m venv --clear .venv  # also after one that was ended half-way
 
 say() { echo "[$1/6] $2"; }
 

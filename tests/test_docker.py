@@ -2,6 +2,7 @@
 
 import configparser
 import io
+import os
 import re
 import runpy
 import shutil
@@ -146,3 +147,25 @@ def test_dvc_works_without_git_as_in_the_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["setup.sh", "docker/worker.sh", "docker/build.sh"])
 def test_the_shell_scripts_parse(script: str) -> None:
     subprocess.run(["sh", "-n", str(ROOT / script)], check=True)
+
+
+@pytest.mark.slow
+def test_setup_works_in_a_folder_with_a_blank_and_after_one_that_was_ended_half_way(tmp_path: Path) -> None:
+    """Without a network it goes as far as the first package that venv does not bring along."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    shutil.copy(ROOT / "setup.sh", folder)
+    (folder / "constraints.txt").write_text("torch==2.13.0\n")
+    python = [sys.executable, "-m", "venv", "--without-pip", folder / ".venv"]
+    subprocess.run(python, check=True)
+    offline = {
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+    }
+    done = subprocess.run(
+        [folder / "setup.sh"], env=os.environ | offline, capture_output=True, text=True, check=False
+    )
+    assert "No matching distribution found for" in done.stderr, done.stderr
+    subprocess.run([folder / ".venv/bin/python", "-m", "pip", "--version"], check=True)
