@@ -20,9 +20,9 @@ from typing import Any
 
 CACHE = Path(".ans/code.json")
 """Tokens' hash and imports of every file, valid while its size and time of last change are the same."""
-# The values of settings reach a stage as parameters, which dvc.yaml lists: a changed default changes nothing
-# until params.yaml has it.
 SETTINGS = Path("ans_core/config")
+"""Of these files only what computes counts: values reach a stage as parameters, which dvc.yaml lists, and a changed
+default changes nothing until params.yaml has it."""
 LAYOUT = frozenset((tokenize.NL, tokenize.COMMENT, tokenize.ENCODING))
 MADE_BY = [sys.version, hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
 """Who wrote CACHE: another Python, or another version of this module, would find other hashes."""
@@ -40,7 +40,7 @@ class CodeHashes:
         self._changed = False
 
     def hash_of(self, modules: Iterable[str]) -> str:
-        """Hash all that importing these modules reads of the package, but for the classes of settings."""
+        """Hash all that importing these modules reads of the package."""
         digest = hashlib.sha256()
         for file in sorted({file for module in modules for file in self.files(module)}):
             digest.update(f"{file.as_posix()} {self._facts(file)['hash']}\n".encode())
@@ -61,9 +61,7 @@ class CodeHashes:
                     files.add(file)
                     todo += self._facts(file)["imports"]
         files |= {file.parent / name for file in files for name in self._facts(file)["data"]}
-        return sorted(
-            file for file in files if not file.is_relative_to(SETTINGS) and self._facts(file)["stamp"][0] > 0
-        )
+        return sorted(file for file in files if not self._facts(file)["empty"])
 
     def _module_file(self, parts: tuple[str, ...]) -> Path | None:
         """Return the file of a dotted name, or None if the name is no module (a function, say)."""
@@ -74,8 +72,8 @@ class CodeHashes:
         return self._modules[parts]
 
     def _facts(self, file: Path) -> dict[str, Any]:
-        """Return a file's `hash`; of a module also the dotted names that it may `imports` and the package
-        data, `data`, that it names."""
+        """Return a file's `hash` and whether it is `empty`; of a module also the dotted names that it may
+        `imports` and the package data, `data`, that it names."""
         if file in self._read:
             return self._read[file]
         path, stat = self._root / file, (self._root / file).stat()
@@ -110,13 +108,33 @@ def read_cache(path: Path) -> dict[str, dict[str, Any]]:
 
 def facts(path: Path, *, package: tuple[str, ...]) -> dict[str, Any]:
     if path.suffix != ".py":
-        return {"hash": hashlib.sha256(path.read_bytes()).hexdigest()}
+        data = path.read_bytes()
+        return {"hash": hashlib.sha256(data).hexdigest(), "empty": not data}
     text = path.read_text(encoding="utf-8")
+    code = computing(text) if Path(*package) == SETTINGS else text
     return {
-        "hash": hashlib.sha256("\0".join(tokens(text)).encode()).hexdigest(),
+        "hash": hashlib.sha256("\0".join(tokens(code)).encode()).hexdigest(),
+        "empty": not code,
         "imports": sorted(imported_names(text, package)),
         "data": sorted(name for name in package_data(path.parent) if Path(name).name in text),
     }
+
+
+def computing(text: str) -> str:
+    """Return the functions of a module of settings but for validators, if one of them is a method or property that
+    stages call; else nothing: the others check values, or read them."""
+    functions, called = [], False
+    for top in ast.parse(text).body:
+        section = isinstance(top, ast.ClassDef) and not top.name.startswith("_")
+        for node in top.body if isinstance(top, ast.ClassDef) else [top]:
+            if isinstance(node, ast.FunctionDef) and not any(map(is_validator, node.decorator_list)):
+                functions.append(ast.get_source_segment(text, node) or "")
+                called = called or (section and not node.name.startswith("_"))
+    return "\n".join(functions) if called else ""
+
+
+def is_validator(decorator: ast.expr) -> bool:
+    return "validator" in ast.unparse(decorator)
 
 
 def tokens(text: str) -> list[str]:

@@ -125,6 +125,65 @@ def test_data_that_a_module_names_are_its_code(tmp_path: Path) -> None:
     assert CodeHashes(root, package="core").hash_of(["core.a"]) != before
 
 
+SECTION = """
+LARGEST = 9
+
+def _half(value):
+    return value / 2
+
+class Rows(Section):
+    share: Share = 0.5
+    '''Of the rows.'''
+
+    @model_validator(mode="after")
+    def _possible(self):
+        if self.share > LARGEST:
+            raise Impossible("share", "too large")
+        return self
+
+    @property
+    def rows(self):
+        '''Of a step.'''
+        return round(_half(self.share) * 10)
+"""
+CHECKED = SECTION.replace("def rows", "def _rows")
+
+
+@pytest.mark.parametrize(("text", "before", "after", "is_seen"), [
+    (SECTION, "* 10", "* 20", True),
+    (SECTION, "value / 2", "value / 3", True),
+    (SECTION, "@property\n    def rows(self)", "def rows(self, of=1)", True),
+    (SECTION, "= 0.5", "= 0.6", False),
+    (SECTION, "    share:", "    more: Share = 0.5\n    share:", False),
+    (SECTION, "too large", "larger than 9", False),
+    (SECTION, "Of a step.", "Of every step.", False),
+    (CHECKED, "* 10", "* 20", False),
+])  # fmt: skip
+def test_of_settings_what_computes_is_code_and_what_holds_and_checks_values_is_not(
+    tmp_path: Path, text: str, before: str, after: str, is_seen: bool
+) -> None:
+    root = package(tmp_path, {
+        "ans_core/__init__.py": "",
+        "ans_core/config/__init__.py": "from ans_core.config.rows import Rows",
+        "ans_core/config/rows.py": text,
+        "ans_core/sft.py": "from ans_core.config import Config",
+    })  # fmt: skip
+    first = CodeHashes(root).hash_of(["ans_core.sft"])
+    assert before in text
+    (root / "ans_core/config/rows.py").write_text(text.replace(before, after))
+    assert (CodeHashes(root).hash_of(["ans_core.sft"]) != first) == is_seen
+
+
+def test_a_new_file_of_settings_is_no_code(tmp_path: Path) -> None:
+    files = {"ans_core/config/__init__.py": "", "ans_core/sft.py": "from ans_core.config import Config"}
+    first = CodeHashes(package(tmp_path, files)).hash_of(["ans_core.sft"])
+    files |= {
+        "ans_core/config/__init__.py": "from ans_core.config import new",
+        "ans_core/config/new.py": CHECKED,
+    }
+    assert CodeHashes(package(tmp_path, files)).hash_of(["ans_core.sft"]) == first
+
+
 @pytest.mark.slow
 def test_every_stage_has_its_version_and_hash(tmp_path: Path) -> None:
     for part in ("ans_core", "tasks"):
