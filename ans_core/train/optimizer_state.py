@@ -46,7 +46,8 @@ def read(
     divided = parts.optimizer.state
     if not divided:  # no step moved anything so far
         return {}
-    if deepspeed_stage < 3:  # of several groups of parameters DeepSpeed has linked the first one's state alone
+    if deepspeed_stage < 3:
+        # of several groups of parameters DeepSpeed has linked the first one's state alone
         parts._hp_optimizer_states_linked = False
         parts._lazy_init_hp_params_optimizer_state()
     step = next(iter(divided.values()))["step"]

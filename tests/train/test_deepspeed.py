@@ -62,8 +62,8 @@ def train(folder, stage, dtype):
     machine = loop.Machine(device=torch.device("cpu"), deepspeed_stage=stage, dtype=dtype)
     schedule = loop.Schedule(steps=6, lr=0.05, weight_decay=0.0, warmup=0.0, clip_grad=0.1, accumulate=2, save_every=2)
     watch = Watch(rows=lambda step: [f"row of {dist.rank()}"])
-    given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch, scales={"head": 0.5})
-    curves = loop.train(module, make, **given)
+    given = dict(name="t", schedule=schedule, machine=machine, seed=0, scratch=folder, log=lambda m, s: None, watch=watch)
+    curves = loop.train(module, make, scales={"head": 0.5}, **given)
     weight = torch.cat([sharding.read(layer.weight) for layer in (module.body, module.head)])
     if dist.rank() == 0:
         norms = [v for s, n, v in curves if n == "grad_norm" and s != 3]
