@@ -31,7 +31,7 @@ MEMBER, INDEX = "member.json", "index.txt"
 
 def words_of(overrides: dict[str, Any]) -> tuple[str, ...]:
     """Return settings as `ans profile` takes them."""
-    return tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
+    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in overrides.items())
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from ans_core.config import PROFILES, ConfigError, DataSource, completed, dump, load, read_yaml, resolve
 from ans_core.fingerprint import fingerprint
+from ans_core.written import write_atomically
 
 MARK = "# unchanged since written: "
 FOLDERS = (
@@ -193,7 +194,5 @@ def rewrite(root: Path, values: dict[str, Any]) -> None:
     if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))
         edited = values != as_written(path, values)
-        path.write_text(
-            written.replace(MARK + digest(values), MARK + "edited") if edited else written, encoding="utf-8"
-        )
+        write_atomically(path, written.replace(MARK + digest(values), MARK + "edited") if edited else written)
         load(path)

@@ -16,13 +16,14 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from ans_core.config import load, resolve
+from ans_core.config import ConfigError, load, resolve
 from ans_core.report.files import read_json
 from ans_core.report.metrics import headline
 from flows import kept
 from flows.child import StageFailedError, run_once
 from flows.compare import page_in_child
 from flows.kept import settings_of_run, words_of
+from flows.params import rewrite
 from flows.pipeline import flow_at_work, run_name
 from flows.results import experiment_refs, flat_metrics
 from tasks.stages import HEADLINE, STAGES, SUMMARY
@@ -46,7 +47,7 @@ def sweep(
     apply NAME-1` brings one back. params.yaml, dvc.lock and the results in runs/ are as before afterwards,
     also after an interrupt; after kill -9 the next flow brings them back. With the `name` of an earlier
     sweep, members that it finished are not run again. Raises ValueError for nothing to run or for members of
-    that name with other settings, and ConfigError for an impossible setting, before anything runs.
+    that name with other settings, and ConfigError for an impossible setting or without git, before anything runs.
     """
     requests = [*combinations(grid or {}), *(runs or [])]
     if not requests:
@@ -55,6 +56,10 @@ def sweep(
         )
     name = name or f"sweep-{time.strftime('%Y%m%d-%H%M%S')}"
     with flow_at_work("sweep") as here, settings_of_run(here, profile=profile):
+        if not git(here, "rev-parse", "HEAD"):
+            raise ConfigError(
+                f"{here} has no git commit, on which DVC keeps experiments: sweep in a clone of a repository"
+            )
         members = {
             f"{name}-{n}": resolve(here / "params.yaml", words_of(overrides))
             for n, overrides in enumerate(requests, start=1)
@@ -69,7 +74,7 @@ def sweep(
             f"{name} goes on with it",
             flush=True,
         )
-        figures = run_others(members, requests, done, here)
+        figures = run_others(members, done, here)
     path = here / ".ans/sweeps" / f"{name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = [
@@ -87,20 +92,18 @@ def sweep(
     return str(path)
 
 
-def run_others(
-    members: Mapping[str, dict[str, Any]], requests: Sequence[Overrides], done: Mapping[str, Any], here: Path
-) -> dict[str, Any]:
+def run_others(members: Mapping[str, dict[str, Any]], done: Mapping[str, Any], here: Path) -> dict[str, Any]:
     """Run the members (name -> settings) that are not done; return all figures, None for one that failed."""
     figures = dict(done)
     kept.keep(here)
     try:
         with started() as tracked:
-            for (experiment, settings), overrides in zip(members.items(), requests, strict=True):
+            for experiment, settings in members.items():
                 if experiment in done:
                     continue
                 kept.note_member(here, settings)
                 state = run_experiment.with_options(name=experiment)(
-                    experiment, overrides, here, lambda: tracked, return_state=True
+                    experiment, settings, here, lambda: tracked, return_state=True
                 )
                 figures[experiment] = state.result() if state.is_completed() else None
                 kept.put_back(here)
@@ -118,14 +121,14 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[Overrides]:
 
 @task(cache_policy=NO_CACHE)
 def run_experiment(
-    name: str, overrides: Overrides, here: Path, tracked: Callable[[], dict[str, str]]
+    name: str, settings: dict[str, Any], here: Path, tracked: Callable[[], dict[str, str]]
 ) -> dict[str, float]:
-    """Run one experiment and return its headline metrics. `tracked`: what its stages find their tracker
-    by."""
-    words = [part for word in words_of(overrides) for part in ("-S", word)]
+    """Write params.yaml, run one experiment and return its headline metrics. `tracked`: what its stages find their
+    tracker by."""
+    rewrite(here, settings)  # not by `dvc exp run -S`, which reads values in Hydra's own syntax
     limit_s = sum(stage.timeout_s for stage in STAGES)
     if status := run_once(
-        ["-m", "dvc", "exp", "run", "--name", name, *words],
+        ["-m", "dvc", "exp", "run", "--name", name],
         root=here,
         timeout_s=limit_s,
         extra_environment=tracked(),

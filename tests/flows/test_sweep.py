@@ -2,15 +2,20 @@
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.sweep import plain_text, table
+from ans_core.config import load, resolve
+from flows.kept import words_of
+from flows.results import experiment_refs
+from flows.sweep import finished, plain_text, run_experiment, table
 from tests.flows.test_pipeline import start_stalled, until
-from tests.workspace import LIMIT_S, Commands, dvc, end_all, executed, living, make, make_finished
+from tests.workspace import LIMIT_S, ROOT, Commands, dvc, end_all, executed, living, make, make_finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 SWEEP = ("sweep", "rl.kl=0.5,0.02", "--name", "s")
@@ -69,6 +74,44 @@ def test_a_stopped_sweep_gives_the_settings_back_and_goes_on_by_its_name(
         workspace, "sweep", "rl.kl=0.6", "--name", "s", status=None
     )
     assert now() == before
+
+
+EXPERIMENT = """
+stages:
+  report:
+    cmd: "mkdir -p metrics; echo '{}' | tee metrics/summary.json > metrics/headline.json"
+    params: [rl.loops, judge.model]
+    outs: [metrics/summary.json]
+    metrics: [metrics/headline.json: {cache: false}]
+"""
+
+
+def test_a_member_may_have_tables_and_any_text_as_settings(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    (tmp_path / "dvc.yaml").write_text(EXPERIMENT)
+    for words in (
+        "git init -q",
+        "dvc init -q",
+        "git add .",
+        "git -c user.name=a -c user.email=a@b commit -qm a",
+    ):
+        subprocess.run(words.split(), cwd=tmp_path, check=True)
+    # what Hydra's and YAML's syntax, or JSON's escapes, would make something else of
+    overrides = {"rl.loops": {"caption": 1.0, "mask": 0.5}, "judge.model": "é, ${a}: 'b' = 😀 [1]"}
+    settings = resolve(tmp_path / "params.yaml", words_of(overrides))
+    assert (settings["rl"]["loops"], settings["judge"]["model"]) == tuple(overrides.values())
+    assert run_experiment.fn("s-1", settings, tmp_path, dict) == {}
+    assert load(tmp_path / "params.yaml").model_dump(mode="json") == settings
+    assert experiment_refs("s-1", tmp_path)
+    assert finished("s-1", settings, tmp_path) == {}  # and no other settings
+
+
+def test_a_sweep_without_git_is_refused_before_anything_runs(folder: Path, commands: Commands) -> None:
+    workspace = make(folder)
+    shutil.rmtree(workspace / ".git")
+    executed(workspace)
+    assert "has no git commit" in commands.ans(workspace, *SWEEP, status=2)
+    assert executed(workspace) == []
 
 
 def test_a_terminal_gets_aligned_columns_and_the_path_of_the_page(tmp_path: Path) -> None:
