@@ -13,11 +13,13 @@ from pathlib import Path
 @contextmanager
 def atomic_folder(path: Path, *, size: int = 0) -> Iterator[Path]:
     """Yield the folder `.<name>.partial` beside `path` to write into. On exit its files are synced and it
-    replaces `path`, whatever that holds. After an error `path` is as before, and nothing else is left.
+    replaces `path`, whatever that holds; of a link, the folder that it names. After an error `path` is as before,
+    and nothing else is left; after a kill between the two renames at the end the next call puts it back.
 
     Raises OSError before anything is written when the disk has less than `size` bytes (and 1 % for the small
     files) left.
     """
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < size * 1.01:
@@ -25,7 +27,12 @@ def atomic_folder(path: Path, *, size: int = 0) -> Iterator[Path]:
             f"{path} needs {size / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB left; free some or write "
             "elsewhere"
         )
-    partial = path.with_name(f".{path.name}.partial")  # hidden: a name that no folder of the user's has
+    # hidden: names that no folders of the user's have
+    partial, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("partial", "old"))
+    if old.exists() and not path.exists():
+        old.rename(path)
+    elif old.exists():
+        shutil.rmtree(old)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -36,9 +43,10 @@ def atomic_folder(path: Path, *, size: int = 0) -> Iterator[Path]:
     for file in partial.rglob("*"):
         if file.is_file():
             sync(file)
-    if path.exists():
-        shutil.rmtree(path)
+    if path.is_dir():
+        path.rename(old)
     partial.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_atomically(file: Path, text: str) -> None:

@@ -506,6 +506,46 @@ def test_a_failed_write_leaves_the_old_folder(tmp_path: Path):
     assert [f.relative_to(tmp_path).as_posix() for f in sorted(tmp_path.rglob("*"))] == ["m", "m/old"]
 
 
+def test_the_old_folder_goes_when_the_new_one_is_there_and_comes_back_after_a_kill_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def write(text: str) -> None:
+        with atomic_folder(tmp_path / "m") as partial:
+            (partial / "file").write_text(text)
+
+    really_rename = Path.rename
+
+    def rename(partial: Path, target: Path) -> None:
+        if partial.name == ".m.partial":
+            os._exit(9)
+        really_rename(partial, target)
+
+    write("old")
+    if not (pid := os.fork()):
+        with monkeypatch.context() as killed:
+            killed.setattr(Path, "rename", rename)
+            write("new")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "m"):
+        raise RuntimeError
+    assert [(file.name, file.read_text()) for file in (tmp_path / "m").iterdir()] == [("file", "old")]
+    write("new")
+    assert [(file.name, file.read_text()) for file in (tmp_path / "m").iterdir()] == [("file", "new")]
+    assert [folder.name for folder in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path: Path):
+    for name in ("disk", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "there/m").symlink_to("../disk/m")
+    for text in ("first", "second"):  # a link to nothing, and to a folder
+        with atomic_folder(tmp_path / "there/m") as partial:
+            (partial / "file").write_text(text)
+        assert (tmp_path / "disk/m/file").read_text() == text
+    assert (tmp_path / "there/m").is_symlink()
+    assert {folder.name for folder in tmp_path.glob("*/*")} == {"m"}
+
+
 def test_the_weights_hash_follows_the_tensors_alone(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "a", metadata={"x": 1})
     checkpoint.save(tiny(), tmp_path / "b", metadata={"x": 2})
