@@ -68,5 +68,5 @@ def test_the_newer_checkpoint_becomes_champion_only_if_it_is_better(
     ans(workspace, "profile", "smoke", "seed=1")
     shutil.rmtree(workspace / "runs/smoke/data")  # as an interrupted `prepare` leaves it
     shown = commands.ans(workspace, "nightly", status=2)
-    assert "runs/smoke/data: run the pipeline first (`ans run`)" in shown
+    assert "runs/smoke/data: the benchmarks of params.yaml need" in shown
     assert len(shown.splitlines()) < 4

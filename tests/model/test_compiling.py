@@ -49,7 +49,7 @@ def rows(step):
 def gradients(some, compiled):
     model.compiled = compiled
     model.zero_grad()
-    layout = tiny.layout(model)
+    layout = tiny.layout(model, max_length=1024)
     loss, _ = module(collate(some, model.tokenizer, layout))
     loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -58,14 +58,14 @@ differences, lengths = [], set()
 for step in steps:
     some = rows(step)
     loss, found = gradients(some, True)
-    lengths.add(collate(some, model.tokenizer, tiny.layout(model)).input_ids.shape)
+    lengths.add(collate(some, model.tokenizer, tiny.layout(model, max_length=1024)).input_ids.shape)
     if not dropout:
         wanted_loss, wanted = gradients(some, False)
         differences.append(max(float((loss - wanted_loss).abs() / wanted_loss), float((found - wanted).abs().max() / wanted.abs().max())))
 if compiling.BACKEND != "inductor":  # a third graph, 15 s of compiling C++
     with torch.no_grad():
         model.compiled = True
-        module(collate(rows(1), model.tokenizer, tiny.layout(model)))
+        module(collate(rows(1), model.tokenizer, tiny.layout(model, max_length=1024)))
 print(json.dumps({"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"]), "lengths": len(lengths),
                   "worst": max(differences, default=0.0)}))
 """
