@@ -131,11 +131,19 @@ def server_of(engine: Engine, *, host: str, wait_s: float) -> uvicorn.Server:
     )  # fmt: skip
 
 
+async def arrived(request: Request) -> bool:
+    """Read a request's body; tell whether all of it came within READ_S."""
+    try:
+        await asyncio.wait_for(request.body(), READ_S)
+    except (TimeoutError, ClientDisconnect):
+        return False
+    return True
+
+
 def app_of(engine: Engine, *, host: str, wait_s: float) -> FastAPI:
     """Return the application, which asks the engine in batches."""
     app = FastAPI(openapi_url=None)
     batching = Batching(engine.answer, size=engine.batch, wait_s=wait_s)
-
     waiting = 0
 
     @app.middleware("http")
@@ -155,10 +163,9 @@ def app_of(engine: Engine, *, host: str, wait_s: float) -> FastAPI:
             return JSONResponse({"error": f"{waiting} requests wait already; try again later"}, 503)
         waiting += 1
         try:
-            await asyncio.wait_for(request.body(), READ_S)
+            if not await arrived(request):
+                return JSONResponse({"error": f"the request was not there within {READ_S:g} s"}, 408)
             return await answer(request)
-        except (TimeoutError, ClientDisconnect):
-            return JSONResponse({"error": f"the request was not there within {READ_S:g} s"}, 408)
         finally:
             waiting -= 1
 
