@@ -126,8 +126,10 @@ def settings(sets: Sequence[ReadSet], arguments: argparse.Namespace, *, paramete
     more = plan.user_settings.get("rl.oversample", profile.oversample)
     if not isinstance(more, int | float) or more < 0:
         raise ValueError(f"rl.oversample = {more!r}: give a number, at least 0")
+    optim = profile.optim.model_copy(update={"batch": plan.batch})
+    seen = profile.model_copy(update={"optim": optim, "oversample": more}).rolled_out
     # as `launch.lasting` counts them
-    passes = max(1, math.ceil((plan.epochs or EPOCHS) * samples / math.ceil(plan.batch * (1 + more)))) * inner
+    passes = max(1, math.ceil((plan.epochs or EPOCHS) * samples / seen)) * inner
     steps = arguments.steps or (passes if plan.epochs else min(profile.optim.steps or passes, passes))
     benchmarks = benchmarks_of(sample for one in sets for sample in one.held_out)
     benchmarks += ["loops"] if "region_caption" in benchmarks else []

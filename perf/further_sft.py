@@ -37,6 +37,13 @@ from perf.bar import RESULTS, spread
 
 SELF = "self_captions"
 
+METRICS = (
+    "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
+    "referring/{split}/T_acc", "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
+    "grounded_caption/{split}/mIoU_all_objects", "video/{split}/J&F", "loop1/{split}/IoU",
+    "loop2/{split}/METEOR",
+)  # fmt: skip
+
 
 def labelled(folders: Sequence[Path]) -> list[Sample]:
     """Read sets of the format shards; of a sample that is in several, the first one."""
@@ -45,14 +52,6 @@ def labelled(folders: Sequence[Path]) -> list[Sample]:
         for sample in data.read_samples(format="shards", path=folder, name=SELF, split="train"):
             samples.setdefault(sample.sample_id, sample)
     return list(samples.values())
-
-
-METRICS = (
-    "referring/{split}/gIoU", "referring/{split}/gIoU_all", "referring/{split}/N_acc",
-    "referring/{split}/T_acc", "referring/{split}/gIoU/relation", "region_caption/{split}/exact_match",
-    "grounded_caption/{split}/mIoU_all_objects", "video/{split}/J&F", "loop1/{split}/IoU",
-    "loop2/{split}/METEOR",
-)  # fmt: skip
 
 
 def trained(cfg: Config, inputs: dict[str, Path], scratch: Path, captions: Sequence[Sample] = ()) -> Network:

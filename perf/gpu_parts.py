@@ -205,6 +205,22 @@ def network(job: Job, samples: Sequence[Sample], *, speaks: bool = False) -> Net
     return model
 
 
+def supervised(job: Job, samples: Sequence[Sample]) -> Supervised:
+    """Return SFT's losses on the model, prepared for SFT."""
+    model, settings = network(job, samples), job.config().sft
+    adapters.prepare_sft(model, adapters.lora_config(**settings.lora.model_dump()), seed=0)
+    return Supervised(
+        model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points
+    )
+
+
+def mixture_of(job: Job, samples: Sequence[Sample]) -> Mixture:
+    """Return rows about the pictures, with as many questions as the profile asks."""
+    source = Source(name="pictures", kind="extra", samples=samples)
+    questions = job.config().sft.questions_per_image
+    return Mixture([source], {"extra": 1.0}, questions=questions, frames=1, seed=0, turn=conversation.turn)
+
+
 def policies_of(job: Job, samples: Sequence[Sample], config: Config) -> adapters.Policies:
     """Return RL's adapters over a model as SFT leaves it: what SFT trained is fp32."""
     model = network(job, samples)
@@ -263,14 +279,8 @@ def sft(job: Job) -> None:
     samples, config = samples_of(), job.config()
     lora, settings = config.sft.lora, config.sft
     bare = network(job, samples) if job.tiny else published.build_meta(job.size)
-    model = network(job, samples)
-    adapters.prepare_sft(model, adapters.lora_config(**lora.model_dump()), seed=0)
-    module = Supervised(
-        model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points
-    )
-    source = Source(name="pictures", kind="extra", samples=samples)
-    questions = settings.questions_per_image
-    mixture = Mixture([source], {"extra": 1.0}, questions=questions, frames=1, seed=0, turn=conversation.turn)
+    module, mixture = supervised(job, samples), mixture_of(job, samples)
+    model = module.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     # gradients and two moments, fp32
     learned = sum(4 * 3 * p.numel() for p in model.parameters() if p.requires_grad)
@@ -575,12 +585,7 @@ def parity(job: Job) -> None:
 
 
 def state(job: Job) -> None:
-    settings = job.config().sft
-    model = network(job, samples_of())
-    adapters.prepare_sft(model, adapters.lora_config(**settings.lora.model_dump()), seed=0)
-    module = Supervised(
-        model, mask_weight=settings.mask_weight, dice_weight=settings.dice_weight, points=settings.mask_points
-    )
+    module = supervised(job, samples_of())
     optimizer = optimizer_of(module, lr=1e-5, weight_decay=0.0, scales={}, fused=job.device.type == "cuda")
     wrapped, optimizer = Accelerator(cpu=job.device.type == "cpu").prepare(module, optimizer)
     for p in module.parameters():
@@ -613,39 +618,34 @@ def resume(job: Job) -> None:
     if job.size.startswith("sa2va"):
         job = replace(job, size="sa2va-1b")
     samples, settings = samples_of(), job.config().sft
-    source = Source(name="pictures", kind="extra", samples=samples)
-    mixture = Mixture([source], {"extra": 1.0}, questions=5, frames=1, seed=0, turn=conversation.turn)
+    mixture = mixture_of(job, samples)
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(free_port())
+
+    def steps_s(steps: int, machine: loop.Machine, folder: Path) -> list[float]:
+        """Train up to so many steps from the state in the folder, if there is one; return each step's seconds."""
+        module, spent_s = supervised(job, samples), list[float]()
+        layout = layout_of(module.model, mask_size=settings.mask_size, max_length=settings.max_length)
+
+        def make(step: int, micro: int) -> Batch:
+            rows = mixture.rows(step, micro, batch=2, micros=2)
+            return collate_readable(rows, module.model.tokenizer, layout)[0]
+
+        schedule = loop.Schedule(
+            steps=steps, lr=1e-5, weight_decay=0.0, warmup=0.0, clip_grad=1.0, accumulate=2, save_every=2
+        )
+        loop.train(
+            module, make, name="sft", schedule=schedule, machine=machine, seed=0, scratch=folder,
+            log=lambda found, step: spent_s.append(found["sft/speed/step_s"]),
+        )  # fmt: skip
+        return spent_s
+
     for stage in (0, 2) if job.device.type == "cuda" else (0,):  # DeepSpeed compiles an operation for CPUs
-        spent_s: list[float] = []
         machine = loop.Machine(device=job.device, dtype="bf16", deepspeed_stage=stage)
-        with tempfile.TemporaryDirectory() as folder:
-            for steps in (2, 4):
-                model = network(job, samples)
-                adapters.prepare_sft(model, adapters.lora_config(**settings.lora.model_dump()), seed=0)
-                layout = layout_of(model, mask_size=settings.mask_size, max_length=settings.max_length)
-
-                def make(step: int, micro: int, model: Network = model, layout: Layout = layout) -> Batch:
-                    rows = mixture.rows(step, micro, batch=2, micros=2)
-                    return collate_readable(rows, model.tokenizer, layout)[0]
-
-                schedule = loop.Schedule(
-                    steps=steps,
-                    lr=1e-5,
-                    weight_decay=0.0,
-                    warmup=0.0,
-                    clip_grad=1.0,
-                    accumulate=2,
-                    save_every=2,
-                )
-                loop.train(
-                    Supervised(model, mask_weight=2.0, dice_weight=0.5, points=settings.mask_points), make,
-                    name="sft", schedule=schedule, machine=machine, seed=0, scratch=Path(folder),
-                    log=lambda found, step, spent_s=spent_s: spent_s.append(found["sft/speed/step_s"]),
-                )  # fmt: skip
+        with tempfile.TemporaryDirectory() as name:
+            begun, resumed = (steps_s(steps, machine, Path(name)) for steps in (2, 4))
         AcceleratorState._reset_state()  # accelerate takes one configuration of DeepSpeed a process
-        job.figures.add(f"ZeRO-{stage}" if stage else "plain", step_s=spent_s[1], resumed_step_s=spent_s[3])
+        job.figures.add(f"ZeRO-{stage}" if stage else "plain", step_s=begun[1], resumed_step_s=resumed[1])
 
 
 def evaluate(job: Job) -> None:

@@ -229,20 +229,16 @@ def encode_row(
         )
         for turn in row.turns
     ]
-    lengths = [sum(map(len, branch)) for branch in branches]
-    longest, total = len(prefix) + max(lengths, default=0), len(prefix) + sum(lengths)
-    if longest > layout.max_length:
-        raise TooLong(
-            f"{row.name}: a conversation of {longest} tokens > max_length {layout.max_length}; use fewer "
-            "tiles or frames, or shorter texts",
-            _fitting(row.turns, lengths, layout.max_length - len(prefix)),
+    lengths, most = [sum(map(len, branch)) for branch in branches], layout.max_length
+    if (total := len(prefix) + sum(lengths)) > most:
+        longest = len(prefix) + max(lengths, default=0)
+        reason = (
+            f"a conversation of {longest} tokens > max_length {most}; use fewer tiles or frames, or shorter texts"
+            if longest > most
+            else f"{len(row.turns)} conversations of {total} tokens together > max_length {most}; ask fewer "
+            "questions of a picture (sft.questions_per_image)"
         )
-    if total > layout.max_length:
-        raise TooLong(
-            f"{row.name}: {len(row.turns)} conversations of {total} tokens together > max_length "
-            f"{layout.max_length}; ask fewer questions of a picture (sft.questions_per_image)",
-            _fitting(row.turns, lengths, layout.max_length - len(prefix)),
-        )
+        raise TooLong(f"{row.name}: {reason}", _fitting(row.turns, lengths, most - len(prefix)))
     return pack_row(prefix, branches)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
-from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
@@ -170,15 +169,13 @@ def label(
 
     count: pictures, as the seed chooses; 0: all. keep: share of the labels that are kept, those with the best
     score. Samples that can't be read, or whose picture can't, are left out and named.
-    Raises ValueError where `out` exists, for another share than one of 0 to 1, a `kl` that is not above 0, and for a set
-    without such samples.
+    Raises ValueError where `out` exists, for another share than one of 0 to 1, and for a set without such
+    samples.
     """
     if not 0 < keep <= 1:
         raise ValueError(
             f"keep {keep:g}: the share of the {labelling.labels} that are kept is above 0 and at most 1"
         )
-    if isinstance(labelling, Captions) and not 0 < labelling.options.kl < inf:
-        raise ValueError(f"kl {labelling.options.kl:g}: the IoU a nat is finite and above 0")
     if out.exists():
         raise ValueError(f"{out} exists; give a new folder")
     if split not in (splits := SPLITS[form](path)):
@@ -205,10 +202,10 @@ def label(
         if dist.rank() == 0 and not any((parts / left).exists() for left in (PARTS, PREDICTIONS)):
             shutil.rmtree(parts)  # nothing was labelled yet
         raise
+    batches = predictions.by_picture(partial(_items, labelling, every, chosen), BATCH)
     made = predict_all(
-        predictions.by_picture(partial(_items, labelling, every, chosen), BATCH), partial(_labels, labelling, network), _record, out=parts,
-        desc=labelling.labels,
-    )  # fmt: skip
+        batches, partial(_labels, labelling, network), _record, out=parts, desc=labelling.labels
+    )
     if dist.rank():
         return ""
     with made.open(encoding="utf-8") as file:

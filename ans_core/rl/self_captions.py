@@ -63,6 +63,10 @@ class CaptionOptions:
     """Weight of the squared values, in choices."""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.kl < math.inf:
+            raise ValueError(f"kl {self.kl:g}: the IoU a nat is finite and above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCaption:

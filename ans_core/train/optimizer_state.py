@@ -73,15 +73,19 @@ def write(
     """Give a fresh optimizer this state; under DeepSpeed also the weights, as the module has them. All
     processes must call it, with the same state."""
     if not deepspeed_stage:
-        names = {p: name for name, p in module.named_parameters()}
-        for part in _parts(optimizer):
-            for group in part.param_groups:
-                for p in group["params"]:
-                    if names[p] in state:
-                        part.state[p] = {
-                            key: value.to(_step_device(group, p) if key == "step" else p.device, copy=True)
-                            for key, value in state[names[p]].items()
-                        }
+        holders = {
+            p: (part, group)
+            for part in _parts(optimizer)
+            for group in part.param_groups
+            for p in group["params"]
+        }
+        for name, p in module.named_parameters():
+            if name in state:
+                part, group = holders[p]
+                devices = {"step": _step_device(group, p)}
+                part.state[p] = {
+                    key: value.to(devices.get(key, p.device), copy=True) for key, value in state[name].items()
+                }
         return
     parts = wrapped.optimizer
     step = max((values["step"] for values in state.values()), default=None)

@@ -144,7 +144,7 @@ def read_truth(path: Path) -> tuple[files.Record, dict[str, files.Record]]:
 
 
 def with_image_ids(records: Iterable[files.Record], images: Mapping[str, files.Record]) -> list[files.Record]:
-    """The records with the ids of their images as these have them: to pycocotools 7 and "7" are two."""
+    """Return records with the ids of their images as the images have them: to pycocotools 7 and "7" are two."""
     return [
         files.Record(record | {"image_id": images[str(record["image_id"])]["id"]}, record.where)
         for record in records
