@@ -16,8 +16,8 @@ from ans_core.agent.evaluation import outcome_of_episode
 from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.workspace import TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
-from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern, segment
-from ans_core.agent.world.question import faithful_calls
+from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern, segment, zoom
+from ans_core.agent.world.question import PART, faithful_calls
 from ans_core.data.conversation import BOX_STEP
 from ans_core.data.scenes import SPLITS
 from ans_core.model.network import Network
@@ -74,6 +74,21 @@ def test_a_pattern_leaves_nothing_at_the_tile_and_has_one_mean() -> None:
         ].astype(int)
         assert small.max() - small.min() <= 1
     assert means == [pytest.approx(100 * (1 + DARKENED))] * len(PATTERNS)
+
+
+def test_a_look_at_a_pattern_is_shown_as_it_is(toolbox: Toolbox) -> None:
+    """A crop that is shrunk to half its size shows no pattern: of a large thing the look is at a part."""
+    sides, wholes = [], []
+    for question in questions("pattern", 20):
+        _, workspace = toolbox.call(question.workspace(), question.plan[0])
+        left, top, right, bottom = workspace.image("image_2").box
+        assert max(right - left, bottom - top) <= TILE + 1  # boxes are rounded outwards
+        mask = rle.decode(question.targets[0].masks[0])
+        assert mask[top:bottom, left:right].mean() > PART + 0.05
+        sides.append(max(np.ptp(np.nonzero(mask), axis=1)))
+        wholes.append(mask[top:bottom, left:right].sum() == mask.sum())
+    assert max(sides) > 1.5 * TILE > TILE > min(sides)
+    assert not all(wholes)
 
 
 @pytest.mark.slow
@@ -155,6 +170,9 @@ def test_evidence_is_a_closer_look_at_the_thing_asked_about(toolbox: Toolbox) ->
     assert not looked(question.distraction[0])
     assert not evidence(question, question.workspace(), [])
     assert not looked(Call(name="zoom_in", arguments={"bbox_2d": [0, 0, 1000, 1000]}))
+    assert looked(zoom(question.targets[0].masks[0]))
+    x, y, *_ = question.plan[0].arguments["bbox_2d"]
+    assert not looked(Call(name="zoom_in", arguments={"bbox_2d": [max(0, x - 300), y, x - 100, y + 200]}))
     mask = rle.decode(question.targets[0].masks[0])
     for shown, right in ((mask, True), (~mask, False)):
         marked = Workspace.of(question.frames, masks=[shown])

@@ -22,6 +22,8 @@ FILLED = 0.15
 """Share of a crop that the thing must fill: less is no closer look."""
 MARKED = 0.5
 """Share of what a person has marked that a crop must hold; and share of a mask that must lie in it."""
+PART = 0.35
+"""Share of a crop that the thing must fill where a part of it is enough."""
 Look = Literal["crop", "mask", "track"]
 READERS = ("get_properties", "read_text")
 """Operations that look at a mask's pixels."""
@@ -37,6 +39,8 @@ class Target:
     """`the red square`."""
     masks: tuple[RLE, ...]
     """Of every frame."""
+    part: bool = False
+    """Whether a crop of a part of it is a look at it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,4 +224,5 @@ def _shows(target: Target, workspace: Workspace, name: str) -> bool:
     left, top, right, bottom = handle.box
     common = max(0, min(x2, right) - max(x1, left)) * max(0, min(y2, bottom) - max(y1, top))
     share = float(mask[top:bottom, left:right].mean())
-    return common >= COVERED * (x2 - x1) * (y2 - y1) and share >= FILLED
+    in_full = common >= COVERED * (x2 - x1) * (y2 - y1) and share >= FILLED
+    return in_full or (target.part and share >= PART)

@@ -1,9 +1,10 @@
-"""Which pattern is on the red square? Its period is at the overview's sampling rate: only a closer look shows
-it."""
+"""Which pattern is on the red square? Its period is at the overview's sampling rate: only a closer look shows it,
+at a part of the thing where that is large."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def draw(rng: np.random.Generator, side: int) -> Question:
         patterns.append(liked if rng.random() < PRIOR else str(rng.choice(PATTERNS)))
         drawing.paint_pattern(scene.image, mask, patterns[-1])
     (index, query), (other, other_query) = drawing.meant(rng, things, 2)
-    target = scene.target(index, query)
+    target = replace(scene.target(index, query), part=True)
     return Question(
         frames=(drawing.png(scene.image),),
         text=f"Which pattern is on {target.phrase}?",
@@ -34,8 +35,8 @@ def draw(rng: np.random.Generator, side: int) -> Question:
         choices=PATTERNS,
         prior=PATTERNS[drawing.favourite(things[index].colour, len(PATTERNS))],
         targets=(target,),
-        plan=(drawing.zoom(target.masks[0]),),
-        distraction=(drawing.zoom(scene.target(other, other_query).masks[0]),),
+        plan=(drawing.zoom_inside(target.masks[0]),),
+        distraction=(drawing.zoom_inside(scene.target(other, other_query).masks[0]),),
     )
 
 
