@@ -13,8 +13,9 @@ from scipy import ndimage
 
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.evaluation import outcome_of_episode
+from ans_core.agent.operations.base import SMALLEST, pixel_box
 from ans_core.agent.protocol import Call, call_text
-from ans_core.agent.workspace import TrackHandle, Workspace
+from ans_core.agent.workspace import FIRST, TrackHandle, Workspace
 from ans_core.agent.world import FAMILIES, TILE, Question, draw_question, evidence, oracle
 from ans_core.agent.world.drawing import DARKENED, PATTERNS, SHRINKS, paint_pattern, segment, zoom
 from ans_core.agent.world.question import PART, faithful_calls
@@ -76,12 +77,12 @@ def test_a_pattern_leaves_nothing_at_the_tile_and_has_one_mean() -> None:
     assert means == [pytest.approx(100 * (1 + DARKENED))] * len(PATTERNS)
 
 
-def test_a_look_at_a_pattern_is_shown_as_it_is(toolbox: Toolbox) -> None:
+def test_a_look_at_a_pattern_is_shown_as_it_is() -> None:
     """A crop that is shrunk to half its size shows no pattern: of a large thing the look is at a part."""
     sides, wholes = [], []
     for question in questions("pattern", 20):
-        _, workspace = toolbox.call(question.workspace(), question.plan[0])
-        left, top, right, bottom = workspace.image("image_2").box
+        box = question.plan[0].arguments["bbox_2d"]
+        left, top, right, bottom = pixel_box(question.workspace(), FIRST, box, smallest=SMALLEST).box
         assert max(right - left, bottom - top) <= TILE + 1  # boxes are rounded outwards
         mask = rle.decode(question.targets[0].masks[0])
         assert mask[top:bottom, left:right].mean() > PART + 0.05

@@ -152,9 +152,24 @@ def zoom(mask: RLE) -> Call:
     )
 
 
+def zoom_inside(mask: RLE) -> Call:
+    """On the middle of a thing, as much of the picture as the model's tile has pixels: shown as it is, not shrunk.
+    (A crop of a whole thing has up to 2.6 times a tile's side, and at twice the side no pattern is left.)"""
+    width = THOUSAND // SHRINKS
+    middle = inner_point(mask, steps=(BOX_STEP // 2,))
+    x, y = (min(max(round((v - width / 2) / BOX_STEP) * BOX_STEP, 0), THOUSAND - width) for v in middle)
+    return Call(name="zoom_in", arguments={"bbox_2d": [x, y, x + width, y + width]})
+
+
 def segment(mask: RLE, *, steps: Sequence[int] = (BOX_STEP,)) -> Call:
-    """At the point farthest from a thing's edge, of those with numbers that models write (things are wider
-    than BOX_STEP), or in the first of these steps with a point half as far from the edge as any."""
+    """At a point well inside a thing (`inner_point`)."""
+    return Call(name="segment_object_at", arguments={"point_2d": inner_point(mask, steps=steps)})
+
+
+def inner_point(mask: RLE, *, steps: Sequence[int]) -> list[int]:
+    """Return x and y in thousandths: of the points whose numbers are multiples of a step (models write those of
+    BOX_STEP), the one farthest from the thing's edge. The step is the first of `steps` that has a point half as far
+    from the edge as any pixel, else the last one."""
     decoded = rle.decode(mask)
     x1, y1, x2, y2 = rle.pixel_box(mask)
     around = np.s_[max(0, y1 - 1) : y2 + 1, max(0, x1 - 1) : x2 + 1]
@@ -167,16 +182,7 @@ def segment(mask: RLE, *, steps: Sequence[int] = (BOX_STEP,)) -> Call:
         if near.max() >= depth.max() / 2:
             break
     row, column = np.unravel_index(near.argmax(), near.shape)
-    return Call(name="segment_object_at", arguments={"point_2d": [int(numbers[column]), int(numbers[row])]})
-
-
-def zoom_inside(mask: RLE) -> Call:
-    """On the middle of a thing, as much of the picture as the model's tile has pixels: shown as it is, not shrunk.
-    (A crop of a whole thing has up to 2.6 times a tile's side, and at twice the side no pattern is left.)"""
-    width = THOUSAND // SHRINKS
-    point = segment(mask, steps=(BOX_STEP // 2,)).arguments["point_2d"]
-    x, y = (min(max(round((v - width / 2) / BOX_STEP) * BOX_STEP, 0), THOUSAND - width) for v in point)
-    return Call(name="zoom_in", arguments={"bbox_2d": [x, y, x + width, y + width]})
+    return [int(numbers[column]), int(numbers[row])]
 
 
 def favourite(colour: str, choices: int) -> int:
