@@ -263,7 +263,7 @@ def test_a_judge_that_drops_a_kind_spoils_the_mix_and_nothing_takes_its_place(
 ) -> None:
     with (
         serving(scores(1, of="Kind: trap")) as server,
-        pytest.raises(ValueError, match=r"trap 0\.00 instead of 0\.20"),
+        pytest.raises(ValueError, match=r"trap 0\.00 instead of 0\.21"),
     ):
         write(tmp_path, toolbox, make(server.url))
     assert not (tmp_path / "traces.jsonl").exists()

@@ -40,25 +40,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory, toolbox: Toolbox) -> Path:
     return folder
 
 
-def test_kinds_are_60_20_20_over_all_and_a_question_without_operation_is_golden() -> None:
+def test_kinds_are_60_20_20_of_what_needs_an_operation_and_the_rest_is_golden() -> None:
     families = [family for family in FAMILIES for _ in range(20)]
     kinds = kinds_of(families)
-    assert Counter(kinds) == {"golden": 60, "trap": 20, "self_correction": 20}
-    assert {kind for kind, family in zip(kinds, families, strict=True) if family == "easy"} == {"golden"}
+    operated = [kind for kind, family in zip(kinds, families, strict=True) if family != "easy"]
+    assert Counter(operated) == {"golden": 48, "trap": 16, "self_correction": 16}
+    assert Counter(kinds) == {"golden": 68, "trap": 16, "self_correction": 16}
     by_family = Counter(family for kind, family in zip(kinds, families, strict=True) if kind == "trap")
-    assert set(by_family.values()) == {5}
-    with pytest.raises(ValueError, match="5 of 25 questions need an operation; 10 "):
-        kinds_of(["easy"] * 20 + ["text"] * 5)
+    assert set(by_family.values()) == {4}
+    assert kinds_of(["easy"] * 3) == ["golden"] * 3
 
 
 @pytest.mark.slow
 def test_what_is_written_is_read_and_keeps_its_mix(folder: Path) -> None:
     traces = read_traces(folder)
-    check_mix(traces)
-    assert mix(traces) == pytest.approx(SHARES, abs=0.05)
+    operated = [t for t in traces if t.family != "easy"]
+    wanted = kinds_of([t.family or "" for t in traces])
+    wanted = [kind for kind, t in zip(wanted, traces, strict=True) if t.family != "easy"]
+    check_mix(operated, wanted)
+    assert mix(operated) == pytest.approx(SHARES, abs=0.05)
     assert {t.provenance["source"] for t in traces} == {"drawn"}
     with pytest.raises(ValueError, match=r"instead of 0\.20"):
-        check_mix([t for t in traces if t.kind != "trap"])
+        check_mix([t for t in operated if t.kind != "trap"], wanted)
+    with pytest.raises(
+        ValueError, match=f"no trace is left of {len(wanted)} questions that need an operation"
+    ):
+        check_mix([], wanted)
 
 
 @pytest.mark.slow
@@ -91,7 +98,7 @@ def test_nothing_is_overwritten_and_an_empty_result_is_an_error(
 def test_ans_data_check_reads_traces(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = cli.parse(["data", "check", str(folder), "--format", "traces"])
     assert arguments.function(arguments) == 0
-    assert "traces (golden 0.6" in capsys.readouterr().out
+    assert "60 traces (golden 0.73, trap 0.13, self_correction 0.13)" in capsys.readouterr().out
 
 
 def test_traps_are_no_targets_and_of_a_correction_only_the_last_call_and_the_answer_are(folder: Path) -> None:

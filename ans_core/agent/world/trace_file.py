@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -306,13 +306,15 @@ def mix(traces: Iterable[Trace]) -> dict[str, float]:
     return {kind: counts[kind] / counts.total() for kind in SHARES}
 
 
-def check_mix(traces: Iterable[Trace]) -> None:
-    """Raises ValueError where a kind's share is more than TOLERANCE off: the filter may have dropped too many
-    of one."""
-    shares = mix(traces)
-    if any(abs(shares[kind] - share) > TOLERANCE for kind, share in SHARES.items()):
+def check_mix(traces: Sequence[Trace], wanted: Sequence[Kind]) -> None:
+    """Raises ValueError where nothing is left, or a kind's share is more than TOLERANCE off that of the kinds
+    that were `wanted`: the filter may have dropped too many of one."""
+    if not traces:
+        raise ValueError(f"no trace is left of {len(wanted)} questions that need an operation")
+    shares, before = mix(traces), {kind: wanted.count(kind) / len(wanted) for kind in SHARES}
+    if any(abs(shares[kind] - share) > TOLERANCE for kind, share in before.items()):
         differences = ", ".join(
-            f"{kind} {shares[kind]:.2f} instead of {share:.2f}" for kind, share in SHARES.items()
+            f"{kind} {shares[kind]:.2f} instead of {share:.2f}" for kind, share in before.items()
         )
         raise ValueError(
             f"the mix of traces is off: {differences}; draw more questions, or look at what the filter "

@@ -45,6 +45,8 @@ Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_ca
 was not looked at, the distraction is the plan's own first call."""
 DIFFICULTIES: tuple[Difficulty, ...] = ("simple", "simple", "medium", "hard")
 """By the number of calls of the shortest plan; longer ones are hard, too."""
+OPERATED = frozenset(name for name, family in FAMILIES.items() if family.needs_operation)
+"""Drawn families that have traps and self-corrections."""
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
@@ -77,7 +79,8 @@ def write_synthetic_traces(
     pictures; the first one asks the judge about what the rules kept, and writes the records. None takes the
     place of a dropped one.
 
-    Raises ValueError where the mix of the drawn ones is off after the filter, or nothing is left."""
+    Raises ValueError where the mix of the drawn ones that need an operation is off after the filter, or
+    nothing is left."""
     check_new(folder)
     drawn = [(family, index) for family, n in numbers.items() for index in range(n) if family in FAMILIES]
     of_pictures = [
@@ -117,8 +120,9 @@ def write_synthetic_traces(
         records = _accepted(folder, records, verdicts)
     if not records:
         raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
-    if drawn_records := [record for record in records if record.family in FAMILIES]:
-        check_mix(drawn_records)  # before the file has its name
+    if wanted := [kind for (family, _), kind in zip(names, kinds, strict=True) if family in OPERATED]:
+        # before the file has its name
+        check_mix([record for record in records if record.family in OPERATED], wanted)
     if dist.rank() == 0:
         write_traces(folder, records)
     return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
@@ -140,16 +144,10 @@ def _accepted(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]
 
 
 def kinds_of(families: Sequence[str]) -> list[Kind]:
-    """A kind for each question, in SHARES over all and spread evenly. What needs no operation can only be
-    golden, so the others take over its traps and self-corrections. Raises ValueError where they are too
-    few."""
-    special = round(SHARES["trap"] * len(families))  # of either
-    able = [i for i, family in enumerate(families) if FAMILIES[family].needs_operation]
-    if 2 * special > len(able):
-        raise ValueError(
-            f"{len(able)} of {len(families)} questions need an operation; {2 * special} traps and "
-            "self-corrections are wanted"
-        )
+    """A kind for each question: in SHARES over those that need an operation, spread evenly over them; the
+    others can only be golden."""
+    able = [i for i, family in enumerate(families) if family in OPERATED]
+    special = round(SHARES["trap"] * len(able))  # of either
     kinds: list[Kind] = ["golden"] * len(families)
     for number in range(2 * special):
         kinds[able[number * len(able) // (2 * special)]] = "self_correction" if number % 2 else "trap"
