@@ -35,7 +35,8 @@ def fingerprint(path: Path, *, leave_out: Path | None = None) -> str:
         if leave_out is not None and file.is_relative_to(leave_out):
             continue
         by_time = file.suffix.lower() in BY_TIME
-        digest.update(f"{'.' if file == path else name} {size} {changed_ns if by_time else ''}\n".encode())
+        line = f"{'.' if file == path else name} {size} {changed_ns if by_time else ''}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
         if not by_time:
             with file.open("rb") as opened:
                 digest.update(hashlib.file_digest(opened, "sha256").digest())

@@ -326,7 +326,7 @@ def read_row(
     if row.size is not None and (images[0].height, images[0].width) != row.size:
         raise ValueError(
             f"{row.name}: the picture of {images[0].size} pixels was of {row.size[::-1]} when it was "
-            "annotated; `ans run` reads it anew"
+            "annotated; remove the folder `index` beside the prepared data, and it is read anew"
         )
     views = layout.cutter.views(images, clip=row.is_clip)
     packed = encode_row(row, tokenizer, layout, grids=views.grids, pictures=views.pictures)

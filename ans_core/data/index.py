@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ans_core import types
+from ans_core.code_hash import CodeHashes
 from ans_core.data import outlines
 from ans_core.fingerprint import files_of
 from ans_core.lazy import Lazy
@@ -43,7 +44,6 @@ COLUMNS = {
 }
 """Values of every sample, a file `<name>.npy` each: its end in RECORDS, and what ans_core/data/outlines.py makes of it."""
 SHARD = ".tar"
-PACKAGE = Path(__file__).parents[1]
 FIELDS = tuple(field.name for field in fields(Sample) if field.name not in {"dataset", "frames"})
 
 
@@ -293,6 +293,5 @@ def hash_files(path: Path) -> str:
 
 @functools.cache
 def _code_hash() -> str:
-    """Hash the code that reads and checks data: ans_core/data and the modules directly under ans_core."""
-    files = sorted([*PACKAGE.glob("*.py"), *PACKAGE.glob("data/**/*.py")])
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    """Hash the code that reads and checks data, also what of it stands elsewhere, as the masks' coding."""
+    return CodeHashes(Path(__file__).parents[2]).hash_of((__package__,))

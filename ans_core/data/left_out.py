@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -58,27 +61,33 @@ class LeftOutFile:
         self.path, self.rows = path, rows
         self._bad_steps = 0
         self._read = 0
-        self._lines: dict[int, set[str]] = defaultdict(set)
+        self._lines: dict[int, set[bytes]] = defaultdict(set)
 
     def add(self, step: int, left_out: Sequence[LeftOut]) -> None:
         if not left_out:
             return
+        for record in left_out:
+            logging.warning(
+                "training goes on without %d samples of %s: %s", record.samples, record.row, record.reason
+            )
+        lines = "".join(json.dumps({"step": step} | asdict(record)) + "\n" for record in left_out).encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            for record in left_out:
-                logging.warning(
-                    "training goes on without %d samples of %s: %s", record.samples, record.row, record.reason
-                )
-                file.write(json.dumps({"step": step} | asdict(record)) + "\n")
+        with self.path.open("a+b", buffering=0) as file:
+            if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+                lines = b"\n" + lines  # after what a machine that went down had of its last line
+            if file.write(lines) < len(lines):  # at once: others write, too, and one reads
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def count(self, step: int) -> tuple[int, int]:
         """Return the samples of this step, and its unreadable rows; steps must be requested in order."""
         if self.path.exists():
-            with self.path.open(encoding="utf-8") as file:
+            with self.path.open("rb") as file:
                 file.seek(self._read)
-                while line := file.readline():
+                complete, end, _ = file.read().rpartition(b"\n")
+            self._read += len(complete + end)
+            for line in complete.split(b"\n"):
+                with suppress(ValueError):  # a cut line: the resumed run writes its step again
                     self._lines[json.loads(line)["step"]].add(line)
-                self._read = file.tell()
         lines = [json.loads(line) for line in self._lines.pop(step, ())]
         return sum(line["samples"] for line in lines), sum(line["unreadable"] for line in lines)
 

@@ -68,14 +68,17 @@ def balanced(rows: Sequence[Measured], parts: int) -> list[list[int]]:
 
 def row_length(row: Row, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> int:
     """Return the tokens of a row as `collate_readable` packs it, without reading a picture's pixels: turns
-    that are too long count nothing."""
+    that are too long count nothing, and nothing does in a row that will be left out."""
     assert row.size is not None, f"{row.name}: a mixture's rows have a size"
     grids: list[tuple[Grid, ...]]
-    if row.is_clip:
-        grids = [(grid,) for grid in layout.cutter.grids(*row.size[::-1], frames=len(row.frames))]
-    else:
-        sizes = map(transforms.image_size, row.frames) if row.stills else [row.size[::-1]]
-        grids = [layout.cutter.grids(*size) for size in sizes]
+    try:
+        if row.is_clip:
+            grids = [(grid,) for grid in layout.cutter.grids(*row.size[::-1], frames=len(row.frames))]
+        else:
+            sizes = map(transforms.image_size, row.frames) if row.stills else [row.size[::-1]]
+            grids = [layout.cutter.grids(*size) for size in sizes]
+    except ValueError:
+        return 0
     encoded = partial(
         encode_row,
         tokenizer=tokenizer,

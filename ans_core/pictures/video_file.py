@@ -131,7 +131,7 @@ def _header(file: Path, changed: int) -> tuple[int, tuple[int, int]]:
             stream = next(iter(container.streams.video))
             first = _upright(next(container.decode(stream)))
             count = _shown(container)
-        return count or len(_times(file)), first.size
+        return count or len(_times(file, changed)), first.size
     except (*CODEC_ERRORS, StopIteration) as error:
         reason = str(error) or "it holds no picture"
         raise ValueError(
@@ -149,9 +149,10 @@ def _shown(container: InputContainer) -> int:
     return stream.frames
 
 
-def _times(file: Path) -> list[int | None]:
+@lru_cache(maxsize=256)
+def _times(file: Path, changed: int) -> list[int | None]:
     """Return the frames' presentation times in order, read from the packets without decoding; None where the
-    file has none (AVI)."""
+    file has none (AVI). All of the file is read for that, so the lists of some files are kept."""
     with av.open(str(file)) as container:
         times = [p.pts for p in container.demux(container.streams.video[0]) if p.size and not p.is_discard]
     return times if None in times else sorted(times)  # type: ignore[type-var]
@@ -178,7 +179,7 @@ class _Decoder:
         self.container = av.open(str(file))
         self.stream = self.container.streams.video[0]
         self.stream.codec_context.thread_count = 1  # loader workers share the cores
-        self.times = _times(file)
+        self.times = _times(file, self.changed)
         entries = (entry for entry in self.stream.index_entries if not entry.is_discard)
         self.keys = [n for n, entry in enumerate(entries) if entry.is_keyframe]
         self.shots: Iterator[Shot] = self.container.decode(self.stream)

@@ -224,6 +224,10 @@ def test_coco_video_frames_are_ordered_and_those_without_annotation_unknown(tmp_
     clip_sets.write_json(file, content | {"annotations": mixed})
     (persons,) = read("coco_video", root)  # 2 and "2" are one
     assert persons.meta["object_ids"] == [2]
+    texts = [image | {"id": str(image["id"])} for image in content["images"]]
+    clip_sets.write_json(file, content | {"annotations": mixed, "images": texts})
+    (persons,) = read("coco_video", root)  # so are ids of images
+    assert persons.meta["object_ids"] == [2]
     named = [
         category | {"name": "a  person" if place else "a person"}
         for place, category in enumerate(content["categories"])

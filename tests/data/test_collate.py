@@ -92,6 +92,18 @@ def test_what_was_left_out_is_named_in_a_file_and_counted_by_step_once_also_afte
     }
 
 
+def test_a_line_that_a_machine_cut_when_it_went_down_does_not_stop_those_after_it(tmp_path: Path):
+    path = tmp_path / "left_out-0.jsonl"
+    lost = [LeftOut(row=f"d/{n}", samples=2, reason="cut") for n in range(2)]
+    LeftOutFile(path, rows=2).add(1, lost)
+    path.write_bytes(path.read_bytes()[:-30])
+    reader = LeftOutFile(path, rows=2)
+    assert reader.count(0) == (0, 0)  # it may be a line that is being written
+    for _ in range(2):
+        LeftOutFile(path, rows=2).add(1, lost)
+    assert reader.count(1) == LeftOutFile(path, rows=2).count(1) == (4, 0)
+
+
 def test_more_than_ten_steps_in_a_row_of_mostly_unreadable_rows_end_the_run(tmp_path):
     left_out = LeftOutFile(tmp_path / "left_out.jsonl", rows=4)
     lost = [LeftOut(row=f"d/{n}", samples=2, reason="503", unreadable=n < 3) for n in range(4)]

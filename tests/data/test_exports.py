@@ -807,6 +807,16 @@ def test_a_split_without_objects_does_not_stop_the_others(tmp_path: Path):
     assert "pictures by split: train 1, val 1 (as the export has them)" in lines
 
 
+def test_what_a_mac_adds_to_an_archive_is_no_label_file(tmp_path: Path):
+    write(tmp_path / "yolo", "labels/a.txt", "0 0.2 0.25 0.2 0.3\n", "images/a.jpg")
+    write(tmp_path / "yolo", "classes.txt", "cat\n")
+    for place in ("__MACOSX/labels/._a.txt", "labels/._a.txt"):
+        write(tmp_path / "yolo", place, "\0\5\x16\7")
+    assert imported(tmp_path / "yolo", tmp_path / "out") == {
+        ("images/a.jpg", "referring", "cat"): [[1, 3, 2, 5, 12]]
+    }
+
+
 def test_an_empty_line_of_classes_is_a_class_without_a_name(tmp_path: Path):
     write(tmp_path / "yolo", "labels/a.txt", "2 0.2 0.25 0.2 0.3\n", "images/a.jpg")
     write(tmp_path / "yolo", "classes.txt", "dog\n\ncat\n\n")

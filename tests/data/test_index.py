@@ -244,6 +244,7 @@ def test_files_in_linked_folders_and_of_other_splits_beside_a_file_count(tmp_pat
     (tmp_path / "disk/train/instances.json").write_text("1")
     (tmp_path / "set/train").symlink_to(tmp_path / "disk/train")
     (tmp_path / "disk/train/up").symlink_to(tmp_path / "set")  # a cycle
+    (tmp_path / "disk/train/caf\udce9.txt").write_text("a name in Latin-1")
     (tmp_path / "set/self").symlink_to(tmp_path / "set/self")
     first = hash_of(tmp_path / "set")
     assert first == hash_of(tmp_path / "set")

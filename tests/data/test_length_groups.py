@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -112,3 +113,12 @@ def test_a_rows_length_is_that_of_its_packed_tokens_though_no_picture_is_opened(
         batch, left_out = collate_readable([row], tiny_model.tokenizer, layout)
         assert row_length(row, tiny_model.tokenizer, layout) == batch.input_ids.shape[1]
         assert len(left_out) == (long in samples)
+
+
+def test_a_row_that_will_be_left_out_has_no_length(tiny_model: Network, tmp_path: Path):
+    """A picture that is gone, and one that is too long and narrow for Qwen-VL."""
+    layout = tiny.layout(tiny_model)
+    narrow = tiny.row(size=(10, 3000))
+    gone = tiny.row(size=(64, 64), frames=(tmp_path / "gone.png",) * 2, stills=True)
+    assert row_length(narrow, tiny_model.tokenizer, replace(layout, cutter=CUTTERS["patches"])) == 0
+    assert row_length(gone, tiny_model.tokenizer, layout) == 0

@@ -119,6 +119,21 @@ def test_the_frames_of_a_video_file_are_decoded_when_they_are_asked_for(
         video[len(expected)]
 
 
+def test_the_frames_times_of_two_files_read_in_turn_are_read_once(
+    tmp_path: Path, shots: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read them is to read the whole file, gigabytes of an hour."""
+    clips = [tmp_path / "a.mp4", tmp_path / "b.mp4"]
+    for clip in clips:
+        write_video(clip, np.stack(shots))
+    opened = []
+    open_file = av.open
+    monkeypatch.setattr(av, "open", lambda file: opened.append(file) or open_file(file))
+    for clip in clips * 3:
+        video_file.read(video_file.frames_of(clip)[1])
+    assert len(opened) == 2 + 2 + 6  # the headers, the times, and the files
+
+
 @pytest.mark.parametrize(
     ("matrix", "height", "corner"),
     [

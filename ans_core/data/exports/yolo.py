@@ -30,7 +30,11 @@ def read(place: Path, file: Path) -> Export:
     texts = [
         path
         for path in listed
-        if path.suffix == ".txt" and path != file and "labels" in path.relative_to(root).parts[:-1]
+        if path.suffix == ".txt"
+        and path != file
+        and "labels" in (parts := path.relative_to(root).parts)[:-1]
+        and not path.name.startswith(".")
+        and "__MACOSX" not in parts
     ]
     if texts and not pictures:
         raise checks.DataError(f"{root}: {len(texts)} label files, and no picture; export the pictures, too")

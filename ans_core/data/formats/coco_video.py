@@ -138,7 +138,7 @@ def read(path: Path, *, split: str) -> Iterator[Sample]:
             clips[video.id] = clip
             places |= {picture.id: (clip, place) for place, picture in enumerate(pictures)}
     owner = "image" if source.images else "video"
-    owners = {record["id"] for record in source.images or source.videos}
+    owners = {checks.as_id(record["id"]) for record in source.images or source.videos}
     form: type[FrameAnnotation | MaskletAnnotation] = FrameAnnotation if source.images else MaskletAnnotation
     for number, value in checks.by_id(source.annotations, f"{file}: annotation").items():
         with faults:
