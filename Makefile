@@ -69,4 +69,4 @@ ui: setup  ## MLflow in the browser: make ui [UI_PORT=5000]
 	$(BIN)/python -m flows.services $(UI_PORT)
 
 clean:  ## resume states, logs and tool caches; keeps .venv, runs, the DVC cache and the MLflow history
-	rm -rf .ans/scratch .ans/logs .ans/finetune-* .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist site
+	rm -rf .ans/scratch .ans/logs .ans/finetune-* .ans/rl-* .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist site

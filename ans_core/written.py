@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -50,11 +51,20 @@ def atomic_folder(path: Path, *, size: int = 0) -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
+    """Write a file that is there whole or not at all, also after a power cut; of a link, the file that it
+    names. One that is mounted by itself, as in a container, can't be replaced and is overwritten."""
+    file = file.resolve()
     partial = file.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     sync(partial)
-    partial.replace(file)
+    try:
+        partial.replace(file)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        file.write_text(text, encoding="utf-8")
+        sync(file)
+        partial.unlink()
 
 
 def sync(file: Path) -> None:

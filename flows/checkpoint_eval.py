@@ -136,6 +136,11 @@ def run_in_child(out: Path, checkpoint: Path, content: str, here: Path, config: 
     if status:
         message = noted.get("message", "its message is above")
         raise StageFailedError(f"the evaluation of {checkpoint} failed (status {status}); {message}")
+    if not (out / METRICS).exists():
+        raise StageFailedError(
+            f"the evaluation of {checkpoint} has ended, but params.yaml, dvc.lock or the code changed while it "
+            f"waited, and its figures in {out.parent} are those of the new ones: give the same command again"
+        )
 
 
 def metrics_of(folder: Path) -> dict[str, float]:

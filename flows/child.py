@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from ans_core import stop
 from flows.dvc_state import BUSY
 from flows.paths import environment
 from tasks.jobs import USER_ERROR, answer
@@ -25,6 +26,9 @@ from tasks.process import read_note, write_error
 
 BUSY_RETRY_S = 15
 GRACE_S = 30
+"""That a command has after TERM which hangs, or which has no state to write."""
+STATE_GRACE_S = stop.LONGEST_S + GRACE_S
+"""That a stage has, which ends after its step at work and a state of it."""
 POLL_S = 0.2
 STOPPED_S = 600.0
 """Seconds after which the watchdog ends a stage of which a process is stopped."""
@@ -55,10 +59,10 @@ class SettingsError(StageFailedError):
     """A mistake in the settings, which no retry mends."""
 
 
-def end_group(process: subprocess.Popen[Any]) -> None:
+def end_group(process: subprocess.Popen[Any], *, grace_s: float = GRACE_S) -> None:
     """End a command's whole group; does nothing if the command has ended by itself."""
     if process.poll() is None or process.returncode < 0:
-        end_processes(process.pid, grace_s=GRACE_S)
+        end_processes(process.pid, grace_s=grace_s)
         process.wait()
 
 
@@ -128,7 +132,8 @@ def run_once(
     say: Say = write_error,
 ) -> int:
     """Run a command and return its exit status. A terminal gets its output unchanged, `say` elsewhere. Raises
-    TimeoutError, after ending the group, for a command that takes too long or is stopped."""
+    TimeoutError, after ending the group, for a command that takes too long or is stopped. One that is
+    interrupted has the time to write its state."""
     environ = {
         **environment(),
         **extra_environment,
@@ -148,14 +153,21 @@ def run_once(
         reader = Thread(target=relay, args=(process.stdout.fileno(), say), daemon=True)
         reader.start()
     note = extra_environment.get("ANS_NOTE")
+    grace_s: float = STATE_GRACE_S
     try:
         watch(
             process,
             timeout_s,
             queued_s=lambda: float(read_note(Path(note)).get("queued_s", 0.0)) if note else 0.0,
         )
+    except TimeoutError:
+        grace_s = GRACE_S
+        raise
+    except BaseException:
+        say(f"ending; a training first writes the state of its step (within {stop.LONGEST_S} s)\n")
+        raise
     finally:
-        end_group(process)
+        end_group(process, grace_s=grace_s)
         if reader:
             reader.join(timeout=5)
     return process.returncode

@@ -7,6 +7,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from ans_core.cli.options import existing
 from flows.paths import environment, root
@@ -78,12 +79,12 @@ def sweep(arguments: argparse.Namespace) -> int:
     from ans_core.config.yaml_file import parse
     from flows.launch import exit_if_a_stage_fails, prefect_api
 
-    grid = {}
+    grid: dict[str, list[Any]] = {}
     for word in arguments.settings:
         key, _, values = word.partition("=")
         if not values:
             raise ValueError(f"{word!r}: write KEY=VALUE,VALUE as in rl.kl=0.01,0.05")
-        grid[key] = [parse(value, source=repr(word))[0] for value in values.split(",")]
+        grid.setdefault(key, []).extend(parse(value, source=repr(word))[0] for value in values.split(","))
     with exit_if_a_stage_fails(resume=""), prefect_api(root()):
         from flows import sweep as flow
 

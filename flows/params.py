@@ -3,15 +3,27 @@ hand."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shlex
+from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
-from ans_core.config import PROFILES, ConfigError, DataSource, completed, dump, load, read_yaml, resolve
+from ans_core.config import (
+    PROFILES,
+    ConfigError,
+    DataSource,
+    completed,
+    dump,
+    load,
+    read_yaml,
+    resolve,
+    setting,
+)
 from ans_core.fingerprint import fingerprint
 from ans_core.written import write_atomically
 
@@ -31,7 +43,7 @@ def digest(values: dict[str, Any]) -> str:
 
 
 def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
-    command = shlex.join(["ans", "profile", values["profile"], *words])
+    command = shlex.join(["ans", "profile", values["profile"], *map(in_comment, words)])
     lines = [
         f"# Every setting of every stage, as written by `{command}`. Edit at will; what stands here is "
         "what runs.",
@@ -39,6 +51,14 @@ def render(values: dict[str, Any], words: tuple[str, ...]) -> str:
         MARK + digest(values),
     ]
     return "\n".join(lines) + "\n" + dump(values)
+
+
+def in_comment(word: str) -> str:
+    """Return a setting as it can stand between backticks in a comment: on one line, without a backtick."""
+    if word.isprintable() and "`" not in word:
+        return word
+    key, value = setting(word)
+    return f"{key}={json.dumps(value)}".replace("`", "\\u0060")
 
 
 def edited_keys(path: Path) -> list[str]:
@@ -51,7 +71,8 @@ def edited_keys(path: Path) -> list[str]:
     return (
         ["(all)"]
         if plain is None
-        else differing(plain, completed(values, path.parent)[0]) or ["(written by hand)"]
+        else differing(without_fingerprints(plain), without_fingerprints(completed(values, path.parent)[0]))
+        or ["(written by hand)"]
     )
 
 
@@ -167,24 +188,34 @@ def insert_fingerprints(values: dict[str, Any], root: Path) -> list[str]:
     """Insert into these settings the fingerprints of the files as they are now; return what to print of those
     that have changed."""
     lines = []
+    for entry, key, paths in fingerprinted(values):
+        current = " ".join(filter(None, (fingerprint(root / path) for path in paths)))  # a hub id has none
+        if entry[key] != current:
+            lines += [f"params.yaml: the files of {' or '.join(paths)} have changed"] if entry[key] else []
+            entry[key] = current
+    return lines
+
+
+def fingerprinted(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, list[str]]]:
+    """Yield (entry, its key of a fingerprint, the paths that this is of) of all settings."""
     for source in (
         *values["prepare"]["sources"],
         *values["evaluate"]["sources"],
         *values["agent"]["sources"],
         *values["evaluate"]["public"],
     ):
-        current = fingerprint(root / source["path"])
-        if source["files"] != current:
-            lines += [f"params.yaml: the files of {source['path']} have changed"] if source["files"] else []
-            source["files"] = current
+        yield source, "files", [source["path"]]
     for place, names, key in FOLDERS:
         section = reduce(getitem, place.split("."), values)
-        paths = [section[name] for name in names if section[name]]
-        current = " ".join(filter(None, (fingerprint(root / path) for path in paths)))  # a hub id has none
-        if section[key] != current:
-            lines += [f"params.yaml: the files of {' or '.join(paths)} have changed"] if section[key] else []
-            section[key] = current
-    return lines
+        yield section, key, [section[name] for name in names if section[name]]
+
+
+def without_fingerprints(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings alone: fingerprints are written by runs, and are no edits."""
+    values = copy.deepcopy(values)
+    for entry, key, _ in fingerprinted(values):
+        entry[key] = ""
+    return values
 
 
 def rewrite(root: Path, values: dict[str, Any]) -> None:
@@ -193,6 +224,7 @@ def rewrite(root: Path, values: dict[str, Any]) -> None:
     path = root / "params.yaml"
     if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))
-        edited = values != as_written(path, values)
+        plain = as_written(path, values)
+        edited = plain is None or without_fingerprints(values) != without_fingerprints(plain)
         write_atomically(path, written.replace(MARK + digest(values), MARK + "edited") if edited else written)
         load(path)

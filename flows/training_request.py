@@ -136,7 +136,7 @@ def out_folder(arguments: argparse.Namespace, scratch: Path, name: str) -> Path:
 
 def identity_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what of the command line tells a training from others on the same data."""
-    names = ("model", "profile", "settings", "steps")
+    names = ("model", "profile", "settings", "steps", "format")
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -158,12 +158,12 @@ def warn_of_few(held_out: Iterable[Sample], remedy: str = "") -> None:
 def refuse_another(file: Path, identity: Mapping[str, Any], noun: str) -> None:
     """Raise ValueError if the folder holds a training with other data, model or settings, or anything
     else."""
-    if file.exists() and (before := read_json(file)) != identity:
-        changed = [
-            f"{key} {before.get(key)!r}, now {value!r}"
-            for key, value in identity.items()
-            if before.get(key) != value
-        ]
+    before = read_json(file) if file.exists() else identity
+    if changed := [
+        f"{key} {before.get(key)!r}, now {value!r}"
+        for key, value in identity.items()
+        if before.get(key) != value
+    ]:
         raise ValueError(
             f"{file.parent} holds another {noun} ({'; '.join(changed)}); give another --out, or remove it"
         )

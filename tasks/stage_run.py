@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ans_core.written import write_atomically
 from tasks import tracking
-from tasks.process import imports_without_collector
+from tasks.process import imports_without_collector, write_error
 from tasks.tracking import metric_name
 
 if TYPE_CHECKING:
@@ -300,9 +300,14 @@ def keep(record: Record, path: Path) -> None:
 
 
 def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:
-    """Send the runs of stages that ended while the store was away."""
+    """Send the runs of stages that ended while the store was away. A record that can't be read, of another
+    version or damaged, or that MLflow refuses, is put aside as `<name>.refused`."""
     for path in sorted((root / UNSENT).glob("*.json")):
-        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        try:
+            record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            put_aside(path, error)
+            continue
         if record.run_id and not has_run(mlflow, record.run_id):  # a new store
             record.run_id = None
         status = record.status
@@ -310,10 +315,19 @@ def send_left(root: Path, mlflow: MlflowClient, experiment: str) -> None:
             send(record, mlflow, experiment, root)
             if record.in_flow and status and record.parent:  # its flow is over, or closes the run once more
                 mlflow.set_terminated(record.parent, status, end_time=record.end_ms)
-        except tracking.store_faults():
+        except tracking.store_faults() as error:
             keep(record, path)
-            raise
+            if getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                raise
+            put_aside(path, error)
+            continue
         path.unlink()
+
+
+def put_aside(path: Path, error: Exception) -> None:
+    aside = path.with_suffix(".refused")
+    path.rename(aside)
+    write_error(f"MLflow's record of an earlier stage is put aside as {aside}: {error}\n")
 
 
 def has_run(mlflow: MlflowClient, run_id: str) -> bool:

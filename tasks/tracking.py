@@ -152,7 +152,8 @@ def where_from(root: Path) -> dict[str, str]:
 
 
 def metric_name(name: str) -> str:
-    """Replace `&`, which MLflow does not allow: video/val/J&F is logged as video/val/J_F."""
+    """Replace `&`, which MLflow does not allow in names of metrics and parameters: video/val/J&F is logged as
+    video/val/J_F."""
     return re.sub(r"[^\w\-./ :]", "_", name)
 
 
@@ -232,7 +233,7 @@ def clock(time_ms: int) -> str:
 def log_params(mlflow: MlflowClient, run: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    entries = [Param(key, value) for key, value in params.items()]
+    entries = [Param(metric_name(key), value) for key, value in params.items()]
     for start in range(0, len(entries), MAX_PARAMS):
         mlflow.log_batch(run, params=entries[start : start + MAX_PARAMS])
 

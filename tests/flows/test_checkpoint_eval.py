@@ -8,6 +8,7 @@ import pytest
 
 from ans_core.config import load
 from flows import checkpoint_eval
+from flows.child import StageFailedError
 from tasks import runner
 from tasks.process import held
 from tests.workspace import tiny_params
@@ -63,9 +64,13 @@ def test_several_processes_share_an_evaluation_and_the_first_alone_writes(
     several = config.model_copy(update={"launch": config.launch.model_copy(update={"processes": 2})})
     started: list[str] = []
     monkeypatch.setattr(checkpoint_eval, "settings", lambda *_: several)
-    monkeypatch.setattr(checkpoint_eval, "result_folder", lambda *_: tmp_path / ".ans/eval/model-1")
+    out = tmp_path / ".ans/eval/model-1"
+    monkeypatch.setattr(checkpoint_eval, "result_folder", lambda *_: out)
     monkeypatch.setattr(checkpoint_eval, "run_noted", lambda command, **_: (started.extend(command), {}))
-    checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {})
+    with pytest.raises(
+        StageFailedError, match=r"the code changed while it waited, and its figures in .*eval"
+    ):
+        checkpoint_eval.in_child(tmp_path / "model", "hash", tmp_path, {})
     assert started[:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--standalone", "--nproc-per-node=2"]
     assert started[5:7] == ["-m", "flows.checkpoint_eval"]
 
@@ -97,15 +102,21 @@ def test_changed_evaluation_data_have_a_result_of_their_own(
     monkeypatch.setattr(checkpoint_eval, "inputs_md5", lambda *_, **__: {"data": "1"})
     monkeypatch.setattr(checkpoint_eval.Code, "version_of", lambda *_: "")
     commands: list[list[str]] = []
-    monkeypatch.setattr(checkpoint_eval, "run_noted", lambda command, **_: (commands.append(command), {}))
+
+    def child(command: list[str], **_: object) -> tuple[int, dict[str, Any]]:
+        commands.append(command)
+        settings = checkpoint_eval.settings(tmp_path, json.loads(command[-1]))
+        out = checkpoint_eval.result_folder(tmp_path / "model", "hash", tmp_path, settings)
+        out.mkdir(parents=True)
+        (out / "metrics.json").write_text("{}")
+        return 0, {}
+
+    monkeypatch.setattr(checkpoint_eval, "run_noted", child)
 
     def found() -> Path:
-        out = checkpoint_eval.in_child(
+        return checkpoint_eval.in_child(
             tmp_path / "model", "hash", tmp_path, {"sources": [mine], "public": [public]}
         )
-        child = checkpoint_eval.settings(tmp_path, json.loads(commands[-1][-1]))
-        assert checkpoint_eval.result_folder(tmp_path / "model", "hash", tmp_path, child) == out
-        return out
 
     before = found()
     assert found() == before

@@ -41,6 +41,34 @@ def test_the_watchdog_ends_the_whole_process_group(
         time.sleep(0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("error", "is_there"), [(KeyboardInterrupt, True), (TimeoutError, False)])
+def test_a_stage_that_is_interrupted_has_time_for_its_state_and_one_that_hangs_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], is_there: bool
+) -> None:
+    state, begun = tmp_path / "state", tmp_path / "begun"
+
+    def interrupted(*_: object, **__: object) -> None:
+        deadline = time.monotonic() + 60
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        raise error
+
+    monkeypatch.setattr(child, "GRACE_S", 0.5)
+    monkeypatch.setattr(child, "watch", interrupted)
+    stage = (
+        "import signal, sys, time; from pathlib import Path\n"
+        f"def end(*_): time.sleep(2); Path({str(state)!r}).touch(); sys.exit(143)\n"
+        f"signal.signal(15, end); Path({str(begun)!r}).touch(); time.sleep(600)"
+    )
+    said: list[str] = []
+    with pytest.raises(error):
+        child.run_once(["-c", stage], root=ROOT, timeout_s=600, say=said.append)
+    assert state.exists() == is_there
+    assert any("a training first writes the state" in line for line in said) == is_there
+
+
 def test_a_stopped_stage_ends_with_a_flow_that_was_killed() -> None:
     """The kernel sends dvc's process a TERM then."""
     stage = "import subprocess; p = subprocess.Popen(['sleep', '600']); p.send_signal(19); print(p.pid, flush=True); p.wait()"

@@ -71,9 +71,12 @@ def test_what_can_not_be_fine_tuned_is_refused_before_a_model_is_loaded(tmp_path
     (tmp_path / "full/a.txt").touch()
     with pytest.raises(ValueError, match="full is not empty and holds no fine-tuning"):
         ans(folder, "--model", "nothing", "--out", tmp_path / "full")
-    (tmp_path / "full/finetune.json").write_text(json.dumps({"model": "another", "steps": 7}))
+    before = {"model": "another", "steps": 7, "format": "labelme"}
+    (tmp_path / "full/finetune.json").write_text(json.dumps(before))
     with pytest.raises(
-        ValueError, match=r"holds another fine-tuning \(.*model 'another', now 'nothing'.*steps 7, now 2"
+        ValueError,
+        match=r"holds another fine-tuning \(.*model 'another', now 'nothing'.*steps 7, now 2; "
+        "format 'labelme', now None",
     ):
         ans(folder, "--model", "nothing", "--out", tmp_path / "full", "--steps", 2)
 

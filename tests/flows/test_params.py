@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ans_core.config import ConfigError, load
+from ans_core.config import ConfigError, load, setting
 from ans_core.fingerprint import fingerprint
 from flows import cli, commands
 from flows import launch as flows_launch
@@ -21,6 +21,7 @@ from flows.params import (
     marked,
     rewrite,
     watch_sources,
+    words_of,
     write,
     write_if_needed,
 )
@@ -51,6 +52,35 @@ def test_a_profile_is_written_complete_and_switching_needs_no_force(workspace: P
     write("tiny", workspace)
     write("smoke", workspace)
     assert load(workspace / "params.yaml").profile == "smoke"
+
+
+def test_the_fingerprints_that_a_run_writes_are_no_edits(workspace: Path) -> None:
+    (workspace / "mine").mkdir()
+    (workspace / "mine/annotations.json").write_text("[]")
+    source = f"prepare.sources=[{{name: mine, format: annotations, path: {workspace / 'mine'}}}]"
+    write("smoke", workspace, (source,))
+    watch_sources(workspace)
+    assert load(workspace / "params.yaml").prepare.sources[0].files
+    assert edited_keys(workspace / "params.yaml") == []
+    write("tiny", workspace)
+    assert load(workspace / "params.yaml").profile == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("word", "mixture"),
+    [
+        ("sft.mixture={referring: 0.5,\n  video: 0.5}", {"referring": 0.5, "video": 0.5}),
+        ("base.internvl=a`b\u2028c", "a`b\u2028c"),
+    ],
+)
+def test_settings_of_several_lines_and_with_backticks_are_read_again(
+    workspace: Path, word: str, mixture: object
+) -> None:
+    write("tiny", workspace, (word,))
+    load(workspace / "params.yaml")
+    assert edited_keys(workspace / "params.yaml") == []
+    (again,) = words_of((workspace / "params.yaml").read_text())
+    assert setting(again) == (word.partition("=")[0], mixture)
 
 
 def test_edits_by_hand_are_not_dropped_without_force_and_are_named(workspace: Path) -> None:

@@ -6,11 +6,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from ans_core.cli import main as cli
 from ans_core.config import load, resolve
+from flows import commands as commands_of_ans
+from flows import launch, sweep
 from flows.kept import words_of
 from flows.results import experiment_refs
 from flows.sweep import finished, plain_text, run_experiment, table
@@ -104,6 +108,15 @@ def test_a_member_may_have_tables_and_any_text_as_settings(tmp_path: Path) -> No
     assert load(tmp_path / "params.yaml").model_dump(mode="json") == settings
     assert experiment_refs("s-1", tmp_path)
     assert finished("s-1", settings, tmp_path) == {}  # and no other settings
+
+
+def test_all_values_of_a_setting_that_is_named_twice_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: list[object] = []
+    monkeypatch.setattr(launch, "prefect_api", nullcontext)
+    monkeypatch.setattr(sweep, "sweep", lambda *, grid, name: grids.append(grid) or "")
+    monkeypatch.setattr(sweep, "plain_text", str)
+    assert commands_of_ans.sweep(cli.parse(["sweep", "seed=0,1", "rl.kl=0.1", "seed=2"])) == 0
+    assert grids == [{"seed": [0, 1, 2], "rl.kl": [0.1]}]
 
 
 def test_a_sweep_without_git_is_refused_before_anything_runs(folder: Path, commands: Commands) -> None:

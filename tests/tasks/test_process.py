@@ -1,10 +1,12 @@
 import gc
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -16,7 +18,7 @@ import pytest
 from ans_core.config import Config, resolve
 from tasks import stage_run
 from tasks.process import held, holder_of, imports_without_collector
-from tasks.stage_run import StageRun
+from tasks.stage_run import Record, StageRun
 from tasks.tracker import TrackedRun
 from tasks.tracking import (
     client,
@@ -25,6 +27,7 @@ from tasks.tracking import (
     experiment_id,
     find_runs,
     flat,
+    log_finished,
     metric_name,
     pipeline_metrics,
     run_name,
@@ -161,6 +164,33 @@ def test_mlflow_gets_names_it_allows() -> None:
 
 def test_parameters_are_flattened_to_dotted_names() -> None:
     assert flat({"sft": {"optim": {"lr": 0.1}, "frames": 4}}) == {"sft.optim.lr": "0.1", "sft.frames": "4"}
+
+
+@pytest.mark.slow
+def test_a_stage_whose_data_has_any_name_is_recorded_and_what_can_not_be_sent_stops_no_other(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mlflow = client(tmp_path)
+    log_finished(tmp_path, "a", tags={"ans.kind": "a"}, params={"sft.mixture.R&D": "0.5"}, metrics={})
+    (run,) = find_runs(mlflow, experiment_id(mlflow, tmp_path), {"ans.kind": "a"})
+    assert run.data.params == {"sft.mixture.R_D": "0.5"}
+
+    record = Record(
+        stage="sft", profile="tiny", pipeline="p", in_flow=False, owner=os.getpid(), tags={"ans.stage": "sft"}, params={},
+        settings={}, data={}, start_ms=1, end_ms=2, status="FINISHED",
+    )  # fmt: skip
+    left = asdict(record)
+    unsent = tmp_path / ".ans/unsent"
+    unsent.mkdir(parents=True)
+    for name, record in {
+        "1": left | {"of_another_version": 1},
+        "2": left | {"metrics": [["a&b", 0.5, 0, 0]]},
+        "3": left,
+    }.items():
+        (unsent / f"{name}.json").write_text(json.dumps(record))
+    stage_run.send_left(tmp_path, mlflow, experiment_id(mlflow, tmp_path))
+    assert sorted(path.name for path in unsent.iterdir()) == ["1.refused", "2.refused"]
+    assert "put aside as" in capfd.readouterr().err
 
 
 def test_a_pipelines_run_shows_results_and_neither_curves_nor_the_machines_load() -> None:
