@@ -215,10 +215,11 @@ def weights_hash(path: str | Path) -> str:
 
 def config_hash(path: str | Path) -> str:
     """Return one hash of what beside its tensors decides a model folder's answers: config.json, the
-    tokenizer's files and every other .json, .txt and .model in it, by name and bytes; not the manifest."""
+    tokenizer's files and every other .json, .txt and .model in it, by name and bytes; not the manifest,
+    and not the hidden files in which a download keeps what it has compared."""
     files = sorted(
         f
-        for f in Path(path).iterdir()
+        for f in Path(path).glob("[!.]*")
         if f.suffix in CONFIG_SUFFIXES and f.name != folders.MANIFEST and f.is_file()
     )
     return hashlib.sha256("\n".join(f"{f.name} {folders.file_hash(f)}" for f in files).encode()).hexdigest()

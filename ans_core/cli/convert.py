@@ -80,6 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{source} is a training state: it needs --internvl and --sam2, its bases")
     bases = {"internvl": arguments.internvl, "sam2": arguments.sam2, "template": arguments.template}
     if arguments.check:
+        if (source / checkpoint.DELTA).is_file():
+            raise ValueError(
+                f"{source} is what a stage trained: `ans convert {source} DST` makes a model of it, and "
+                "--check DST looks at that"
+            )
         account = conversion.training_account(source, **bases) if state else conversion.account(source)
         print(
             f"{account.kind}: {account.tensors} tensors, {account.parameters:,} parameters, "
@@ -90,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     metadata, target = {"stage": "convert", "source": arguments.source}, Path(arguments.target)
     folder.refuse_to_replace(target, source)
     if arguments.to == "adapter":
+        if arguments.sam2:
+            raise ValueError("--sam2 adds a mask decoder to a model; an adapter has none")
         return write_adapter(source, target, arguments.base)
     if state:
         if arguments.to != "native":
@@ -121,11 +128,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def write_stage(source: Path, target: Path, arguments: argparse.Namespace, metadata: dict[str, str]) -> None:
     """Write the model that a stage's output makes (runs/<profile>/sft, rl, rl/teacher, rl/steps/100), in any
-    layout."""
+    layout, with --sam2 in ours, too, by way of a folder beside the target."""
     from ans_core.checkpoints import checkpoint, conversion
 
+    target.resolve().parent.mkdir(parents=True, exist_ok=True)
     model, how = checkpoint.load(source), {"max_shard": arguments.max_shard, "metadata": metadata}
-    if arguments.to == "native":
+    if arguments.to == "native" and not arguments.sam2:
         checkpoint.save(model, target, **how)
         return
     with tempfile.TemporaryDirectory(dir=target.resolve().parent) as folder:

@@ -8,12 +8,14 @@ used here one by one.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_url
@@ -29,7 +31,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects
 
 VERIFIED = ".verified.json"
-"""In the folder: path -> checksum of files that were fetched or compared, so that they are not read again."""
+"""In the folder: path -> `Verified` of files that were fetched or compared, so that they are not read again."""
 GIT_ONLY = ".gitattributes"
 """A file of every repository that says nothing to anybody but git."""
 MARGIN = 100_000_000
@@ -47,6 +49,14 @@ class HubFile:
     size: int
     checksum: str
     """SHA-256 of a large file; git's SHA-1 (40 letters) of a small one."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A file's checksum, and its size and time of last change (ns) when it was taken."""
+
+    checksum: str
+    state: tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,22 +95,27 @@ def look_up(repo: str, *, kind: str, patterns: Sequence[str] = ()) -> HubRepo:
 
 
 def missing(repo: HubRepo, folder: Path) -> list[HubFile]:
-    """Return the files that are still to be fetched. A file that is there already is compared once. HubError
-    if it is another one."""
+    """Return the files that are still to be fetched. A file that is there already is compared, and once more
+    whenever it has changed since. HubError if it is another one."""
     verified, present = _verified(folder), []
     for file in repo.files:
         path = folder / file.path
         if not path.exists():
             continue
-        if verified.get(file.path) != file.checksum:
-            if file.path not in verified and _checksum(path, file.checksum) != file.checksum:
-                raise HubError(
-                    f"{path} is there already and is not {repo.repo}'s; move it away, then fetch again"
+        earlier = verified.get(file.path)
+        if earlier is None or earlier.state != _state(path):
+            valid = [file.checksum, *([earlier.checksum] if earlier else [])]
+            checksum = next((one for one in valid if _checksum(path, one) == one), None)
+            if checksum is None:
+                how = (
+                    "has changed since it was fetched"
+                    if earlier
+                    else f"is there already and is not {repo.repo}'s"
                 )
-            if file.path in verified:  # of an earlier revision
-                continue
-        verified[file.path] = file.checksum
-        present.append(file)
+                raise HubError(f"{path} {how}; move it away, then fetch again")
+            verified[file.path] = Verified(checksum, _state(path))
+        if verified[file.path].checksum == file.checksum:  # not of an earlier revision
+            present.append(file)
     if present:
         _write_verified(folder, verified)
     return [file for file in repo.files if file not in present]
@@ -163,7 +178,22 @@ def fetch(repo: HubRepo, file: HubFile, folder: Path) -> None:
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial.replace(path)
-    _write_verified(folder, _verified(folder) | {file.path: file.checksum})
+    _write_verified(folder, _verified(folder) | {file.path: Verified(file.checksum, _state(path))})
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Raise HubError where another process fetches into this folder: both would write the same files."""
+    place = folder / ".partial"
+    place.mkdir(parents=True, exist_ok=True)
+    opened = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise HubError(f"another process is fetching into {folder}; wait for it, or end it") from None
+    finally:
+        os.close(opened)
 
 
 @contextmanager
@@ -245,12 +275,23 @@ def _checksum(path: Path, like: str) -> str:
     return digest.hexdigest()
 
 
-def _verified(folder: Path) -> dict[str, str]:
+def _state(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _verified(folder: Path) -> dict[str, Verified]:
     file = folder / VERIFIED
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {
+        path: Verified(entry["checksum"], tuple(entry["state"]))
+        if isinstance(entry, dict)
+        else Verified(entry, None)  # of an older version: compared once more
+        for path, entry in entries.items()
+    }
 
 
-def _write_verified(folder: Path, verified: dict[str, str]) -> None:
-    partial = folder / f"{VERIFIED}.partial"
-    partial.write_text(json.dumps(verified, indent=1, sort_keys=True), encoding="utf-8")
+def _write_verified(folder: Path, verified: dict[str, Verified]) -> None:
+    partial, entries = folder / f"{VERIFIED}.partial", {path: asdict(one) for path, one in verified.items()}
+    partial.write_text(json.dumps(entries, indent=1, sort_keys=True), encoding="utf-8")
     partial.replace(folder / VERIFIED)

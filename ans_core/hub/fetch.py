@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +51,10 @@ def fetch_orders(orders: Sequence[Order], *, yes: bool) -> int:
             print("nothing fetched")
             return 1
     for o in orders:
-        for number, file in enumerate(o.files, start=1):
-            print(f"{o.name}: {file.path} ({number} of {len(o.files)})", flush=True)
-            hub.fetch(o.repo, file, o.folder)
+        with hub.alone(o.folder) if o.files else nullcontext():
+            for number, file in enumerate(o.files, start=1):
+                print(f"{o.name}: {file.path} ({number} of {len(o.files)})", flush=True)
+                hub.fetch(o.repo, file, o.folder)
         print(
             f"{o.name} is in {o.folder}, checksums compared"
             + (f". Next: {o.published.then}" if o.published.then else "")

@@ -157,7 +157,8 @@ def read_mask(path: str | Path | BytesIO, *, name: str = "") -> Bool[np.ndarray,
     try:
         picture = Image.open(path)
         numbered = picture.mode == "P" and _numbers_objects(picture)
-        labels = np.asarray(picture if numbered else picture.convert("L"))
+        deep = picture.mode.startswith("I")  # 16 or 32 bits, of which conversion would leave 255
+        labels = np.asarray(picture if numbered or deep else picture.convert("L"))
         clear = picture.has_transparency_data and bool(
             (np.asarray(picture.convert("RGBA"))[..., 3] < 255).any()
         )
@@ -165,11 +166,13 @@ def read_mask(path: str | Path | BytesIO, *, name: str = "") -> Bool[np.ndarray,
         raise ValueError(f"{name} is no picture") from error
     except OSError as error:
         raise ValueError(f"{name} can't be read: {error}") from error
+    if picture.mode == "F":
+        raise ValueError(f"{name} has floating-point numbers; save it with 8 or 16 bits")
     if clear:
         raise ValueError(f"{name} has transparent parts; save it in black and white, the object white")
     objects = np.unique(labels[labels > 0])
     # 1, 2, ... n, as tools for VOS write; no shades
-    grey = picture.mode == "L" and len(objects) == objects.max(initial=0)
+    grey = (deep or picture.mode == "L") and len(objects) == objects.max(initial=0)
     if (numbered or grey) and len(objects) > 1:
         raise ValueError(f"{name} holds the objects {', '.join(map(str, objects))}; give one file an object")
     return labels > 0

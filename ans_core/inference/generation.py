@@ -37,19 +37,24 @@ def generate(
 
 def stop_ids(model: Network) -> list[int]:
     """Return the ids that end an answer: the tokenizer's end of text and the template's stop words that are
-    one token."""
+    one token. (One that the tokenizer does not know may be its token for that: it comes back as another
+    text. Qwen's own token for that, `<|endoftext|>`, is a stop word.)"""
     tokenizer = model.tokenizer
-    ids: Any = tokenizer.convert_tokens_to_ids(
-        [w for w in prompts.TEMPLATES[model.config.template].stop_words if w not in _stop_texts(model)]
-    )
-    return sorted({*ids, tokenizer.eos_token_id} - {None, tokenizer.unk_token_id})
+    single = {
+        ids[0] for word, ids in _stop_words(model).items() if len(ids) == 1 and tokenizer.decode(ids) == word
+    }
+    return sorted({*single, tokenizer.eos_token_id} - {None})
 
 
 def _stop_texts(model: Network) -> list[str]:
     """Return the template's stop words that are several tokens, such as those of `phi3_chat` for Sa2VA-4B's
     Qwen tokenizer."""
+    return [word for word, ids in _stop_words(model).items() if len(ids) > 1]
+
+
+def _stop_words(model: Network) -> dict[str, list[int]]:
     words = prompts.TEMPLATES[model.config.template].stop_words
-    return [word for word in words if len(model.tokenizer.encode(word, add_special_tokens=False)) > 1]
+    return {word: model.tokenizer.encode(word, add_special_tokens=False) for word in words}
 
 
 def stopping(model: Network) -> dict[str, Any]:

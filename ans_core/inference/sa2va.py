@@ -120,6 +120,8 @@ class Sa2VA(Network):
     ) -> list[Answer]:
         """Answer any mixture of pictures, clips and plain text as `predict` does. `request_of` of
         ans_core/inference/requests.py makes requests."""
+        if max_tokens < 1 or batch < 1:
+            raise ValueError(f"max_tokens is {max_tokens} and batch {batch}; give whole numbers above 0")
         mode = self.video_mode(video_mode)
         options = PredictOptions(
             mode=mode,
@@ -154,6 +156,8 @@ class Sa2VA(Network):
         A few frames of a video file or a folder are held at a time; frames given as pixels are held as long
         as the iterator. In video mode `keyframe` all of them are read, and followed to the end, before the
         first masks come."""
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; give a whole number above 0")
         seen = media.clip(video)
         request = request_of(text=text, past=past, mask_prompts=mask_prompts)
         request = with_clicks(self, request, seen, points=point_prompts, boxes=box_prompts)

@@ -22,6 +22,7 @@ from torch import nn
 
 from ans_core import precision
 from ans_core.checkpoints import bases, checkpoint, conversion, folder, layouts, published
+from ans_core.hub import download
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import Network
@@ -561,6 +562,7 @@ def test_the_weights_hash_follows_the_tensors_alone(tmp_path: Path):
 def test_the_hash_of_the_configuration_follows_the_files_beside_the_tensors(tmp_path: Path):
     checkpoint.save(tiny(), tmp_path / "a", metadata={"x": 1})
     checkpoint.save(tiny(), tmp_path / "b", metadata={"x": 2})
+    (tmp_path / "b" / download.VERIFIED).write_text("{}")  # the same model, fetched from the hub
     assert checkpoint.config_hash(tmp_path / "a") == checkpoint.config_hash(tmp_path / "b")
     changed = {"config.json", "tokenizer_config.json"}
     for name in changed:

@@ -71,6 +71,17 @@ def test_what_is_needed_is_shown_then_fetched_compared_and_not_fetched_again(
     (folder / hub.VERIFIED).unlink()
     assert got(tmp_path) == 0  # files of one's own copying are compared, not fetched
     assert len(served.ranges) == 2
+    (folder / "set.zip").write_bytes(BIG[:-1] + b"?")
+    with pytest.raises(hub.HubError, match=r"set\.zip has changed since it was fetched; move it away"):
+        got(tmp_path)
+    (folder / "set.zip").write_bytes(BIG)
+    with hub.alone(folder):
+        assert got(tmp_path) == 0  # nothing to fetch
+        (folder / "sub/notes.json").unlink()
+        with pytest.raises(hub.HubError, match="another process is fetching into"):
+            got(tmp_path)
+    assert got(tmp_path) == 0
+    assert len(served.ranges) == 3
     served.files["set.zip"] = BIG + b"more"  # a new revision
     assert got(tmp_path) == 0
     assert (folder / "set.zip").read_bytes() == BIG + b"more"

@@ -353,3 +353,14 @@ def test_a_mask_that_does_not_fit_is_named_before_the_model_is_loaded(
     path.write_text("?") if mask is None else Image.fromarray(mask).save(path)
     with pytest.raises(ValueError, match=rf"--mask .*mask\.png.*{said}"):
         predict(clip / "000.png", tmp_path / "no-model", tmp_path / "out", "--mask", str(path))
+
+
+def test_counts_below_one_are_refused_before_a_picture_is_read(tmp_path: Path) -> None:
+    model = Sa2VA.__new__(Sa2VA)
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"max_tokens is {count}"):
+            model.predict_many([], max_tokens=count)
+        with pytest.raises(ValueError, match=f"max_tokens is {count}"):
+            model.follow(text="<image>\nWhat?", video=tmp_path / "none.mp4", max_tokens=count)
+    with pytest.raises(ValueError, match="and batch 0"):
+        model.predict_many([], batch=0)

@@ -112,6 +112,10 @@ def test_an_answer_ends_before_its_end_of_turn(own_model: Network):
     assert generate(own_model, prompted, max_tokens=5) == [[stop]]
     assert ask.predict(own_model, [REQUESTS[0]], max_tokens=5, batch=1) == [Prediction(text="")]
     assert stop in stop_ids(own_model)
+    before = stop_ids(own_model)
+    own_model.tokenizer.unk_token = "<|endoftext|>"  # as of a Qwen2Tokenizer whose files don't name one
+    assert stop_ids(own_model) == before
+    assert own_model.tokenizer.unk_token_id in before
 
 
 def test_an_answer_never_holds_an_image_token(own_model: Network):

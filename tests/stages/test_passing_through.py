@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ans_core.checkpoints import adapter, checkpoint
+from ans_core.checkpoints.sam2 import keeps_no_original
 from ans_core.checkpoints.trained import is_passed_through, refuse_untaught, sft_model
 from ans_core.config import Config
 from ans_core.inference.sa2va import Sa2VA
@@ -85,6 +86,19 @@ def test_a_stages_folder_loads_as_the_model_that_it_makes(passed: Path, tiny_mod
     arguments = cli.parse(["convert", str(passed / "sft"), str(passed / "again")])
     assert arguments.function(arguments) == 0
     assert checkpoint.weights_hash(passed / "again") == checkpoint.weights_hash(passed / "base/base")
+    arguments = cli.parse(["convert", str(passed / "base/base"), str(passed / "alone"), "--to", "sam2"])
+    assert arguments.function(arguments) == 0
+    sam2 = str(passed / "alone/sam2")
+    arguments = cli.parse(["convert", str(passed / "sft"), str(passed / "new/folder/both"), "--sam2", sam2])
+    assert arguments.function(arguments) == 0
+    assert not keeps_no_original(passed / "new/folder/both")
+    for words, message in (
+        (("--check",), "is what a stage trained: `ans convert .*sft DST` makes a model of it"),
+        ((str(passed / "none"), "--to", "adapter", "--sam2", sam2), "an adapter has none"),
+    ):
+        arguments = cli.parse(["convert", str(passed / "sft"), *words])
+        with pytest.raises(ValueError, match=message):
+            arguments.function(arguments)
     checkpoint.save_delta({}, passed / "agent/rft", base_hash="", config={"stage": "rft"})
     with pytest.raises(
         ValueError, match="is of the stage 'rft', whose output is no model; those of memory, sft and rl are"

@@ -231,7 +231,11 @@ def test_a_palette_picture_of_several_objects_is_refused_and_a_dark_one_is_read(
     labels[6, 6] = 2
     overlay.index_picture(labels).save(tmp_path / "two.png")
     Image.fromarray(labels, "L").save(tmp_path / "two of grey.png")
-    for name in ("two.png", "two of grey.png"):
+    Image.fromarray(labels.astype(np.uint16)).save(tmp_path / "two of 16 bits.png")
+    Image.fromarray(labels.astype(np.float32)).save(tmp_path / "fractions.tif")
+    with pytest.raises(ValueError, match="floating-point numbers; save it with 8 or 16 bits"):
+        track.read_prompts([("mask", str(tmp_path / "fractions.tif"), 0)])
+    for name in ("two.png", "two of grey.png", "two of 16 bits.png"):
         with pytest.raises(ValueError, match="holds the objects 1, 2; give one file an object"):
             track.read_prompts([("mask", str(tmp_path / name), 0)])
     shades = Image.fromarray(np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8))
