@@ -99,7 +99,10 @@ def cpu_times() -> dict[str, float]:
     key = " ".join([processor(), torch.__version__, *hidden])
     file = folder / f"precision-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if file.is_file():
-        return dict(json.loads(file.read_text(encoding="utf-8")))
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError:  # a power cut left it empty
+            file.unlink(missing_ok=True)
     # Small ones first, since emulation takes seconds for large ones; of these, starting threads and kernels
     # hides nothing.
     fp32 = fp32_ms()

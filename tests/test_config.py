@@ -416,6 +416,19 @@ def test_what_can_not_be_is_refused_at_its_line_with_the_nearest_name(
     assert names_in_line in line or key.split(".")[-2] in line
 
 
+def test_rows_beside_rl_are_enough_for_all_processes_or_refused_before_sft() -> None:
+    optim = {"steps": 1, "batch": 8, "lr": 0.1}
+    values = {
+        "profile": "own",
+        "rl": {"rows": 4, "optim": optim},
+        "sft": {"optim": optim},
+        "memory": {"optim": optim},
+    }
+    Config.model_validate(values | {"launch": {"processes": 4}})
+    with pytest.raises(ValueError, match="4 is less than a row for each of 1 micro-batches .* give 8, or 0"):
+        Config.model_validate(values | {"launch": {"processes": 8}})
+
+
 def test_a_limit_for_norms_that_deepspeed_hides_is_refused() -> None:
     with pytest.raises(ValueError, match="DeepSpeed takes the gradient of each micro-batch away"):
         Config.model_validate(

@@ -124,6 +124,10 @@ def test_processes_of_a_machine_read_what_the_first_one_measured(
         assert precision.cpu_times() == first  # of this process
         precision.cpu_times.cache_clear()
         assert precision.cpu_times() == {"fp32": 1.5, "bf16": 3.0}
+        file.write_text("")
+        precision.cpu_times.cache_clear()
+        assert json.loads(file.read_text() or "0") == 0
+        assert precision.cpu_times() == json.loads(file.read_text())
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # other instructions: measured anew
         precision.cpu_times.cache_clear()
         precision.cpu_times()

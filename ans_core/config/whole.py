@@ -237,6 +237,14 @@ class Config(Section):
                     "Muon needs whole matrices, and DeepSpeed divides the optimizer; set it to 0, or "
                     "launch.deepspeed_stage to 0",
                 )
+        least = self.launch.of("rl").processes * self.rl.optim.accumulate
+        if 0 < self.rl.rows < least:
+            raise Impossible(
+                "rl.rows",
+                f"{self.rl.rows} is less than a row for each of {self.rl.optim.accumulate} micro-batches "
+                f"(rl.optim.accumulate) on each of {self.launch.of('rl').processes} processes (launch); give "
+                f"{least}, or 0",
+            )
         if self.rl.stop_grad_norm and self.launch.deepspeed_stage:
             raise Impossible(
                 "rl.stop_grad_norm",

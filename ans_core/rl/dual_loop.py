@@ -394,6 +394,13 @@ class DualLoop(nn.Module):
             raise RuntimeError(
                 f"rl: step {batch.step} goes on with rollouts that are gone; start the stage anew"
             )
+        for name in steps:
+            candidates, kept = len(batch.batches[batch.of[name]].samples), done[name].kept
+            if len(done[name].groups) != len(kept or range(candidates)) or max(kept or [0]) >= candidates:
+                raise RuntimeError(
+                    f"rl: the state before step {batch.step} was written between two updates of one rollout, by "
+                    "another number of processes; go on with that number"
+                )
         return {
             name: step if (kept := done[name].kept) is None else step.take(kept)
             for name, step in steps.items()

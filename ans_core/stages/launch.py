@@ -170,13 +170,19 @@ def write_trained(
     write(out)
     if rank() == 0:
         write_records(out, scratch, {name: curves}, moved)
-    folder = scratch / name
-    for steps in best_of(states.saved_steps(folder), curves, count=keep_best):
+    folder, ended = scratch / name, 1 + max((step for step, *_ in curves), default=0)
+    # a start before this one may have gone further than this one, and kept the weights of that
+    kept = [steps for steps in states.saved_steps(folder) if steps <= ended]
+    for steps in best_of(kept, curves, count=keep_best):
         states.load_weights(states.step_file(folder, steps), steps, module, device=device)
         write(out / STEPS / str(steps))
 
 
 def best_of(steps: Sequence[int], curves: Curves, *, count: int) -> list[int]:
-    """Return the `count` of these numbers of steps whose validation loss is lowest, in order; 0: all."""
+    """Return the `count` of these numbers of steps whose validation loss is lowest, in order; 0: all. One that
+    is not finite is worse than any other."""
+    if not count:
+        return list(steps)
     losses = {step + 1: value for step, name, value in curves if name == VALIDATION_LOSS}
-    return sorted(sorted(steps, key=losses.__getitem__)[:count]) if count else list(steps)
+    ranked = sorted(steps, key=lambda step: (not math.isfinite(losses[step]), losses[step]))
+    return sorted(ranked[:count])

@@ -96,7 +96,7 @@ class Machine:
     """Whether the language model's layers are compiled."""
     ends_at_once: bool = False
     """Whether a TERM ends the loop in the middle of a step; else all processes write a state after the step
-    and end."""
+    and end. A state is then on disk when the next batch is asked for; else a thread may still write it."""
 
     def autocast(self) -> torch.autocast:
         """Return the forward pass's precision."""
@@ -247,7 +247,7 @@ def train(
             run.record(step, metrics | run.measured(step), diagnostics)
             bar.set_postfix_str(f"loss {metrics['loss']:.3f}")
             ending = run.ending(step)
-            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or ending:
+            if (step + 1) % schedule.save_every == 0 or step + 1 == schedule.steps or run.exhausted or ending:
                 check_same_gradient(name, step, metrics["grad_norm"], machine.device)
                 run.save(step)
             step_profiled()
@@ -433,6 +433,8 @@ class _Run:
             deepspeed_stage=self.machine.deepspeed_stage,
             keep=self.machine.keep_states,
         )
+        if self.machine.ends_at_once:
+            self.writer.wait()
         if world_size() > 1 and rank() == 0:
             logging.info("%s", self.speed.table())
 

@@ -10,7 +10,9 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -134,18 +136,8 @@ def _save(
     final, partial = folder / f"step-{step:07d}", folder / f"step-{step:07d}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    try:
+    with _explained(final, partial):
         _write(partial, tensors, curves, facts)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch's RuntimeError for a full disk speaks of positions in a file
-        free = shutil.disk_usage(folder).free
-        shutil.rmtree(partial, ignore_errors=True)
-        raise RuntimeError(
-            f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk "
-            f"({error}). The states before it are kept: make room and start again"
-        ) from error
     partial.replace(final)
     sync(folder)
     for old in states(folder)[:-keep]:
@@ -156,6 +148,24 @@ def _save(
             weights.unlink()
     size = sum(path.stat().st_size for path in final.rglob("*"))
     return {"speed/state_gb": size / 1e9, "speed/state_s": time.perf_counter() - began}
+
+
+@contextmanager
+def _explained(final: Path, partial: Path) -> Iterator[None]:
+    """Remove `partial`, and say what can't be written, after an error; torch's RuntimeError for a full disk
+    speaks of positions in a file."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(final.parent).free
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
+        raise RuntimeError(
+            f"the training state {final} can't be written, with {free / 1e6:,.0f} MB free on its disk "
+            f"({error}). The states before it are kept: make room and start again"
+        ) from error
 
 
 def _write(partial: Path, tensors: dict[str, Any], curves: Curves, facts: dict[str, Any]) -> None:
@@ -270,8 +280,9 @@ def saved_steps(folder: Path) -> list[int]:
 def _save_weights(path: Path, weights: dict[str, Any]) -> dict[str, float]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    torch.save(weights, partial)
-    sync(partial)
+    with _explained(path, partial):
+        torch.save(weights, partial)
+        sync(partial)
     partial.replace(path)
     return {}
 

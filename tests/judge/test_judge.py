@@ -311,6 +311,23 @@ def test_two_open_caches_see_each_others_replies(tmp_path: Path):
     other.close()
 
 
+def test_a_cache_that_fails_costs_no_run_and_a_file_that_is_none_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cache = Cache(tmp_path / "judge.sqlite")
+    cache.put("k", "an odd reply: \ud83d")
+    assert cache.get("k") is None
+    cache.put("k", "v")
+    assert cache.get("k") == "v"
+    cache.close()
+    assert cache.get("k") is None
+    cache.put("k", "w")
+    assert caplog.text.count("judge.sqlite fails, and replies are not kept") == 1
+    (tmp_path / "none.sqlite").write_text("not a database" * 100)
+    with pytest.raises(ValueError, match=r"the judge's cache .*none\.sqlite can't be used: .*; remove it"):
+        Cache(tmp_path / "none.sqlite")
+
+
 def with_judgements(
     meteor: torch.Tensor,
     judged: list[float | None],

@@ -118,6 +118,12 @@ def test_a_run_killed_between_inner_steps_goes_on_to_the_same_bits(own_model: Ne
         "optimizer": optimizer.state_dict(),
     }
     torch.save(state, file)
+    other = batch(whole.model, 1, inner_steps=3)
+    one_of_two = dataclasses.replace(
+        other, batches=tuple(dataclasses.replace(b, samples=b.samples[:1]) for b in other.batches)
+    )
+    with pytest.raises(RuntimeError, match="by another number of processes; go on with that number"):
+        whole._goes_on(one_of_two)
     to(whole, optimizer, 1, 5)
 
     file.seek(0)

@@ -44,6 +44,7 @@ from ans_core.stages import (
     rl_batches,
     sft,
 )
+from ans_core.train import states
 from ans_core.types import Prediction, Request
 from flows import cli
 from tests import forks, workspace
@@ -989,6 +990,25 @@ def test_best_steps_are_those_of_lowest_validation_loss():
     curves = [(9, "val/loss", 3.0), (19, "val/loss", 1.0), (29, "val/loss", 2.0), (29, "loss", 0.0)]
     assert launch.best_of([10, 20, 30], curves, count=2) == [20, 30]
     assert launch.best_of([10, 20, 30], curves, count=0) == [10, 20, 30]
+    for lost in (0, 1, 2):
+        some = [*curves]
+        some[lost] = (*curves[lost][:2], math.nan)
+        best = min((20, 30, 10), key=lambda step: step == 10 * (lost + 1))
+        assert launch.best_of([10, 20, 30], some, count=1) == [best]
+
+
+def test_what_a_start_before_kept_beyond_the_end_of_this_one_is_left_out(tmp_path: Path):
+    """Killed after step 6, begun again at 4, and stopped early at 5."""
+    module = torch.nn.Linear(1, 1)
+    with states.Writer() as writer:
+        for steps in (2, 4, 6):
+            writer.save_weights(states.step_file(tmp_path / "sft", steps), steps, module)
+    written: list[Path] = []
+    launch.write_trained(
+        written.append, module, "sft", [(1, "val/loss", 2.0), (3, "val/loss", 1.0), (4, "loss", 1.0)], {},
+        out=tmp_path, scratch=tmp_path, keep_best=2, device=torch.device("cpu"),
+    )  # fmt: skip
+    assert written == [tmp_path, tmp_path / "steps/2", tmp_path / "steps/4"]
 
 
 def test_rl_and_its_teacher_load_as_models_from_their_folders(runs: Path):

@@ -503,6 +503,7 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
         (7, 4.0),
     ]
     assert max(step for step, *_ in curves) == 7
+    assert states.states(tmp_path / "whole/fit")[-1].name == "step-0000008"  # nothing is computed again
     assert equal(weights(whole), kept[4])
     assert not equal(kept[4], kept[6])
     with pytest.raises(Stop):
