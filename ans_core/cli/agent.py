@@ -124,6 +124,7 @@ def serve(arguments: argparse.Namespace) -> int:
             machine=machine,
             families=cfg.agent.families,
             names=ADAPTERS[3:],
+            must_begin=arguments.adapter is not None,
         ) as parts,
     ):
         engine = parts.engine(read_only=arguments.read_only)

@@ -88,7 +88,7 @@ class Task:
     @property
     def was_judged(self) -> bool:
         """Whether a person has said something of it."""
-        return not (self.true_answer is None and self.wrong_answer is None and self.mask is None)
+        return self.feedback_s is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,10 +131,10 @@ class Worker:
             self.practice.take_back()
             if (self.update - self.base) % self.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost
-            self._settle(self.update)
             # the training state, which has it too, goes with its folder
             progress = json.dumps(self.practice.state())
             self.store.set_meta({SEGMENT: str(self.update), PROGRESS: progress})
+            self._settle(self.update)
             shutil.rmtree(folder, ignore_errors=True)
             if not done:
                 return

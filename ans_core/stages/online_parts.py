@@ -3,6 +3,7 @@ snapshots, engine, worker."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ from ans_core.types import ImageRef, Log, Request
 CROPS = 2048
 """Whose features are kept."""
 SERVED = ADAPTERS[3]
+START = "start"
+"""The store's key for the hash of the adapter that it began with."""
 LEAST_BYTES, COPIES = 100_000_000, 20
 """Room that a store begins with: for pictures, and so many copies of the adapter: snapshots, and two training
 states with moments."""
@@ -120,12 +123,13 @@ def opened(
     machine: Machine,
     families: Sequence[str],
     names: Sequence[str] = ADAPTERS,
+    must_begin: bool = False,
 ) -> Iterator[Parts]:
     """Open a store and load its policy: its first snapshot, or `start` (an adapter's folder), which becomes
-    the first one of a new store.
+    the first one of a new store. A store that began with another adapter goes on from that, with a warning.
 
-    Raises ValueError for a store or snapshots of another base and OSError for a full disk, before a model is
-    loaded.
+    Raises ValueError for a store or snapshots of another base, or with `must_begin` a store that began with
+    another adapter, and OSError for a full disk, before a model is loaded.
     """
     base_hash = checkpoint.weights_hash(base)
     encoder = encoder_name(base_hash)
@@ -140,6 +144,13 @@ def opened(
         if source is None:
             raise ValueError(f"{folder} has no first snapshot; start `ans agent serve`, which makes it")
         check_room(folder, source)
+        if start is not None and store.meta(START) not in (None, checkpoint.weights_hash(start)):
+            other = (
+                f"{folder} began with another agent than {start}; a new store (--store) begins with this one"
+            )
+            if must_begin:
+                raise ValueError(other)
+            logging.warning("%s", other)
         dtype = inference_dtype(machine.device)
         policy = load_policy(
             base,
@@ -153,6 +164,7 @@ def opened(
         if store.meta("served") is None:
             tensors = {name: tensor.cpu() for name, tensor in policy.adapters.tensors(names[0]).items()}
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), measured={})
+            store.set_meta({START: checkpoint.weights_hash(start or source)})
         with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
             features = CropFeatures(policy.model, most=CROPS)
             yield Parts(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ans_core.checkpoints import checkpoint
 from ans_core.online import engine as engines
@@ -33,6 +34,7 @@ from ans_core.online.worker import Stopped, Worker
 from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import RolloutStep
 from ans_core.stages.online_parts import Guard, Parts, loop_of, opened, schedule, worker_of
+from ans_core.train import states
 from ans_core.train.loop import Machine
 from ans_core.types import Log
 from tests import tiny
@@ -148,6 +150,59 @@ def _killing(update: int) -> Log:
             raise Stopped("as if by kill -9: nothing is tidied up")
 
     return log
+
+
+@pytest.mark.slow
+def test_tasks_wait_until_the_state_that_learned_them_is_on_disk(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread writes it, which a full disk or a kill may stop while the next update begins."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with online(start, tmp_path / "whole") as parts:
+        parts.engine().answer(asked(0, 8))
+        learned(parts, tmp_path / "scratch of the whole", steps=4)
+        expected = bits(parts, parts.snapshots.served())
+    with online(start, tmp_path / "store") as parts:
+        parts.engine().answer(asked(0, 8))
+        with monkeypatch.context() as patch:
+            patch.setattr(states, "_write", full)
+            with pytest.raises(RuntimeError, match="can't be written"):
+                learned(parts, tmp_path / "scratch", steps=4)
+        assert len(parts.store.rows("SELECT experience FROM queue")) == 8
+    with online(start, tmp_path / "store") as parts:
+        assert learned(parts, tmp_path / "scratch", steps=4)[0]
+        assert bits(parts, parts.snapshots.served()) == expected
+
+
+@pytest.mark.slow
+def test_a_store_that_began_with_another_agent_says_so(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, adapter = start
+    with online(start, tmp_path / "store"):
+        pass
+    other = tmp_path / "other"
+    shutil.copytree(adapter, other)
+    for file in other.glob("*.json"):
+        if file.name == "manifest.json":
+            file.unlink()
+    (weights,) = other.glob("*.safetensors")
+    tensors = load_file(weights)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights)
+    assert "began with another agent" not in caplog.text
+    with online((base, other), tmp_path / "store"):
+        assert "began with another agent than" in caplog.text
+    with (
+        pytest.raises(ValueError, match=r"began with another agent than .*other; a new store"),
+        opened(
+            config(), base=base, start=other, folder=tmp_path / "store", machine=MACHINE, families=(),
+            must_begin=True,
+        ),
+    ):  # fmt: skip
+        pass
 
 
 @pytest.mark.slow
