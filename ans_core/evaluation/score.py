@@ -118,6 +118,7 @@ def write(
         "metrics": scored.metrics,
         "published_form": scored.published,
         "intervals": intervals,
+        "scored_together": scored.scored_together,
         "missing": scored.missing,
         "notes": scored.notes,
     }
@@ -156,7 +157,7 @@ def score(arguments: argparse.Namespace) -> int:
         scored.notes.extend(published.part(name, scored.metrics, lines=len(scored.samples)))
     intervals = scored.intervals()
     if arguments.out:
-        write(arguments.out, {"benchmark": name}, scored, intervals, list(scorer.table(scored)))
+        write(arguments.out, {"benchmark": called}, scored, intervals, list(scorer.table(scored)))
     unread = (
         ["note: --data is not read: the predictions hold the truth"]
         if inputs.data and not scorer.data

@@ -221,6 +221,10 @@ def check_options(benchmarks: Benchmarks, arguments: argparse.Namespace) -> None
         raise ValueError("--reader says what an agent's read_text reads with: give --agent, or leave it out")
     if arguments.convention and len(follows) != len(benchmarks):
         raise ValueError(f"--convention is of vos, not of {', '.join(set(benchmarks) - set(follows))}")
+    if arguments.text_encoder and (
+        others := [name for name, (scorer, _) in benchmarks.items() if "text_encoder" not in scorer.options]
+    ):
+        raise ValueError(f"--text-encoder is of gcg, not of {', '.join(others)}")
     device = present_device(arguments.device or "auto")
     if arguments.quantize:
         quantization.check(arguments.quantize, device)

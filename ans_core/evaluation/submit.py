@@ -22,6 +22,8 @@ def submit(arguments: argparse.Namespace) -> None:
             "ans eval submit BENCHMARK --predictions predictions.jsonl --out FILE; one of them is missing"
         )
     name = benchmark_named(arguments.names[0])
+    if arguments.out.is_dir() and any(arguments.out.iterdir()):
+        raise ValueError(f"{arguments.out} holds files; give a new file or folder")
     records = files.stream(arguments.predictions)
     if next(files.stream(arguments.predictions), None) is None:
         raise ValueError(f"{arguments.predictions}: no predictions to submit")

@@ -33,9 +33,9 @@ class Ratio:
         return float(above / below)
 
 
-def interval(ratio: Ratio) -> tuple[float, float]:
+def interval(ratio: Ratio) -> tuple[float, float] | None:
     """Return the 95 % percentile bootstrap interval: samples are resampled with replacement. A resample in
-    which nothing counts is left out."""
+    which nothing counts is left out; None where nothing counts in any."""
     return _middle(_resampled(ratio.terms())[:, 0])
 
 
@@ -49,13 +49,14 @@ def intervals(ratios: Mapping[str, Ratio]) -> dict[str, tuple[float, float]]:
     for count, group in alike.items():
         if count > 1:
             values = _resampled(np.concatenate([ratio.terms() for ratio in group.values()], axis=1))
-            bounds |= {name: _middle(column) for name, column in zip(group, values.T, strict=True)}
+            found = {name: _middle(column) for name, column in zip(group, values.T, strict=True)}
+            bounds |= {name: bound for name, bound in found.items() if bound is not None}
     return {name: bounds[name] for name in ratios if name in bounds}
 
 
 def difference(
     ours: Ratio, theirs: Ratio, *, paired: bool, resamples: int = RESAMPLES
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Return the 95 % interval of ours - theirs. paired: sample i is the same in both and both are resampled
     together, which removes the variation in difficulty; otherwise each is resampled by itself."""
     one, other = ours.terms(), theirs.terms()
@@ -80,7 +81,9 @@ def _resampled(
         return np.where(below > 0, above / below, np.nan)
 
 
-def _middle(values: Float[np.ndarray, " r"]) -> tuple[float, float]:
+def _middle(values: Float[np.ndarray, " r"]) -> tuple[float, float] | None:
     valid = values[~np.isnan(values)]
+    if not len(valid):
+        return None
     low, high = np.quantile(valid, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ans_core.benchmarks.public.asked import Item
 from ans_core.benchmarks.public.scored import scores_of
+from ans_core.config.names import OTHER_NAMES
 from ans_core.metrics.bootstrap import Ratio, difference
 from ans_core.report import evaluation
 from ans_core.report.changes import VERDICTS, Change, verdict
@@ -19,6 +20,8 @@ from ans_core.report.gallery import RIGHT
 from ans_core.report.runs import Run, write_page
 
 MOST_CHANGED = 12
+DATA_SETS = ("refcoco", "vos")
+"""Benchmarks whose other names are those of different data sets."""
 Records = Mapping[str, Mapping[str, Any]]
 """Lines of predictions.jsonl by item."""
 
@@ -73,10 +76,10 @@ def changes(before: Evaluation, after: Evaluation) -> list[Change]:
     """Return the change of every metric whose terms both have, over the samples that both have, with a paired
     bootstrap interval; and, if both have the same samples, the plain difference of the other metrics. In the
     order of VERDICTS."""
-    if before.head.get("benchmark") != after.head.get("benchmark"):
+    if benchmark_of(before) != benchmark_of(after):
         raise ValueError(
-            f"{before.path} is of {before.head.get('benchmark')}, {after.path} of "
-            f"{after.head.get('benchmark')}; compare one benchmark"
+            f"{before.name} is of {benchmark_of(before)}, {after.name} of {benchmark_of(after)}; compare one "
+            "benchmark, on one data set"
         )
     common = [name for name in after.table if name in before.table]
     if len(common) < 2:
@@ -105,13 +108,43 @@ def limits(before: Evaluation, after: Evaluation) -> list[str]:
 
 
 def notes(before: Evaluation, after: Evaluation) -> list[str]:
-    """Say of which samples the figures are."""
-    return [*limits(before, after), *alone(before, after)]
+    """Say of which samples the figures are, and what is noted of one evaluation alone: another judge, say."""
+    lines = [*limits(before, after), *alone(before, after)]
+    if left_out := scored_together(before, after):
+        lines.append(
+            f"{', '.join(left_out)}: not compared, for a sample's share depends on the others that were scored"
+        )
+    for key, one, other in (("before", before, after), ("after", after, before)):
+        own, theirs = (evaluation.head.get("notes", []) for evaluation in (one, other))
+        lines += [f"{key}: {note}" for note in own if note not in theirs]
+    return lines
+
+
+def benchmark_of(one: Evaluation) -> str:
+    """Return the benchmark by its one name; of those that are several data sets (RefCOCO, DAVIS and MOSE), the
+    name of the data set."""
+    called = str(one.head.get("benchmark"))
+    meant = OTHER_NAMES.get(called, called)
+    return called if meant in DATA_SETS else meant
+
+
+def scored_together(before: Evaluation, after: Evaluation) -> list[str]:
+    """Return the metrics that only evaluations of the same samples can be compared by; none if they are."""
+    if before.table.keys() == after.table.keys():
+        return []
+    return sorted({name for one in (before, after) for name in one.head.get("scored_together", [])})
 
 
 def _metrics(before: Evaluation, after: Evaluation, common: list[str]) -> list[str]:
-    first = after.table[common[0]]["terms"]
-    return [metric for metric in first if metric in before.table[common[0]]["terms"]]
+    """Return the metrics that both have terms of, and samples that count for them."""
+    first, left_out = after.table[common[0]]["terms"], scored_together(before, after)
+    return [
+        metric
+        for metric in first
+        if metric in before.table[common[0]]["terms"]
+        and metric not in left_out
+        and all(any(one.table[name]["terms"][metric][1] for name in common) for one in (before, after))
+    ]
 
 
 def _scored(metric: str, before: Evaluation, after: Evaluation, common: list[str]) -> Change:

@@ -86,6 +86,7 @@ def measure(
         return {}
     sets = evaluated_sets(cfg, inputs["data"])
     require_samples(settings, {evaluation.benchmark for evaluation in sets})
+    public = public_sessions(cfg, row, out=out / "public")
     notes = without_samples(cfg, sets) | other_splits(inputs["data"], settings.split)
     model = load_row(row, inputs, machine.device)
     show_precision(model, log)
@@ -120,7 +121,7 @@ def measure(
                 metrics[f"{name}/gIoU_shuffled_text"] = shuffled_text(
                     ask, benchmark, samples, name=name, seed=cfg.seed
                 )
-        for result in public_results(cfg, model, row, out=out / "public", scratch=scratch / "public"):
+        for result in public_results(cfg, model, public, scratch=scratch / "public"):
             metrics |= {f"{result.title}/{key}": float(value) for key, value in result.metrics.items()}
             notes |= {result.title: result.reason} if result.reason else {}
             lines.writelines(json.dumps(record) + "\n" for record in result.lines())
@@ -130,7 +131,9 @@ def measure(
     return metrics
 
 
-def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch: Path) -> Iterator[Result]:
+def public_results(
+    cfg: Config, model: Network, sessions: Sequence[Session], *, scratch: Path
+) -> Iterator[Result]:
     """Run the model on the public benchmarks of the settings, and log the reason of those that give no
     figures."""
     settings = cfg.evaluate
@@ -139,22 +142,34 @@ def public_results(cfg: Config, model: Network, row: str, *, out: Path, scratch:
         with model.inference_autocast():
             return answering.answerer(model.sam2)(items)
 
-    for one in settings.public:
-        scorer, runner = runnable(one.name)
-        data, split = Path(one.path), one.split or runner.split_in(Path(one.path))
-        folder = "-".join(filter(None, (one.name, split)))
-        session = Session(
-            name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=out / folder, model=row,
-            limit=one.limit, batch=settings.batch, absent=runner.missing(data, split),
-        )  # fmt: skip
+    for one, session in zip(settings.public, sessions, strict=True):
         words = in_words(model, max_tokens=one.max_tokens, video_mode=model.video_mode(settings.video_mode))
-        answer = follow if runner.follows else words
+        answer = follow if session.runner.follows else words
         result = evaluate_session(
-            session, answer, judge=False, page=False, log=logging.info, scratch=scratch / folder
+            session, answer, judge=False, page=False, log=logging.info, scratch=scratch / session.out.name
         )
         if result.reason:
             logging.warning("evaluate.public: %s: %s", result.title, result.reason)
         yield result
+
+
+def public_sessions(cfg: Config, row: str, *, out: Path) -> list[Session]:
+    """Return what is asked of the public benchmarks of the settings. Raises ValueError where two of them are
+    one split of one benchmark."""
+    sessions: dict[Path, Session] = {}
+    for one in cfg.evaluate.public:
+        scorer, runner = runnable(one.name)
+        data, split = Path(one.path), one.split or runner.split_in(Path(one.path))
+        folder = out / "-".join(filter(None, (one.name, split)))
+        if folder in sessions:
+            raise ValueError(
+                f"evaluate.public: {sessions[folder].data} and {data} are both split {split!r} of {one.name}"
+            )
+        sessions[folder] = Session(
+            name=one.name, scorer=scorer, runner=runner, data=data, split=split, out=folder, model=row,
+            limit=one.limit, batch=cfg.evaluate.batch, absent=runner.missing(data, split),
+        )  # fmt: skip
+    return list(sessions.values())
 
 
 class Asking:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.submission import gcg_folder, video_zip
+from ans_core.benchmarks.submission import gcg_folder, video_zip, write_vos
+from ans_core.cli import main as cli
+from ans_core.evaluation.submit import submit
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
 
@@ -37,10 +39,34 @@ def test_the_zip_for_the_servers_scores_as_what_was_predicted(tmp_path: Path):
 
 def test_the_folder_for_gcg_holds_a_file_an_image(tmp_path: Path):
     record = {"image_id": "7", "caption": "A cat.", "phrases": ["A cat"], "pred_masks": [coded(0, 4)]}
-    assert gcg_folder(tmp_path, records(tmp_path, [record | {"text": "<p> A cat </p> [SEG]."}])) == 1
-    assert json.loads((tmp_path / "7.json").read_text()) == record
-    with pytest.raises(ValueError, match=r"record 0: image id '\.\./x' is no file name"):
-        gcg_folder(tmp_path, records(tmp_path, [record | {"image_id": "../x"}]))
+    out = tmp_path / "new/out"
+    assert gcg_folder(out, records(tmp_path, [record | {"text": "<p> A cat </p> [SEG]."}])) == 1
+    assert json.loads((out / "7.json").read_text()) == record
+    wrong = [record | {"image_id": "8"}, record | {"image_id": "../x"}]
+    with pytest.raises(ValueError, match=r"record 1: image id '\.\./x' is no file name"):
+        gcg_folder(out, records(tmp_path, wrong))
+    assert [file.name for file in out.rglob("*")] == ["7.json"]
+
+
+RUN = {"video": "zoo", "objects": ["1"], "overlap": False, "frames": ["0"], "size": [H, W], "masks": [[None]]}
+
+
+@pytest.mark.parametrize("name", ["out", "out.zip"])
+def test_a_run_of_videos_is_written_whole_or_not_at_all(tmp_path: Path, name: str):
+    out = tmp_path / "new" / name
+    assert write_vos(out, records(tmp_path, [RUN])) == 1
+    before = out.read_bytes() if out.is_file() else [file.name for file in out.rglob("*")]
+    with pytest.raises(ValueError, match="record 1: 'masks' is None, not a list"):
+        write_vos(out, records(tmp_path, [RUN | {"video": "other"}, RUN | {"masks": None}]))
+    assert before == (out.read_bytes() if out.is_file() else [file.name for file in out.rglob("*")])
+    assert [file.name for file in out.parent.iterdir()] == [name]
+
+
+def test_no_folder_of_the_users_is_replaced(tmp_path: Path):
+    lines = write(tmp_path / "predictions.jsonl", [RUN])
+    command = ["eval", "submit", "vos", "--predictions", str(lines), "--out", str(tmp_path)]
+    with pytest.raises(ValueError, match="holds files; give a new file or folder"):
+        submit(cli.parse(command))
 
 
 LINE = {
@@ -55,13 +81,17 @@ LINE = {
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        (LINE, "record 1: video zoo, expression 0 comes twice"),
         ([LINE], "record 1: list, not an object"),
         ({"video": "zoo"}, "record 1: no expression, frames, prediction_masks, size; give"),
-        (LINE | {"prediction_masks": [None]}, "record 1: 1 masks of 'prediction_masks' for 2 frames"),
-        (LINE | {"size": [H, W + 1]}, "record 1, frame 00005: RLE size"),
+        (
+            LINE | {"expression": "1", "prediction_masks": [None]},
+            "record 1: 1 masks of 'prediction_masks' for 2 frames",
+        ),
+        (LINE | {"expression": "1", "size": [H, W + 1]}, "record 1, frame 00005: RLE size"),
     ],
 )
 def test_a_wrong_line_is_refused_and_leaves_no_archive(tmp_path: Path, line: object, message: str):
     with pytest.raises(ValueError, match=message):
         video_zip(tmp_path / "out.zip", records(tmp_path, [LINE, line]))
-    assert not (tmp_path / "out.zip").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["told.jsonl"]

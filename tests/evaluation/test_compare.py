@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ans_core.evaluation import compare as eval_compare
+from ans_core.report.comparison import Evaluation, changes, notes
 from flows import cli
 from tests.benchmarks.public.drawn import coded, write
 
@@ -162,3 +163,50 @@ def test_predictions_become_the_servers_file(tmp_path: Path):
             "--out",
             tmp_path / "empty.zip",
         )
+
+
+def evaluation(
+    name: str, terms: dict[str, dict[str, list[float]]], *, benchmark: str = "captions", **head: object
+) -> Evaluation:
+    table = {sample: {"sample": sample, "terms": of_sample} for sample, of_sample in terms.items()}
+    return Evaluation(
+        name=name, path=Path(name), head={"benchmark": benchmark, "metrics": {}} | head, table=table
+    )
+
+
+def test_what_depends_on_the_other_samples_is_compared_for_the_same_ones_alone():
+    """The same answers: of two weights, as of 2 and of 4 expressions of a type."""
+    whole = {name: {"own": [1.0, 1.0], "overall": [0.25, 0.25]} for name in "abcd"}
+    part = {name: {"own": [1.0, 1.0], "overall": [0.5, 0.5]} for name in "ab"}
+    one, other = (evaluation(n, t, scored_together=["overall"]) for n, t in (("1", whole), ("2", part)))
+    assert [change.metric for change in changes(one, other)] == ["own"]
+    assert "overall: not compared, for a sample's share depends on the others that were scored" in notes(
+        one, other
+    )
+    assert [change.metric for change in changes(one, one)] == ["own", "overall"]
+    assert notes(one, one) == []
+
+
+def test_a_metric_that_nothing_counts_for_is_left_out():
+    terms = {name: {"gIoU": [1.0, 1.0], "N_acc": [0.0, 0.0]} for name in "ab"}
+    one = evaluation("1", terms)
+    assert [(change.metric, change.interval) for change in changes(one, one)] == [("gIoU", (0.0, 0.0))]
+
+
+def test_names_of_one_benchmark_are_compared_and_of_two_data_sets_are_not():
+    terms = {name: {"accuracy": [1.0, 1.0]} for name in "ab"}
+
+    def compared(one: str, other: str) -> int:
+        return len(changes(evaluation("1", terms, benchmark=one), evaluation("2", terms, benchmark=other)))
+
+    assert compared("mmmu", "mmmu_val") == compared("vstar_bench", "vstar") == compared("mose", "mose") == 1
+    for one, other in (("refcoco", "refcoco+"), ("davis17", "mose"), ("mmmu", "vstar")):
+        with pytest.raises(ValueError, match=f"1 is of {re.escape(one)}.*, 2 of {re.escape(other)}"):
+            compared(one, other)
+
+
+def test_what_is_noted_of_one_alone_is_said():
+    terms = {name: {"accuracy": [1.0, 1.0]} for name in "ab"}
+    one = evaluation("1", terms, notes=["judge: a", "a ratio of means"])
+    other = evaluation("2", terms, notes=["judge: b", "a ratio of means"])
+    assert notes(one, other) == ["before: judge: a", "after: judge: b"]

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ans_core.metrics.bootstrap import Ratio, difference, interval
+from ans_core.metrics.bootstrap import Ratio, difference, interval, intervals
 
 
 def test_a_ratio_divides_the_sums_once():
@@ -51,3 +51,10 @@ def test_a_paired_comparison_needs_the_same_samples():
 
 def test_draws_in_which_nothing_counts_are_left_out():
     assert interval(Ratio(numerators=[1, 0], denominators=[1, 0])) == (1.0, 1.0)
+
+
+def test_where_nothing_counts_at_all_there_is_no_interval():
+    nothing, half = Ratio(numerators=[0, 0], denominators=[0, 0]), Ratio(numerators=[1, 0])
+    assert interval(nothing) is None
+    assert difference(nothing, half, paired=True) is None
+    assert list(intervals({"nothing": nothing, "half": half})) == ["half"]

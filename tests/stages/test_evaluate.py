@@ -321,3 +321,10 @@ def test_public_benchmarks_are_scored_logged_by_split_and_compared(tmp_path: Pat
         {"before": metrics, "after": metrics}, {"before": answers, "after": answers}, "before", "after"
     )
     assert (change.title, change.difference, change.interval) == ("refcoco/val", 0.0, (0.0, 0.0))
+
+
+def test_two_entries_of_one_split_are_refused_before_a_question(tmp_path: Path) -> None:
+    public = [{"name": "gcg", "path": "A"}, {"name": "gcg", "path": "B", "split": "val"}]
+    cfg = Config.model_validate({"profile": "x", "evaluate": {"benchmarks": [], "public": public}})
+    with pytest.raises(ValueError, match=r"evaluate\.public: A and B are both split 'val' of gcg"):
+        evaluate.public_sessions(cfg, "rl", out=tmp_path)

@@ -87,6 +87,8 @@ class Runner:
     """The first is the default; empty = the folder is the split."""
     truth: Callable[[Path, str], Path | None] = lambda folder, split: folder
     """The scorer's --data; None: the records hold the truth. Raises UnscoredError."""
+    needs: Callable[[Path, str], object] = lambda folder, split: None
+    """Raises ValueError where a file that the scorer reads, beside those of the questions, is not there."""
     running: Running | None = None
     """The progress bar shows its mean."""
     notes: tuple[str, ...] = ()
@@ -111,6 +113,7 @@ class Runner:
             return f"{folder} is not there; put the benchmark's files there, or give --data"
         try:
             next(iter(self.questions(folder, split)), None)
+            self.needs(folder, split)
         except (ValueError, OSError) as error:
             return str(error)
         return None

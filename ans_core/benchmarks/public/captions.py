@@ -54,6 +54,7 @@ def scores_of(names: Sequence[str], captions: Sequence[str], real: Sequence[Sequ
     return Scored(
         metrics=metrics,
         published={key: f"{100 * metrics[key]:.1f}" for key in scores.corpus},
+        scored_together=("CIDEr",),  # its words are weighed by how many references have them
         ratios={
             "CIDEr": Ratio(numerators=scores.cider),
             "ROUGE_L": Ratio(numerators=scores.rouge_l),

@@ -209,8 +209,9 @@ def scorer(
     *splits: str,
     data: str = DATA,
     question: Callable[[str], str] = QUESTION.format,
+    needs: Callable[[Path, str], object] = lambda folder, split: None,
 ) -> Scorer:
-    """Return the benchmark of these splits, a model's own first."""
+    """Return the benchmark of these splits, a model's own first. needs: `Runner.needs`."""
     runner = Runner(
         items=partial(items, splits=splits, question=question),
         record=record,
@@ -218,6 +219,7 @@ def scorer(
         truth=truth_folder,
         running=("J", mean_j),
         split_of=partial(split_of, splits=splits),
+        needs=needs,
     )
     return Scorer(
         score=score, data=data, options=frozenset({"predicted_only"}), sample_id=SAMPLE_ID, runner=runner

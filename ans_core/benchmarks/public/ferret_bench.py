@@ -29,18 +29,21 @@ _BRACKETED = re.compile(r" \[[^\]]*\]")
 
 def score(inputs: Inputs) -> Scored:
     listed = files.records(inputs.predictions)
-    path, missing = inputs.predictions, 0
+    path, unanswered = inputs.predictions, frozenset[str]()
     if "content" not in listed[0]:
         if inputs.replay is None:
             raise ValueError(
                 "ferret_bench is scored by a judge: give its review file as --predictions, or the answers and "
                 "--replay REVIEW"
             )
-        path, (listed, missing) = inputs.replay, _reviewed(listed, inputs, inputs.replay)
+        path, (listed, unanswered) = inputs.replay, _reviewed(listed, inputs, inputs.replay)
     reviews = files.by_id(listed, "question_id", where=path)
     files.by_id(listed, "answer2_id", where=path)
     marks = [_marks(review.text("content")) for review in reviews.values()]
-    count = len(marks) + missing
+    for place, review in enumerate(listed):
+        if review.get("answer2_id") in unanswered and marks[place] != UNREADABLE:
+            marks[place] = marks[place][0], 0.0
+    count = len(marks)
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))
     unparsed = sum(mark == UNREADABLE for mark in marks)
     if reference <= 0:  # -1 / -1 would be a perfect score
@@ -65,7 +68,7 @@ def score(inputs: Inputs) -> Scored:
             {"question_id": review["question_id"], "reference": mark[0], "model": mark[1]}
             for review, mark in zip(listed, marks, strict=True)
         ],
-        missing=missing,
+        missing=len(unanswered),
         notes=[
             f"judge: {judge} (published with gpt-4o-2024-11-20)",
             "a ratio of means; an unreadable verdict counts -1 for both, as in the public scorer",
@@ -73,16 +76,19 @@ def score(inputs: Inputs) -> Scored:
     )
 
 
-def _reviewed(answered: list[files.Record], inputs: Inputs, replay: Path) -> tuple[list[files.Record], int]:
-    """The reviews of the answers, and how many questions count as not answered."""
+def _reviewed(
+    answered: list[files.Record], inputs: Inputs, replay: Path
+) -> tuple[list[files.Record], frozenset[str]]:
+    """The reviews that count, and the names of those whose question was not answered."""
     answers = files.by_id(answered, "question_id", where=inputs.predictions)
     reviews = files.by_id(files.records(replay), "answer2_id", where=replay)
     missing = files.refuse_unknown(answers, reviews, where=inputs.predictions, what="questions")
     for name, answer in answers.items():
         if _BRACKETED.sub("", answer.text("text")) != _BRACKETED.sub("", reviews[name].text("answer2")):
             raise ValueError(f"{replay}, {name}: the judge saw another answer than the predicted one")
-    listed = [review for name, review in reviews.items() if name in answers]
-    return listed, 0 if inputs.predicted_only else len(missing)
+    if inputs.predicted_only:
+        return [review for name, review in reviews.items() if name in answers], frozenset()
+    return list(reviews.values()), frozenset(missing)
 
 
 def _marks(content: str) -> tuple[float, float]:

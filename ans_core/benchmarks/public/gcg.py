@@ -89,12 +89,14 @@ def score(inputs: Inputs) -> Scored:
         )
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
-        metrics |= _coco(truth, with_image_ids(listed, images))
+        shown = {**truth, "images": list(images.values()), "annotations": annotations}
+        metrics |= _coco(shown if inputs.predicted_only else truth, with_image_ids(listed, images))
     elif inputs.truth.is_dir():
         figures, of_captions = _captions(inputs, _captions_file(masks_file), images, predicted, notes)
         metrics, ratios = metrics | figures, ratios | of_captions
     notes.append("AP and AP50 have no interval: pycocotools gives them for all images at once")
     return Scored(
+        scored_together=tuple({"CIDEr"} & ratios.keys()),
         metrics=metrics | {"images": len(images), "true_masks": len(annotations)},
         published={key: percent(metrics[key]) for key in ("AP50", "mIoU", "recall") if key in metrics},
         ratios=ratios,
@@ -380,5 +382,11 @@ SCORER = Scorer(
     data="folder of the mask and caption truth, or a file of COCO instances",
     options=frozenset({"text_encoder", "predicted_only"}),
     sample_id=("image_id",),
-    runner=Runner(items=items, record=record, splits=SPLITS, running=("mIoU", miou)),
+    runner=Runner(
+        items=items,
+        record=record,
+        splits=SPLITS,
+        running=("mIoU", miou),
+        needs=lambda folder, split: files.named(folder, _captions_file(_masks_file(folder, split)).name),
+    ),
 )

@@ -8,22 +8,26 @@ Expressions of type 2 (no such object) are left out, as in the public scorer. It
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
+from ans_core.benchmarks.public.asked import UnscoredError
 from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
 from ans_core.pictures import rle
 
 TYPES = {0: "referring", 1: "reasoning"}
+FOREGROUND = "mask_dict_foreground.json"
 
 
 def score(inputs: Inputs) -> Scored:
-    path = files.named(inputs.truth, "mask_dict_foreground.json")
+    path = files.named(inputs.truth, FOREGROUND)
     foreground = files.Record(files.load(path), str(path))
     groups: dict[str, list[tuple[video.Result, float, float]]] = {name: [] for name in TYPES.values()}
     for clip in video.clips(inputs):
@@ -69,7 +73,13 @@ def score(inputs: Inputs) -> Scored:
     for key, ratio in base.ratios.items():
         weighted = [w * v for w, v in zip(weights, ratio.numerators, strict=True)]
         ratios[f"overall/{key}"] = Ratio(numerators=weighted, denominators=weights)
-    return replace(base, metrics=metrics, published=shown, ratios=ratios)
+    together = tuple(ratios)
+    for name in groups:
+        counts_of_type = [float(group == name) for group, of_type in groups.items() for _ in of_type]
+        for key, ratio in base.ratios.items():
+            of_one = [one * v for one, v in zip(counts_of_type, ratio.numerators, strict=True)]
+            ratios[f"{name}/{key}"] = Ratio(numerators=of_one, denominators=counts_of_type)
+    return replace(base, metrics=metrics, published=shown, ratios=ratios, scored_together=together)
 
 
 def _with_both(means: dict[str, float]) -> dict[str, float]:
@@ -101,4 +111,11 @@ def question(expression: str) -> str:
     )
 
 
-SCORER = video.scorer(score, "valid", data=f"{video.DATA}, mask_dict_foreground.json", question=question)
+def check_foreground(folder: Path, split: str) -> None:
+    with suppress(UnscoredError):
+        files.named(video.truth_folder(folder, split), FOREGROUND)
+
+
+SCORER = video.scorer(
+    score, "valid", data=f"{video.DATA}, {FOREGROUND}", question=question, needs=check_foreground
+)

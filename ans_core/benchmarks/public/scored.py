@@ -58,6 +58,9 @@ class Scored:
     """Main figures as the benchmark's own scorer prints them (percent, rounded)."""
     ratios: dict[str, Ratio] = field(default_factory=dict)
     """Metrics whose bootstrap interval is worth knowing, as per-sample counts."""
+    scored_together: tuple[str, ...] = ()
+    """Those of `ratios` in which a sample's share depends on the others that were scored: two evaluations are
+    compared by them only if they have the same samples."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """One record a sample, for the table."""
     missing: int = 0

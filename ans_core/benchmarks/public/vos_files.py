@@ -108,11 +108,12 @@ def _read_predictions(predictions: Path, true_root: Path) -> tuple[list[str], Re
             "of predicted PNGs"
         )
     lines = files.Lines(predictions, lambda line: line.text("video"))
-    return list(lines), lambda video, one, frames: _of_record(lines[video], one, frames)
+    return list(lines), lambda video, one, frames: masks_of_record(lines[video], one, frames)
 
 
-def _of_record(record: files.Record, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
-    """Return the masks of these frames that a line of a run holds."""
+def masks_of_record(record: files.Record, one: str | None, frames: Sequence[str]) -> list[IndexMask]:
+    """Return the masks of these frames that a line of a run holds: numbers of objects, or 1 where one object
+    (`one`) is."""
     names, masklets, described = (
         record.listed("objects", str), record.listed("masks", list), record.listed("frames", str)
     )  # fmt: skip
@@ -148,11 +149,7 @@ def _of_record(record: files.Record, one: str | None, frames: Sequence[str]) -> 
 
 def _clip(video: str, one: str | None, true_root: Path, read_masks: ReadMasks) -> Clip:
     folder = true_root / video / (one or "")
-    frames = annotated_frames(folder)
-    if len(frames) < 3:
-        raise ValueError(
-            f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed"
-        )
+    frames = check_frames(folder)
     real, predicted = files.index_masks(folder, frames), read_masks(video, one, frames)
     numbers = {number for frame in real for number in np.unique(frame).tolist()}
     if not one and (reason := fault(numbers, set().union(*map(with_inside, real)))):
@@ -170,6 +167,16 @@ def _clip(video: str, one: str | None, true_root: Path, read_masks: ReadMasks) -
     if single:
         real, predicted = ([(frame > 0).astype(np.uint8) for frame in listed] for listed in (real, predicted))
     return Clip(name=f"{video}/{one}" if one else video, truth=real, predictions=predicted)
+
+
+def check_frames(folder: Path) -> list[str]:
+    """Return the annotated frames. Raises ValueError where they are too few to be scored."""
+    frames = annotated_frames(folder)
+    if len(frames) < 3:
+        raise ValueError(
+            f"{folder}: {len(frames)} PNGs; the first and last don't count, so at least 3 are needed"
+        )
+    return frames
 
 
 def annotated_frames(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ sav_<split>/sav_<split>.txt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ans_core.benchmarks.public import files
 from ans_core.benchmarks.public.asked import Item, Objects, Runner, UnscoredError
 from ans_core.benchmarks.public.vos_files import (
     annotated_frames,
+    check_frames,
     folders,
     masks_folder,
     split_folder,
@@ -130,6 +132,15 @@ def truth(root: Path, split: str) -> Path:
     return root
 
 
+def check_truth(root: Path, split: str) -> None:
+    """Raise ValueError for a clip with too few masks to be scored, unless the others are on the server."""
+    with suppress(UnscoredError):
+        masks = masks_folder(split_folder(truth(root, split), split))
+        for video in videos_of(root, split) or folders(masks):
+            for one in folders(masks / video) or [""]:
+                check_frames(masks / video / one)
+
+
 RUNNER = Runner(
     items=items,
     record=record,
@@ -139,4 +150,5 @@ RUNNER = Runner(
     notes=("objects are given by their true mask in the first frame that shows them",),
     follows=True,
     split_of=split_of,
+    needs=check_truth,
 )

@@ -11,6 +11,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from ans_core.metrics.phrases import PhraseEncoder
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
+MASKS = "val_gcg_coco_mask_gt.json"
+
 
 def truth(folder: Path) -> Path:
     images = [{"id": i, "height": H, "width": W, "file_name": f"{i}.jpg"} for i in (1, 2)]
@@ -113,6 +115,17 @@ def test_recall_asks_a_text_encoder_for_the_phrases(tmp_path: Path, encoder: str
     found = score("gcg", drawn, data=truth(tmp_path / "truth"), text_encoder=encoder)
     assert found.metrics["recall"] == pytest.approx(2 / 3)
     assert found.metrics["matches"] == 2
+
+
+def test_average_precision_of_what_is_predicted_alone_is_of_these_images(tmp_path: Path):
+    data = truth(tmp_path / "truth")
+    of_first = [
+        {"image_id": 1, "category_id": 1, "segmentation": mask, "score": 0.9}
+        for mask in (a["segmentation"] for a in json.loads((data / MASKS).read_text())["annotations"])
+    ][:2]
+    told = write(tmp_path / "told.json", of_first)
+    assert score("gcg", told, data=data, predicted_only=True).metrics["coco/AP"] == pytest.approx(1.0)
+    assert score("gcg", told, data=data).metrics["coco/AP"] < 0.9
 
 
 def boxes(folder: Path, *records: tuple[int | str, list[float], float]) -> Path:

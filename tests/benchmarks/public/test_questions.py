@@ -175,6 +175,18 @@ def test_ferret_bench_divides_means_and_keeps_unreadable_verdicts(tmp_path: Path
     assert metrics["unparsed"] == 1
 
 
+def test_ferret_benchs_missing_answers_count_nothing_beside_their_references(tmp_path: Path):
+    review = write(
+        tmp_path / "review.jsonl",
+        [{"question_id": i, "answer2_id": i, "content": "8 4", "answer2": "a cat"} for i in "ab"],
+    )
+    told = write(tmp_path / "told.jsonl", [{"question_id": "a", "text": "a cat"}])
+    found = score("ferret_bench", told, replay=review)
+    assert (found.metrics["score"], found.metrics["questions"], found.missing) == (25.0, 2, 1)
+    assert found.ratios["score"].value == 25.0
+    assert score("ferret_bench", told, replay=review, predicted_only=True).metrics["score"] == 50.0
+
+
 @pytest.mark.parametrize("content", ["0 6", "nan 6", "inf 6", "I would say"])
 def test_ferret_bench_without_marks_of_the_reference_has_no_score(tmp_path: Path, content: str):
     reviews = [{"question_id": n, "answer2_id": n, "content": content} for n in range(2)]

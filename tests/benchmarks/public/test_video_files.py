@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.pictures import rle
 from tests.benchmarks.public.drawn import H, W, coded, columns, score, write, write_index_masks
 
@@ -92,6 +93,16 @@ def test_revos_by_hand(tmp_path: Path):
     assert metrics["reasoning/A"] == pytest.approx((1 + 0.8) / 2)
     assert metrics["reasoning/R"] == 1.0
     assert metrics["overall/J"] == (0.9 + 0.5) / 2
+    ratios = score("revos", root, data=data).ratios
+    assert {name: ratio.value for name, ratio in ratios.items() if name.endswith("/J")} == {
+        name: pytest.approx(metrics[name]) for name in ("overall/J", "referring/J", "reasoning/J")
+    }
+    runner = SCORERS["revos"].runner
+    assert runner is not None
+    runner.needs(data, "valid")
+    (data / "mask_dict_foreground.json").unlink()
+    with pytest.raises(ValueError, match="mask_dict_foreground"):
+        runner.needs(data, "valid")
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path):
