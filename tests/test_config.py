@@ -425,7 +425,7 @@ def test_rows_beside_rl_are_enough_for_all_processes_or_refused_before_sft() -> 
         "memory": {"optim": optim},
     }
     Config.model_validate(values | {"launch": {"processes": 4}})
-    with pytest.raises(ValueError, match="4 is less than a row for each of 1 micro-batches .* give 8, or 0"):
+    with pytest.raises(ValueError, match=r"4 is less than a row for each of 1 micro-batches .* give 8, or 0"):
         Config.model_validate(values | {"launch": {"processes": 8}})
 
 
