@@ -14,7 +14,7 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -110,8 +110,21 @@ def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, lo
                     provenance=about,
                     judge=judge,
                 )
+                warn_of_lost(written.dropped, wanted)
             counts |= {f"{split}/{name}": value for name, value in counted(written).items()}
     return counts
+
+
+def warn_of_lost(dropped: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+    """Warn of families most of whose questions gave no trace: the agent will hardly learn them."""
+    for family, number in wanted.items():
+        reasons = {name: n for name, n in dropped.items() if name.startswith(f"{family}/")}
+        if 2 * sum(reasons.values()) > number:
+            logging.warning(
+                "%d of %d questions of %s gave no trace: %s; are the base's operations good enough?",
+                sum(reasons.values()), number, family,
+                ", ".join(f"{name.removeprefix(f'{family}/')} {n}" for name, n in reasons.items()),
+            )  # fmt: skip
 
 
 def write_questions(

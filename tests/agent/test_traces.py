@@ -20,6 +20,7 @@ from ans_core.agent.world.bank import QuestionBank
 from ans_core.agent.world.trace_file import SHARES, Trace, check_mix, mix, read_traces, readers_of
 from ans_core.agent.world.traces import kinds_of, trace, write_synthetic_traces
 from ans_core.model.network import Network
+from ans_core.stages.cota import warn_of_lost
 from flows import cli
 
 
@@ -455,3 +456,10 @@ def test_ids_are_unique_and_lines_are_json(tmp_path: Path) -> None:
     (tmp_path / "traces.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="holds no record"):
         read_traces(tmp_path)
+
+
+def test_a_family_that_gave_hardly_a_trace_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    dropped = {"moves/wrong_conclusion": 7, "moves/call_failed": 1, "text/wrong_conclusion": 5}
+    warn_of_lost(dropped, {"moves": 10, "text": 10, "easy": 4})
+    (warning,) = caplog.messages
+    assert warning.startswith("8 of 10 questions of moves gave no trace: wrong_conclusion 7, call_failed 1;")
