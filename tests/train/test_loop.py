@@ -161,7 +161,7 @@ def test_a_training_killed_twice_ends_with_the_same_bits_and_curves_as_one_that_
     assert last.status == 0, last.said
     # a bar may stand before it
     steps = [int(step) for step in re.findall(r"step (\d+)$", last.said, re.MULTILINE)]
-    assert steps[0] >= 12  # it went on, it did not begin anew
+    assert steps[0] >= 9  # it went on, it did not begin anew; a thread may still have been writing state 12
     one, other = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "killed.pt")
     assert equal(one["weights"], other["weights"])
     assert one["curves"] == other["curves"]
