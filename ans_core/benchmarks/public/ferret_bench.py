@@ -38,10 +38,9 @@ def score(inputs: Inputs) -> Scored:
             )
         path, (listed, unanswered) = inputs.replay, _reviewed(listed, inputs, inputs.replay)
     reviews = files.by_id(listed, "question_id", where=path)
-    files.by_id(listed, "answer2_id", where=path)
     marks = [_marks(review.text("content")) for review in reviews.values()]
-    for place, review in enumerate(listed):
-        if review.get("answer2_id") in unanswered and marks[place] != UNREADABLE:
+    for place, name in enumerate(files.by_id(listed, "answer2_id", where=path)):
+        if name in unanswered and marks[place] != UNREADABLE:
             marks[place] = marks[place][0], 0.0
     count = len(marks)
     reference, model = (round(sum(mark[i] for mark in marks) / count, 3) for i in (0, 1))

@@ -89,8 +89,9 @@ def score(inputs: Inputs) -> Scored:
         )
     metrics |= {"mIoU": float(np.mean(mious)), **_recalls(ratios)}
     if listed:
-        shown = {**truth, "images": list(images.values()), "annotations": annotations}
-        metrics |= _coco(shown if inputs.predicted_only else truth, with_image_ids(listed, images))
+        of_images = [a for a in truth.records("annotations") if str(a["image_id"]) in images]
+        shown = {**truth, "images": list(images.values()), "annotations": of_images}  # with crowds
+        metrics |= _coco(shown, with_image_ids(listed, images))
     elif inputs.truth.is_dir():
         figures, of_captions = _captions(inputs, _captions_file(masks_file), images, predicted, notes)
         metrics, ratios = metrics | figures, ratios | of_captions

@@ -125,6 +125,12 @@ def test_average_precision_of_what_is_predicted_alone_is_of_these_images(tmp_pat
     ][:2]
     told = write(tmp_path / "told.json", of_first)
     assert score("gcg", told, data=data, predicted_only=True).metrics["coco/AP"] == pytest.approx(1.0)
+    content = json.loads((data / MASKS).read_text())
+    crowd = content["annotations"][0] | {"id": 9, "iscrowd": 1, "segmentation": coded(4, 6)}
+    write(data / MASKS, content | {"annotations": [*content["annotations"], crowd]})
+    above = {"image_id": 1, "category_id": 1, "segmentation": coded(4, 6), "score": 0.99}
+    told = write(tmp_path / "told.json", [above, *of_first])  # what lies in a crowd is no mistake
+    assert score("gcg", told, data=data, predicted_only=True).metrics["coco/AP"] == pytest.approx(1.0)
     assert score("gcg", told, data=data).metrics["coco/AP"] < 0.9
 
 

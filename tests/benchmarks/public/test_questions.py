@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,15 @@ def test_ferret_bench_divides_means_and_keeps_unreadable_verdicts(tmp_path: Path
     assert metrics["unparsed"] == 1
 
 
-def test_ferret_benchs_missing_answers_count_nothing_beside_their_references(tmp_path: Path):
+@pytest.mark.parametrize("ids", ["ab", (7, 8), (7.0, 8.0)])
+def test_ferret_benchs_missing_answers_count_nothing_beside_their_references(
+    tmp_path: Path, ids: Sequence[object]
+):
     review = write(
         tmp_path / "review.jsonl",
-        [{"question_id": i, "answer2_id": i, "content": "8 4", "answer2": "a cat"} for i in "ab"],
+        [{"question_id": i, "answer2_id": i, "content": "8 4", "answer2": "a cat"} for i in ids],
     )
-    told = write(tmp_path / "told.jsonl", [{"question_id": "a", "text": "a cat"}])
+    told = write(tmp_path / "told.jsonl", [{"question_id": ids[0], "text": "a cat"}])
     found = score("ferret_bench", told, replay=review)
     assert (found.metrics["score"], found.metrics["questions"], found.missing) == (25.0, 2, 1)
     assert found.ratios["score"].value == 25.0
