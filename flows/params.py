@@ -71,7 +71,7 @@ def edited_keys(path: Path) -> list[str]:
     return (
         ["(all)"]
         if plain is None
-        else differing(without_fingerprints(plain), without_fingerprints(completed(values, path.parent)[0]))
+        else differing(plain, without_fingerprints(completed(values, path.parent)[0]))
         or ["(written by hand)"]
     )
 
@@ -224,7 +224,6 @@ def rewrite(root: Path, values: dict[str, Any]) -> None:
     path = root / "params.yaml"
     if values != read_yaml(path).values:
         written = render(values, words_of(path.read_text(encoding="utf-8")))
-        plain = as_written(path, values)
-        edited = plain is None or without_fingerprints(values) != without_fingerprints(plain)
+        edited = without_fingerprints(values) != as_written(path, values)
         write_atomically(path, written.replace(MARK + digest(values), MARK + "edited") if edited else written)
         load(path)

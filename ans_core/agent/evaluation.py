@@ -10,7 +10,7 @@ from ans_core.agent import tokens
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.operations import Operation
 from ans_core.agent.play import PlayedEpisode
-from ans_core.agent.world import FAMILIES, Question, evidence, is_right
+from ans_core.agent.world import FAMILIES, OPERATED, Question, evidence, is_right
 from ans_core.agent.world.annotated_clips import FAMILIES_OF_PICTURES
 from ans_core.agent.world.question import faithful_calls
 from ans_core.agent.world.question_sets import is_question_set
@@ -130,7 +130,7 @@ def metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     figures = {name: _of_family(one) for name, one in by_family.items() if one}
     flat = {f"{name}/{key}": value for name, one in figures.items() for key, value in one.items()}
     groups = {
-        NEEDED: [name for name, family in FAMILIES.items() if family.needs_operation],
+        NEEDED: OPERATED,
         PICTURES: FAMILIES_OF_PICTURES,
         QUESTION_SETS: sets,
     }

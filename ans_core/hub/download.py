@@ -188,10 +188,11 @@ def alone(folder: Path) -> Iterator[None]:
     place.mkdir(parents=True, exist_ok=True)
     opened = os.open(place, os.O_RDONLY)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HubError(f"another process is fetching into {folder}; wait for it, or end it") from None
         yield
-    except BlockingIOError:
-        raise HubError(f"another process is fetching into {folder}; wait for it, or end it") from None
     finally:
         os.close(opened)
 

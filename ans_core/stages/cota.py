@@ -101,23 +101,26 @@ def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, lo
                         f"agent.sources: no trace can be made of the questions of {split!r}, since nobody knows "
                         "what they need; name drawn families (agent.families), or add a set with words and masks"
                     )
+                numbers = {
+                    family: questions.at_most(number, family, split) for family, number in wanted.items()
+                }
                 written = write_synthetic_traces(
                     out / split,
                     questions,
-                    {family: questions.at_most(number, family, split) for family, number in wanted.items()},
+                    numbers,
                     split=split,
                     toolbox=toolbox,
                     provenance=about,
                     judge=judge,
                 )
-                warn_of_lost(written.dropped, wanted)
+                warn_of_lost(written.dropped, numbers)
             counts |= {f"{split}/{name}": value for name, value in counted(written).items()}
     return counts
 
 
-def warn_of_lost(dropped: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+def warn_of_lost(dropped: Mapping[str, int], asked: Mapping[str, int]) -> None:
     """Warn of families most of whose questions gave no trace: the agent will hardly learn them."""
-    for family, number in wanted.items():
+    for family, number in asked.items():
         reasons = {name: n for name, n in dropped.items() if name.startswith(f"{family}/")}
         if 2 * sum(reasons.values()) > number:
             logging.warning(

@@ -14,7 +14,7 @@ from ans_core.agent.protocol import call_text
 from ans_core.agent.world.annotated import WHAT_IS_WRITTEN
 from ans_core.agent.world.annotated_clips import STILL_THERE, WHICH_WAY, still_there
 from ans_core.agent.world.drawing import SHRINKS
-from ans_core.agent.world.families import FAMILIES
+from ans_core.agent.world.families import FAMILIES, OPERATED
 from ans_core.agent.world.question import Family, Question, evidence, is_right
 from ans_core.data.scenes import SPLITS
 
@@ -68,6 +68,7 @@ def oracle(question: Question, toolbox: Toolbox) -> Episode:
 
 __all__ = [
     "FAMILIES",
+    "OPERATED",
     "Family",
     "Question",
     "conclusion",

@@ -21,7 +21,7 @@ import numpy as np
 from ans_core import dist
 from ans_core.agent.episode import Episode, Toolbox
 from ans_core.agent.protocol import Call, call_text
-from ans_core.agent.world import FAMILIES, Question, conclusion, evidence, is_right
+from ans_core.agent.world import FAMILIES, OPERATED, Question, conclusion, evidence, is_right
 from ans_core.agent.world.annotated import MOST_COUNTED
 from ans_core.agent.world.bank import QuestionBank, file_of_frame
 from ans_core.agent.world.judging import Verdict
@@ -45,8 +45,6 @@ Dropped = Literal["call_failed", "wrong_conclusion", "no_evidence", "repeated_ca
 was not looked at, the distraction is the plan's own first call."""
 DIFFICULTIES: tuple[Difficulty, ...] = ("simple", "simple", "medium", "hard")
 """By the number of calls of the shortest plan; longer ones are hard, too."""
-OPERATED = frozenset(name for name, family in FAMILIES.items() if family.needs_operation)
-"""Drawn families that have traps and self-corrections."""
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""

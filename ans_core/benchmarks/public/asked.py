@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,9 @@ class Runner:
     """The first is the default; empty = the folder is the split."""
     truth: Callable[[Path, str], Path | None] = lambda folder, split: folder
     """The scorer's --data; None: the records hold the truth. Raises UnscoredError."""
-    needs: Callable[[Path, str], object] = lambda folder, split: None
-    """Raises ValueError where a file that the scorer reads, beside those of the questions, is not there."""
+    needs: Callable[[Path, str], object] = lambda truth, split: None
+    """Raises ValueError where a file that the scorer reads from `truth`, beside those of the questions, is not
+    there."""
     running: Running | None = None
     """The progress bar shows its mean."""
     notes: tuple[str, ...] = ()
@@ -113,7 +115,9 @@ class Runner:
             return f"{folder} is not there; put the benchmark's files there, or give --data"
         try:
             next(iter(self.questions(folder, split)), None)
-            self.needs(folder, split)
+            with suppress(UnscoredError):
+                if (truth := self.truth(folder, split)) is not None:
+                    self.needs(truth, split)
         except (ValueError, OSError) as error:
             return str(error)
         return None

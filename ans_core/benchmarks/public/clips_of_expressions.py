@@ -209,7 +209,7 @@ def scorer(
     *splits: str,
     data: str = DATA,
     question: Callable[[str], str] = QUESTION.format,
-    needs: Callable[[Path, str], object] = lambda folder, split: None,
+    needs: Callable[[Path, str], object] = lambda truth, split: None,
 ) -> Scorer:
     """Return the benchmark of these splits, a model's own first. needs: `Runner.needs`."""
     runner = Runner(

@@ -247,6 +247,6 @@ SCORER = Scorer(
     data="folder with annotations.json, qa.json, class_names.json",
     options=frozenset({"replay", "predicted_only"}),
     sample_id=("object", "type", "question"),
-    runner=Runner(items=items, record=record, needs=lambda folder, split: files.named(folder, "qa.json")),
+    runner=Runner(items=items, record=record, needs=lambda truth, split: files.named(truth, "qa.json")),
     judging=Judging(replies=ask_judge, replay="--replay REPLIES.json"),
 )

@@ -388,6 +388,6 @@ SCORER = Scorer(
         record=record,
         splits=SPLITS,
         running=("mIoU", miou),
-        needs=lambda folder, split: files.named(folder, _captions_file(_masks_file(folder, split)).name),
+        needs=lambda truth, split: files.named(truth, _captions_file(_masks_file(truth, split)).name),
     ),
 )

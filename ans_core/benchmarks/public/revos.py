@@ -8,15 +8,12 @@ Expressions of type 2 (no such object) are left out, as in the public scorer. It
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from ans_core.benchmarks.public import clips_of_expressions as video
 from ans_core.benchmarks.public import files
-from ans_core.benchmarks.public.asked import UnscoredError
 from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.metrics.bootstrap import Ratio
 from ans_core.metrics.mask import counts
@@ -67,18 +64,16 @@ def score(inputs: Inputs) -> Scored:
         [r for of_type in groups.values() for r, _, _ in of_type],
         notes=["overall: the mean of the two types"],
     )
+    kinds = [name for name, of_type in groups.items() for _ in of_type]
     # the mean of the two types' means: every expression weighs 1 / the number of its type
-    weights = [1 / len(of_type) for of_type in groups.values() for _ in of_type]
+    weights_of = {"overall": [1 / len(groups[kind]) for kind in kinds]}
+    weights_of |= {name: [float(kind == name) for kind in kinds] for name in groups}
     ratios = {}
-    for key, ratio in base.ratios.items():
-        weighted = [w * v for w, v in zip(weights, ratio.numerators, strict=True)]
-        ratios[f"overall/{key}"] = Ratio(numerators=weighted, denominators=weights)
-    together = tuple(ratios)
-    for name in groups:
-        counts_of_type = [float(group == name) for group, of_type in groups.items() for _ in of_type]
+    for name, weights in weights_of.items():
         for key, ratio in base.ratios.items():
-            of_one = [one * v for one, v in zip(counts_of_type, ratio.numerators, strict=True)]
-            ratios[f"{name}/{key}"] = Ratio(numerators=of_one, denominators=counts_of_type)
+            weighted = [w * v for w, v in zip(weights, ratio.numerators, strict=True)]
+            ratios[f"{name}/{key}"] = Ratio(numerators=weighted, denominators=weights)
+    together = tuple(f"overall/{key}" for key in base.ratios)
     return replace(base, metrics=metrics, published=shown, ratios=ratios, scored_together=together)
 
 
@@ -111,11 +106,10 @@ def question(expression: str) -> str:
     )
 
 
-def check_foreground(folder: Path, split: str) -> None:
-    with suppress(UnscoredError):
-        files.named(video.truth_folder(folder, split), FOREGROUND)
-
-
 SCORER = video.scorer(
-    score, "valid", data=f"{video.DATA}, {FOREGROUND}", question=question, needs=check_foreground
+    score,
+    "valid",
+    data=f"{video.DATA}, {FOREGROUND}",
+    question=question,
+    needs=lambda truth, split: files.named(truth, FOREGROUND),
 )

@@ -10,7 +10,6 @@ sav_<split>/sav_<split>.txt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -133,12 +132,11 @@ def truth(root: Path, split: str) -> Path:
 
 
 def check_truth(root: Path, split: str) -> None:
-    """Raise ValueError for a clip with too few masks to be scored, unless the others are on the server."""
-    with suppress(UnscoredError):
-        masks = masks_folder(split_folder(truth(root, split), split))
-        for video in videos_of(root, split) or folders(masks):
-            for one in folders(masks / video) or [""]:
-                check_frames(masks / video / one)
+    """Raise ValueError for a clip with too few masks to be scored."""
+    masks = masks_folder(split_folder(root, split))
+    for video in videos_of(root, split) or folders(masks):
+        for one in folders(masks / video) or [""]:
+            check_frames(masks / video / one)
 
 
 RUNNER = Runner(

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from ans_core.benchmarks.registry import SCORERS
 from ans_core.metrics.phrases import PhraseEncoder
 from tests.benchmarks.public.drawn import H, W, coded, score, write
 
@@ -132,6 +133,16 @@ def test_average_precision_of_what_is_predicted_alone_is_of_these_images(tmp_pat
     told = write(tmp_path / "told.json", [above, *of_first])  # what lies in a crowd is no mistake
     assert score("gcg", told, data=data, predicted_only=True).metrics["coco/AP"] == pytest.approx(1.0)
     assert score("gcg", told, data=data).metrics["coco/AP"] < 0.9
+
+
+def test_captions_that_only_the_scorer_reads_are_missed_before_a_question(tmp_path: Path):
+    runner = SCORERS["gcg"].runner
+    assert runner is not None
+    data = truth(tmp_path)
+    runner.needs(data, "val")
+    (data / "val_gcg_coco_caption_gt.json").unlink()
+    with pytest.raises(ValueError, match="val_gcg_coco_caption_gt"):
+        runner.needs(data, "val")
 
 
 def boxes(folder: Path, *records: tuple[int | str, list[float], float]) -> Path:

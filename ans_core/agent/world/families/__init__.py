@@ -16,3 +16,5 @@ FAMILIES: dict[str, Family] = {
     "larger": LARGER,
     "moves": MOVES,
 }
+OPERATED = tuple(name for name, family in FAMILIES.items() if family.needs_operation)
+"""Those whose questions need an operation: they have traps and self-corrections among their traces."""
