@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ans_core.config.names import FormatName
-from ans_core.config.section import Count, Impossible, Listed, Name, Positive, Section
+from ans_core.config.section import LARGEST, Count, Impossible, Listed, Name, Positive, Section
 
 
 def _splits(value: Any) -> Any:
@@ -67,7 +67,7 @@ class Prepare(Section):
     first one on). Of the others there are captions of things alone, no expressions and no caption of the
     picture. The stage `rl` can practise masks on them, if `rl.rewards_mask` compares with no true mask and
     `rl.mask_weight` is 0; otherwise they serve nothing."""
-    image_size: Positive = 128
+    image_size: Annotated[int, Field(ge=16, le=LARGEST)] = 128
     """Side of a drawn scene in pixels."""
     world: Literal["full", "small"] = "full"
     """small: three shapes, four colours and no textures, which a model learns in minutes."""

@@ -36,14 +36,18 @@ orientation."""
 
 
 def of_picture(picture: Image.Image) -> int:
-    """Return EXIF's orientation, 1 to 8, of a picture as Pillow opened it; other values count as 1, upright.
+    """Return EXIF's orientation, 1 to 8, of a picture as Pillow opened it; other values count as 1, upright,
+    as does EXIF that is none (Pillow raises SyntaxError).
 
     Pillow turns a TIFF itself. A PNG's tag counts if it stands before the pixels: Pillow's own `getexif`
     decodes them to look for a later one.
     """
     if picture.format == "TIFF":
         return UPRIGHT
-    number = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
+    try:
+        number = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
+    except SyntaxError:
+        return UPRIGHT
     return number if number in METHODS else UPRIGHT
 
 

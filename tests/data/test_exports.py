@@ -671,6 +671,7 @@ def test_masks_of_0_and_255_mean_the_one_class_and_values_without_a_name_are_fau
         (yolo, "valid/labels/a.txt", "0 0.2", "7 0.2", r"valid/labels/a\.txt: line 1: class 7 is not in data\.yaml, which has \[0, 1\]"),
         (yolo, "valid/labels/a.txt", "0.25", "25", "line 1: coordinates from .* shares of the sides"),
         (yolo, "valid/labels/a.txt", " 0.3", "", "line 1: 3 numbers after class 0"),
+        (yolo, "data.yaml", "[cat, dog]", "{cat: 0, dog: 1}", "no `names`, a list of the classes, or number: class"),
         (yolo, "data.yaml", "nc: 2", "kpt_shape: [17, 3]", "is of keypoints"),
         (voc, "Annotations/val_1.xml", "<width>20", "<width>30", r"val_1\.xml: the annotations are of a picture of .*30"),
         (supervisely, "val/ann/a.jpg.json", '"origin": [10, 0]', '"origin": [18, 0]', "object 1: its box of .* leaves the picture"),

@@ -201,6 +201,13 @@ def test_a_picture_is_opened_upright_as_pillow_shows_it(tmp_path: Path, suffix: 
     assert raw.size == ((8, 6) if suffix != "tif" else expected.size)  # Pillow turns a TIFF itself
 
 
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_a_picture_whose_exif_is_none_is_upright(tmp_path: Path, suffix: str):
+    file = tmp_path / f"a.{suffix}"
+    Image.new("RGB", (8, 6)).save(file, exif=b"garbage")
+    assert transforms.image_size(file) == transforms.open_image(file).size == (8, 6)
+
+
 def test_a_size_is_told_without_reading_the_pixels(tmp_path: Path):
     file = tmp_path / "photo.png"
     Image.new("RGB", (64, 48)).save(file)

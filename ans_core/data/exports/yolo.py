@@ -95,8 +95,8 @@ def _classes(file: Path, root: Path) -> tuple[dict[int, str], dict[Path, str], d
     names = content.get("names") if isinstance(content, dict) else None
     if isinstance(names, list):
         names = dict(enumerate(names))
-    if not isinstance(names, dict) or not names:
-        raise checks.DataError(f"{file} has no `names`, a list of the classes")
+    if not isinstance(names, dict) or not names or not all(str(number).isdecimal() for number in names):
+        raise checks.DataError(f"{file} has no `names`, a list of the classes, or number: class")
     if "kpt_shape" in content:
         raise checks.DataError(f"{file} is of keypoints (kpt_shape), which have no pixels; export polygons")
     folders: dict[Path, str] = {}
