@@ -90,7 +90,7 @@ def dvc_rows(rows: list[Stage]) -> dict[str, Any]:
     return {
         "foreach": items or [row.row for row in rows],
         "do": {
-            "cmd": f"exec python -m tasks.{rows[0].task} {key}",
+            "cmd": f"exec python -m tasks {rows[0].task}@{key}",
             "deps": [
                 *(dvc_input(rows[0], name) for name in shared),
                 *(["runs/${profile}/${item}"] if items else []),

@@ -56,7 +56,7 @@ def processes_of(stage: Stage, launch: Launch) -> int:
 
 
 def stage_words(stage: Stage) -> list[str]:
-    return ["-m", f"tasks.{stage.task}", *([stage.row] if stage.row else [])]
+    return ["-m", "tasks", stage.name]
 
 
 def ranks_command(

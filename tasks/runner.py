@@ -255,15 +255,14 @@ def run_tracked(stage: Stage, config: Config, root: Path) -> None:
         leave_note(metrics=figures)
 
 
-def main(task: str, root: Path = Path()) -> None:
-    """Run a stage: the body of every tasks/<stage>.py. The command line names the row of a task that has some.
-    Exit codes: 0 done, 1 failed (a retry resumes it), 2 a mistake in the settings."""
-    stages = {stage.row: stage for stage in TABLE if stage.task == task}
-    row = " ".join(sys.argv[1:]) or None
-    if row not in stages:
-        rows = [row for row in stages if row]
-        sys.exit(f"usage: python -m tasks.{task}" + (f" ROW, with ROW one of {rows}" if rows else ""))
-    run(stages[row], root)
+def main(root: Path = Path()) -> None:
+    """Run the stage that the command line names. Exit codes: 0 done, 1 failed (a retry resumes it), 2 a
+    mistake in the settings."""
+    stages = {stage.name: stage for stage in TABLE}
+    name = " ".join(sys.argv[1:])
+    if name not in stages:
+        sys.exit(f"usage: python -m tasks STAGE, with STAGE one of {', '.join(stages)}")
+    run(stages[name], root)
 
 
 def run(stage: Stage, root: Path) -> None:

@@ -57,7 +57,7 @@ class Stage:
 
     @property
     def task(self) -> str:
-        """Return the module name under tasks and under ans_core.stages."""
+        """Return the module name under ans_core.stages."""
         return self.name.partition("@")[0]
 
     @property
@@ -73,7 +73,7 @@ class Stage:
     def command(self) -> str:
         """Return the command. `exec`: no shell stays between dvc and the stage, which ends with the process
         that started it."""
-        return f"exec python -m tasks.{self.task}" + (f" {self.row}" if self.row else "")
+        return f"exec python -m tasks {self.name}"
 
     def input_path(self, name: str, *, profile: str, base: str) -> str:
         """Return where an input lies. The `model` of the agent's stages is the folder that agent.base

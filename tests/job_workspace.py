@@ -17,7 +17,18 @@ import pytest
 
 from ans_core.data import shard
 from ans_core.data.scene_write import write_scenes
-from tests.workspace import LIMIT_S, ROOT, ans, dvc, environment, executed, living, make, run, words_of
+from tests.workspace import (
+    LIMIT_S,
+    ROOT,
+    ans,
+    dvc,
+    environment,
+    executed,
+    is_stage,
+    living,
+    make,
+    run,
+)
 
 RESULT = "runs/smoke/sft/result.txt"
 TRAINING = '''
@@ -152,7 +163,7 @@ def submitter(folder: Path) -> psutil.Process:
 
 
 def trainings(folder: Path) -> list[psutil.Process]:
-    return [p for p in living(folder) if words_of(p)[-2:] == ["-m", "tasks.sft"]]
+    return [p for p in living(folder) if is_stage(p, "sft")]
 
 
 def newest_log(folder: Path) -> str:

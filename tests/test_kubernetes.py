@@ -26,7 +26,7 @@ PASSED = {
 def train_job(**resources: object) -> dict[str, Any]:
     launch = Launch.model_validate({"launcher": "kubernetes", "resources": {"sft": resources}}).of("sft")
     job = Job(
-        name="ans-sft-k", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=launch.processes,
+        name="ans-sft-k", task="sft", words=("-m", "tasks", "sft"), launch=launch, processes=launch.processes,
         distributed=True, root=ROOT,
     )  # fmt: skip
     return kubernetes_jobs.manifest(
@@ -113,7 +113,7 @@ def test_a_stage_is_a_train_job_with_its_resources_words_and_no_keys() -> None:
     }
     assert train_job(cpus=16)["spec"]["trainer"]["resourcesPerNode"]["requests"] == {"cpu": 16}
     notes, log = ".ans/jobs/ans-sft-k-0123abcd", ".ans/logs/ans-sft-k-0123abcd.log"
-    assert trainer["args"] == [notes, log, "-m", "tasks.sft"]
+    assert trainer["args"] == [notes, log, "-m", "tasks", "sft"]
     values = {one["name"]: one["value"] for one in trainer["env"]}
     assert values == PASSED | {"ANS_JOB": "1"}
     assert train_job()["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == 1

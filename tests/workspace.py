@@ -240,6 +240,10 @@ def living(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def is_stage(process: psutil.Process, name: str) -> bool:
+    return words_of(process)[-3:] == ["-m", "tasks", name]
+
+
 def words_of(process: psutil.Process) -> list[str]:
     """Its command line; empty if it has just ended."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.test_pipeline import mlflow_runs, start_stalled, until
-from tests.workspace import LIMIT_S, ROOT, dvc, end_all, executed, living, make, words_of
+from tests.workspace import LIMIT_S, ROOT, dvc, end_all, executed, is_stage, living, make
 
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 WHOLE = "700m"
@@ -60,7 +60,7 @@ def scenario(folder: Path) -> None:
     try:
         process = start_stalled(folder, ["-m", "flows.cli", "run"], "prepare:2")
         fill(folder)
-        for stage in (other for other in living(folder) if "tasks.prepare" in words_of(other)):
+        for stage in (other for other in living(folder) if is_stage(other, "prepare")):
             stage.send_signal(signal.SIGUSR1)  # goes on
         assert process.wait(LIMIT_S) != 0
         until(lambda: not living(folder), "something outlives the run")

@@ -26,6 +26,7 @@ from tests.workspace import (
     end_all,
     environment,
     executed,
+    is_stage,
     living,
     make,
     make_finished,
@@ -326,7 +327,7 @@ def test_a_killed_flow_leaves_no_stage_behind_and_doctor_closes_its_runs(
     """Also where its server is killed with it, and the stage was stopped (SIGSTOP) before."""
     monkeypatch.setenv("SHELL", shell)
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "base:1")
-    stages = [other for other in living(workspace) if "tasks.base" in words_of(other)]
+    stages = [other for other in living(workspace) if is_stage(other, "base")]
     assert stages
     if worse:
         (server,) = [other for other in living(workspace) if "flows.prefect_server" in words_of(other)]
@@ -377,7 +378,7 @@ def test_dvc_killed_just_as_a_stage_starts_leaves_nothing_behind(workspace: Path
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until(
-            lambda: [p for p in living(workspace) if "tasks.prepare" in words_of(p)],
+            lambda: [p for p in living(workspace) if is_stage(p, "prepare")],
             "the stage never started",
         )
         process.kill()
@@ -388,7 +389,7 @@ def test_dvc_killed_just_as_a_stage_starts_leaves_nothing_behind(workspace: Path
 def test_a_killed_tracker_costs_the_curves_and_not_the_training(workspace: Path) -> None:
     ans(workspace, "profile", "smoke", "launch.processes=1")
     process = start_stalled(workspace, ["-m", "dvc", "repro", "prepare"], "prepare:1")
-    (stage,) = [p for p in living(workspace) if "tasks.prepare" in words_of(p) and p.ppid() == process.pid]
+    (stage,) = [p for p in living(workspace) if is_stage(p, "prepare") and p.ppid() == process.pid]
     until(stage.children, "the stage starts no tracker")  # a thread does
     (tracker,) = stage.children()
     assert "tasks.tracker" in words_of(tracker)

@@ -27,7 +27,7 @@ from flows.prefect_server import LocalAddressOnly
 from tasks.ports import free_port
 from tasks.stages import STAGES
 from tests.ports import free_ports
-from tests.workspace import ROOT, ans, end_all, environment, executed, living, make, run, words_of
+from tests.workspace import ROOT, ans, end_all, environment, executed, is_stage, living, make, run, words_of
 
 LIMIT_S = 1800.0
 """Of anything that is waited for here: a loaded machine is slow, and a fault ends the wait by itself where it
@@ -46,9 +46,9 @@ class Served:
         return f"http://127.0.0.1:{self.port}/api"
 
     def at_work(self, word: str) -> list[psutil.Process]:
-        """Processes of this server with that word in their command."""
+        """Processes of this server with these words in their command."""
         home = psutil.Process(self.process.pid).environ()["PREFECT_HOME"]
-        return [process for process in started_by(home) if word in words_of(process)]
+        return [process for process in started_by(home) if word in " ".join(words_of(process))]
 
     def ask(self, path: str, body: object, **headers: str) -> httpx.Response:
         return httpx.post(f"{self.api}/{path}", json=body, headers=headers, timeout=60)
@@ -188,7 +188,7 @@ def test_deployments_are_scheduled_and_run_by_the_worker(served: Served) -> None
         lambda: [process for process in served.at_work("flows.prefect_server") if process != server],
         "no server takes its place",
     )
-    found = served.at_work("tasks.prepare")  # and its tracker
+    found = served.at_work("tasks prepare")  # and its tracker
     (stage,) = [process for process in found if process.ppid() not in {other.pid for other in found}]
     stage.send_signal(signal.SIGUSR1)  # goes on
     until(
@@ -263,7 +263,7 @@ def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_ge
     served.authorized(
         f"flow_runs/{cancelled}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     )
-    until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its cancelled run")
+    until(lambda: not served.at_work("tasks prepare"), "the stage outlives its cancelled run")
     until(
         lambda: (
             served.authorized(f"flow_runs/{cancelled}", None, method="GET")["state"]["type"] == "CANCELLED"
@@ -279,7 +279,7 @@ def test_a_run_ends_when_cancelled_or_with_its_killed_worker_and_the_next_one_ge
     until(lambda: (served.workspace / "executed.txt").exists(), "the stage never started")
     (worker,) = [process for process in served.at_work("worker") if "start" in words_of(process)]
     worker.kill()
-    until(lambda: not served.at_work("tasks.prepare"), "the stage outlives its worker")
+    until(lambda: not served.at_work("tasks prepare"), "the stage outlives its worker")
 
     def states() -> set[str]:
         return {
@@ -539,7 +539,7 @@ def mlflow_away_for_a_while(up: Up) -> None:
     )
     os.killpg(server["pid"], signal.SIGKILL)
     for process in living(workspace):
-        if "tasks.base" in words_of(process) and process.ppid() == dvc.pid:
+        if is_stage(process, "base") and process.ppid() == dvc.pid:
             process.send_signal(signal.SIGUSR1)
     assert dvc.wait(LIMIT_S) == 0
     assert "MLflow takes nothing at present" in (workspace / "away.log").read_text()

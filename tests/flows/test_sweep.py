@@ -19,7 +19,18 @@ from flows.kept import words_of
 from flows.results import experiment_refs
 from flows.sweep import finished, plain_text, run_experiment, table
 from tests.flows.test_pipeline import start_stalled, until
-from tests.workspace import LIMIT_S, ROOT, Commands, dvc, end_all, executed, living, make, make_finished
+from tests.workspace import (
+    LIMIT_S,
+    ROOT,
+    Commands,
+    dvc,
+    end_all,
+    executed,
+    is_stage,
+    living,
+    make,
+    make_finished,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 SWEEP = ("sweep", "rl.kl=0.5,0.02", "--name", "s")
@@ -153,7 +164,7 @@ def test_settings_that_change_while_a_run_is_at_work_stop_it_before_the_next_sta
     process = start_stalled(workspace, ["-m", "flows.cli", "run"], "prepare:1", **commands.server)
     executed(workspace)
     assert f"note: full-pipeline (pid {process.pid}" in ans(workspace, "profile", "smoke", setting, "--force")
-    (stage,) = [one for one in living(workspace) if one.cmdline()[-1] == "tasks.prepare"]
+    (stage,) = [one for one in living(workspace) if is_stage(one, "prepare")]
     stage.send_signal(signal.SIGUSR1)
     assert process.wait(LIMIT_S) == 1
     assert executed(workspace) == []

@@ -168,7 +168,7 @@ def test_kubeflows_own_local_backend_runs_what_a_pod_runs(
     forget(workspace)
     launch = Launch.model_validate(one_node).of("sft")
     job = Job(
-        name="ans-sft-local", task="sft", words=("-m", "tasks.sft"), launch=launch, processes=2,
+        name="ans-sft-local", task="sft", words=("-m", "tasks", "sft"), launch=launch, processes=2,
         distributed=True, root=workspace,
     )  # fmt: skip
     trainer = kubernetes_jobs.manifest(job, "0", {})["spec"]["trainer"]

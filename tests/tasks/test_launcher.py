@@ -37,23 +37,23 @@ SPREAD = {"launcher": "slurm", "inference_processes": 2, "resources": {"evaluate
     [
         ("sft", {}, {}, None),
         ("base", {"processes": 2, "deepspeed_stage": 2}, {}, None),  # not distributed
-        ("memory", {"processes": 2}, {}, [*TORCHRUN, *HERE, "-m", "tasks.memory"]),
-        ("rl", {"deepspeed_stage": 2}, {}, [*TORCHRUN, "--standalone", "--nproc-per-node=1", "-m", "tasks.rl"]),
-        ("evaluate@rl", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
+        ("memory", {"processes": 2}, {}, [*TORCHRUN, *HERE, "-m", "tasks", "memory"]),
+        ("rl", {"deepspeed_stage": 2}, {}, [*TORCHRUN, "--standalone", "--nproc-per-node=1", "-m", "tasks", "rl"]),
+        ("evaluate@rl", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks", "evaluate@rl"]),
         # of this node
-        ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
+        ("evaluate@rl", {"processes": 8}, SEVERAL, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks", "evaluate@rl"]),
         ("evaluate@rl", {"processes": 2, "launcher": "slurm"}, {"SLURM_NNODES": "2", "ANS_JOB": "1"}, None),
-        ("evaluate@rl", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.evaluate", "rl"]),
-        ("evaluate@rl", SPREAD, {**SEVERAL, "ANS_JOB": "1"}, [*TORCHRUN, "--nproc-per-node=2", "-m", "tasks.evaluate", "rl"]),
+        ("evaluate@rl", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks", "evaluate@rl"]),
+        ("evaluate@rl", SPREAD, {**SEVERAL, "ANS_JOB": "1"}, [*TORCHRUN, "--nproc-per-node=2", "-m", "tasks", "evaluate@rl"]),
         ("evaluate@rl", {"inference_processes": 2, **SPREAD}, SEVERAL, None),  # the job starts them
-        ("cota", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.cota"]),
-        ("agent_evaluate@sft", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks.agent_evaluate", "sft"]),
+        ("cota", {"inference_processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks", "cota"]),
+        ("agent_evaluate@sft", {"processes": 2}, {}, [*TORCHRUN, "--nnodes=1", *HERE, "-m", "tasks", "agent_evaluate@sft"]),
         ("evaluate@rl", {"processes": 2, "inference_processes": 1}, {}, None),
         ("evaluate@rl", {"inference_processes": 2, "launcher": "slurm"}, {}, None),  # the job starts them
         ("sft", {"inference_processes": 2}, {}, None),  # trains
         ("evaluate@rl", {"deepspeed_stage": 2}, {}, None),  # trains nothing
-        ("sft", {"processes": 32}, SEVERAL, [*TORCHRUN, "--nproc-per-node=8", "-m", "tasks.sft"]),
-        ("sft", {"processes": 2, "launcher": "slurm"}, {"ANS_JOB": "1"}, [*TORCHRUN, *HERE, "-m", "tasks.sft"]),
+        ("sft", {"processes": 32}, SEVERAL, [*TORCHRUN, "--nproc-per-node=8", "-m", "tasks", "sft"]),
+        ("sft", {"processes": 2, "launcher": "slurm"}, {"ANS_JOB": "1"}, [*TORCHRUN, *HERE, "-m", "tasks", "sft"]),
     ],
 )  # fmt: skip
 def test_ranks_start_by_this_command(
@@ -66,7 +66,7 @@ def test_deepspeeds_launcher_of_one_machine_has_a_slot_for_every_process() -> No
     command = ranks_command(SFT, Launch(processes=2, launcher="deepspeed"), {}, port=4567)
     assert command is not None
     assert command[1:3] == ["-m", "deepspeed.launcher.launch"]
-    assert command[-2:] == ["--module", "tasks.sft"]
+    assert command[-3:] == ["--module", "tasks", "sft"]
     assert "--master_port=4567" in command
     (slots,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
     assert json.loads(base64.urlsafe_b64decode(slots)) == {"localhost": [0, 1]}
