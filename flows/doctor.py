@@ -15,38 +15,11 @@ import psutil
 from flows.durations import demo_minutes
 from flows.preflight import Finding, fault, fine, preflight
 from tasks.process import holder_of
+from tasks.surroundings import versions
 
 MIN_FREE_GB = 5
 CLONE = "work in a clone of your own; `dvc cache dir FOLDER` in both shares DVC's cache"
 """Remedy in another user's checkout."""
-
-
-BREAKS = (
-    ("fastapi", (0, 151), "the Prefect server does not start (`unexpected keyword argument 'min_items'`)"),
-    ("SQLAlchemy", (2, 1), "Prefect's cron schedules never fire, without a word"),
-    ("omegaconf", (2, 4), "hydra-core 1.3, which sam2 and DVC need, refuses it"),
-)
-"""(package, first version that breaks, what then happens). `pip check` finds none of these."""
-
-
-def release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
-
-
-def versions() -> list[Finding]:
-    findings = []
-    for package, broken, consequence in BREAKS:
-        version = metadata.version(package)
-        ok = release(version) < broken
-        bound = ".".join(map(str, broken))
-        findings.append(
-            Finding(
-                ok=ok,
-                what=f"{package} {version}" + ("" if ok else f": {consequence}"),
-                remedy=f'pip install "{package}<{bound}"',
-            )
-        )
-    return findings
 
 
 def locked(root: Path) -> Finding:
@@ -249,7 +222,8 @@ def cluster(root: Path) -> list[Finding]:
 def report(root: Path, *, repair: bool, deep: bool, of_cluster: bool) -> int:
     """Print the findings; exit status 1 if one is a fault. `deep` reads DVC's whole cache; `of_cluster` looks
     at what a cluster needs, too."""
-    findings = [*look(versions), *look(computes)]
+    packages = ", ".join(map(" ".join, versions().items()))
+    findings = [fine(packages), *look(computes)]
     for check in (locked, machine, writable, settings, repository, lock_files, locks, scratch):
         findings += look(check, root)
     findings += look(stuck_runs, root, repair=repair)

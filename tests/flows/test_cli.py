@@ -264,18 +264,6 @@ def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
     assert lines[1].split()[1:] == ["1.0000", "-", "-"]
 
 
-def test_versions_that_break_each_other_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [finding.ok for finding in doctor.versions()] == [True, True, True]
-    monkeypatch.setattr(
-        doctor.metadata,
-        "version",
-        lambda package: {"fastapi": "0.151.0", "SQLAlchemy": "2.0.58", "omegaconf": "2.3.1"}[package],
-    )
-    fastapi, sqlalchemy, omegaconf = doctor.versions()
-    assert (fastapi.ok, sqlalchemy.ok, omegaconf.ok) == (False, True, True)
-    assert fastapi.remedy == 'pip install "fastapi<0.151"'
-
-
 def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding() -> None:
     def fails() -> list[doctor.Finding]:
         raise ValueError("x is broken: mend x")
