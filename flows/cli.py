@@ -147,8 +147,7 @@ def add_results(command: Command) -> None:
         "names",
         nargs="+",
         metavar="RUN",
-        help="a folder (runs/<profile>, one evaluation, or a checkpoint, which is evaluated first), a git revision, a DVC experiment, "
-        "an MLflow run id, or a summary.json",
+        help="a folder (runs/<profile>, one evaluation, or a checkpoint, which is evaluated first), a git revision, or a DVC experiment",
     )
     it.add_argument(
         "--out", type=Path, metavar="FOLDER", help="where the page goes (default: under .ans/compare)"

@@ -16,7 +16,6 @@ from ans_core.report.runs import Run
 from flows.child import run_once
 from flows.results import results
 from tasks.stages import ROWS
-from tasks.tracking import metric_name
 
 Metrics = Mapping[str, float]
 
@@ -36,21 +35,10 @@ def compare(arguments: argparse.Namespace, root: Path) -> None:
         eval_compare.compare(names, arguments.out)
         return
     runs = results(names, root)
-    with_answers = not any(Path(name).is_file() for name in names)  # a summary.json has nothing but metrics
-    if with_answers:
-        print(
-            "\n".join(
-                [
-                    *(f"{run.name}: {run.description}" for run in runs),
-                    *settings_lines(runs),
-                    *change_lines(runs),
-                    "",
-                ]
-            )
-        )
+    described = [f"{run.name}: {run.description}" for run in runs]
+    print("\n".join([*described, *settings_lines(runs), *change_lines(runs), ""]))
     print("\n\n".join(table(runs[0], other) for other in runs[1:]))
-    if with_answers:
-        print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
+    print("\npage:", write_page(runs, arguments.out or root / ".ans/compare" / page_name(runs), root))
 
 
 def folder_changes(before: Path, after: Path) -> list[Change]:
@@ -155,12 +143,8 @@ def table(one: Run, other: Run) -> str:
 
 
 def in_common(left: Metrics, right: Metrics) -> tuple[Metrics, Metrics]:
-    """Return both results under the same names: with one spelling (MLflow's J_F is J&F). For different
-    splits, or a headline and a summary, drop the split from the names and keep only what both have."""
-    spelt = {metric_name(name): name for name in (*left, *right) if metric_name(name) != name}
-    left, right = (
-        {spelt.get(name, name): value for name, value in metrics.items()} for metrics in (left, right)
-    )
+    """Return both results under the same names: for different splits, or beside a commit's headline, drop
+    the split from the names and keep only what both have."""
     if left.keys() & right.keys():
         return left, right
     left, right = without_splits(left), without_splits(right)

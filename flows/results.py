@@ -1,5 +1,5 @@
-"""Names of results (folders, checkpoints, git revisions, DVC experiments, MLflow runs) in, what can be
-compared out: folders, settings, metrics."""
+"""Names of results (folders, checkpoints, git revisions, DVC experiments) in, what can be compared out:
+folders, settings, metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ans_core.report.files import read_json
 from ans_core.report.runs import TRAINED, Run
 from tasks import lock_file
 from tasks.stages import HEADLINE, ROWS, stage_named
@@ -34,21 +33,13 @@ def results(names: Iterable[str], root: Path) -> list[Run]:
 
 def result(name: str, root: Path) -> Run:
     path = Path(name)
-    if path.is_file():
-        return Run(
-            name=path.name,
-            description=name,
-            folder=path.parent,
-            settings={},
-            recorded=flat_metrics(read_json(path)),
-        )
     if is_checkpoint(path):
         return of_checkpoint(path.resolve(), root)
     if path.is_dir():
         return of_folder(path.resolve())
     if revision := revision_of(name, root):
         return of_revision(name, revision, root)
-    return of_mlflow_run(name, root)
+    raise FileNotFoundError(f"{name!r} is no folder, no git revision and no DVC experiment")
 
 
 def flat_metrics(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -154,72 +145,3 @@ def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     target.symlink_to(source)
-
-
-def stage_runs(name: str, root: Path) -> tuple[Any, dict[str, Any]]:
-    """Return (the MLflow run, the runs of its stages by stage): its own, the later of two tries, and those
-    that it took from the cache. Raises FileNotFoundError if there is no such run."""
-    from mlflow.exceptions import MlflowException
-
-    from tasks.tracking import client
-
-    mlflow = client(root)
-    try:
-        parent = mlflow.get_run(name)
-    except MlflowException:
-        raise FileNotFoundError(
-            f"{name!r} is no folder, no git revision, no DVC experiment and no MLflow run id"
-        ) from None
-    where = f"tags.`mlflow.parentRunId` = '{name}'"
-    runs = mlflow.search_runs(
-        [parent.info.experiment_id], where, max_results=1000, order_by=["attributes.start_time ASC"]
-    )
-    cached = {
-        key.removeprefix("cached.").replace("/", "@"): run
-        for key, run in parent.data.tags.items()
-        if key.startswith("cached.")
-    }
-    return parent, {stage: mlflow.get_run(run) for stage, run in cached.items()} | {
-        run.data.tags["ans.stage"]: run for run in runs
-    }
-
-
-def of_mlflow_run(name: str, root: Path) -> Run:
-    """Return what MLflow keeps of a pipeline run: files of its stages and their settings."""
-    from tasks.tracking import client
-
-    mlflow = client(root)
-    parent, stages = stage_runs(name, root)
-    folder = root / ".ans/compare" / name
-    settings: dict[str, str] = {}
-    for stage, run in stages.items():
-        settings |= {
-            key: value for key, value in run.data.params.items() if key.partition(".")[0] not in NOT_SETTINGS
-        }
-        wanted = KEPT if stage.startswith("evaluate@") else ("curves.csv",)
-        for file in {artifact.path for artifact in mlflow.list_artifacts(run.info.run_id)} & set(wanted):
-            into = folder / stage.replace("@", "/")
-            into.mkdir(parents=True, exist_ok=True)
-            mlflow.download_artifacts(run.info.run_id, file, str(into))
-    metrics = {
-        stage_metric(stage, key): value
-        for stage, run in stages.items()
-        for key, value in run.data.metrics.items()
-    }
-    recorded = metrics or dict(parent.data.metrics)
-    return Run(
-        name=str(parent.info.run_name),
-        description=f"MLflow run {name}",
-        folder=folder,
-        settings=settings,
-        recorded=recorded,
-    )
-
-
-def stage_metric(stage: str, name: str) -> str:
-    """Name a metric `rl/referring/val/gIoU`, as the summary does, if `evaluate@rl` or the report measured it;
-    else `sft: loss`."""
-    task, _, row = stage.partition("@")
-    if task == "report" and name.partition("/")[0] in ROWS:
-        return name
-    return f"{stage}: {name}" if not row or name == "duration_s" else f"{row}/{name.removeprefix('eval/')}"

@@ -37,7 +37,7 @@ class Run:
     settings: Mapping[str, str]
     """By dotted name; empty: not known."""
     recorded: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that are in no folder: of a summary, of MLflow."""
+    """Metrics that are in no folder: a commit's headline."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

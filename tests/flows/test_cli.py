@@ -22,9 +22,7 @@ from ans_core.model.config import VideoMode
 from ans_core.model.network import Network
 from ans_core.stages import evaluate
 from flows import checkpoint_eval, cli, commands, doctor, dvc_state
-from flows.compare import table
 from flows.params import write
-from flows.results import result
 from tasks import tracking
 from tests.workspace import environment, tiny_params
 
@@ -253,15 +251,6 @@ def test_the_sam2_of_a_model_is_written_for_other_programs_but_not_over_files_of
         convert.run(
             argparse.Namespace(**vars(arguments) | {"target": str(tmp_path / "model/config.json/out")})
         )
-
-
-def test_two_summaries_are_compared_metric_by_metric(tmp_path: Path) -> None:
-    for name, value in (("a", 0.5), ("b", 0.75)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"sft": {"referring/val/gIoU": value, name: 1}}))
-    lines = table(*(result(str(tmp_path / f"{name}.json"), tmp_path) for name in "ab")).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["sft/a", "sft/b", "sft/referring/val/gIoU"]
-    assert lines[3].split()[1:] == ["0.5000", "0.7500", "+0.2500"]
-    assert lines[1].split()[1:] == ["1.0000", "-", "-"]
 
 
 def test_an_error_in_one_check_of_doctor_leaves_the_others_and_becomes_a_finding() -> None:

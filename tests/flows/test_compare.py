@@ -12,8 +12,7 @@ from ans_core.report.changes import Change
 from ans_core.report.page import change_table
 from flows import cli, commands
 from flows.compare import table
-from flows.results import result, revision_of, stage_runs
-from tasks.tracking import client, experiment_id
+from flows.results import result, revision_of
 from tests.stages.test_report import write_data, write_evaluation, write_training
 from tests.workspace import environment, tiny_params
 
@@ -32,35 +31,44 @@ def write(path: Path, values: object) -> str:
     return str(path)
 
 
+def with_rows(folder: Path, **rows: object) -> str:
+    """Write a run's folder with the metrics of these rows."""
+    for row, metrics in rows.items():
+        write(folder / "evaluate" / row / "metrics.json", metrics)
+    return str(folder)
+
+
 def test_folders_of_runs_are_compared_by_what_evaluate_wrote(tmp_path: Path):
-    for name, value in (("one", 0.5), ("other", 0.75)):
-        write(tmp_path / name / "evaluate/rl/metrics.json", {"video/val/J&F": value})
-    shown = cells(compared(str(tmp_path / "one"), str(tmp_path / "other"), tmp_path))
-    assert shown == {"rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"]}
+    one = with_rows(tmp_path / "one", rl={"video/val/J&F": 0.5}, sft={"loss": 1})
+    other = with_rows(tmp_path / "other", rl={"video/val/J&F": 0.75})
+    shown = cells(compared(one, other, tmp_path))
+    assert shown == {"rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"], "sft/loss": ["1.0000", "-", "-"]}
     with pytest.raises(
         FileNotFoundError, match=r"has no metrics: no evaluate/<untrained.*>/metrics\.json, and no metrics"
     ):
-        compared(str(tmp_path / "one"), str(tmp_path), tmp_path)
+        compared(one, str(tmp_path), tmp_path)
+    with pytest.raises(FileNotFoundError, match="is no folder, no git revision and no DVC experiment"):
+        result(f"{one}/evaluate/rl/metrics.json", tmp_path)
 
 
 @pytest.mark.parametrize(
     "before",
-    [{"rl": {"referring/gIoU": 0.5}}, {"rl": {"referring/val/gIoU": 0.5, "referring/val/samples": 3}}],
+    [{"referring/gIoU": 0.5}, {"referring/val/gIoU": 0.5, "referring/val/samples": 3}],
 )
 def test_a_headline_or_another_split_is_compared_by_names_without_the_split(tmp_path: Path, before: dict):
-    one = write(tmp_path / "one.json", before)
-    other = write(tmp_path / "other.json", {"rl": {"referring/test/gIoU": 0.25, "referring/test/cIoU": 0.5}})
+    one = with_rows(tmp_path / "one", rl=before)
+    other = with_rows(tmp_path / "other", rl={"referring/test/gIoU": 0.25, "referring/test/cIoU": 0.5})
     assert cells(compared(one, other, tmp_path)) == {"rl/referring/gIoU": ["0.5000", "0.2500", "-0.2500"]}
 
 
 def test_metrics_and_changes_that_are_the_same_are_told_in_a_line(tmp_path: Path):
-    one = write(
-        tmp_path / "one.json",
-        {"rl": {"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5}},
+    one = with_rows(
+        tmp_path / "one",
+        rl={"referring/val/gIoU": 0.5, "referring/val/cIoU": 0.25, "video/val/F": 0.5},
     )
-    other = write(
-        tmp_path / "other.json",
-        {"rl": {"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5}},
+    other = with_rows(
+        tmp_path / "other",
+        rl={"referring/val/gIoU": 0.50001, "referring/val/cIoU": 0.5, "video/val/J": 0.5},
     )
     *lines, last = compared(one, other, tmp_path).splitlines()
     # others in one alone
@@ -81,10 +89,8 @@ def test_metrics_and_changes_that_are_the_same_are_told_in_a_line(tmp_path: Path
 
 
 def test_results_without_a_common_metric_are_refused(tmp_path: Path):
-    one, other = (
-        write(tmp_path / "one.json", {"rl": {"a/val/b": 1}}),
-        write(tmp_path / "other.json", {"sft": {"a/val/b": 1}}),
-    )
+    one = with_rows(tmp_path / "one", rl={"a/val/b": 1})
+    other = with_rows(tmp_path / "other", sft={"a/val/b": 1})
     with pytest.raises(ValueError, match=r"no metric in common: rl/a/val/b \.\.\. and sft/a/val/b"):
         compared(one, other, tmp_path)
 
@@ -185,41 +191,6 @@ def test_an_experiment_of_dvc_and_a_revision_are_found_by_name(tmp_path: Path):
     assert {path: result(str(tmp_path / path), tmp_path).name for path in names} == names
     found = result("sweep-1", tmp_path)
     assert (found.description, found.evaluated, found.settings) == (f"git {head[:12]}, profile ", {}, {})
-
-
-@pytest.mark.slow
-def test_a_pipelines_run_has_the_metrics_of_its_stages_the_later_try_of_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    mlflow = client(tmp_path)
-    experiment = experiment_id(mlflow, tmp_path)
-    parent = mlflow.create_run(experiment).info.run_id
-    tried = [("evaluate@rl", {"eval/video/val/J_F": 0.1}), ("evaluate@rl", {"eval/video/val/J_F": 0.5}), ("sft", {"loss": 2.0}),
-             ("report", {"sft/video/val/J_F": 0.25})]  # fmt: skip
-    for start_ms, (stage, metrics) in enumerate(tried, start=1):
-        tags = {"mlflow.parentRunId": parent, "ans.stage": stage}
-        run = mlflow.create_run(experiment, start_time=start_ms, tags=tags).info.run_id
-        for name, value in metrics.items():
-            mlflow.log_metric(run, name, value)
-    # of another pipeline: from the cache here
-    earlier = mlflow.create_run(experiment, tags={"ans.stage": "evaluate@base"}).info.run_id
-    mlflow.log_metric(earlier, "eval/video/val/J_F", 0.125)
-    mlflow.log_param(earlier, "evaluate.split", "val")
-    (tmp_path / "predictions.jsonl").write_text("")
-    mlflow.log_artifact(earlier, str(tmp_path / "predictions.jsonl"))
-    mlflow.set_tag(parent, "cached.evaluate/base", earlier)
-    assert stage_runs(parent, tmp_path)[1]["evaluate@base"].info.run_id == earlier
-    found = result(parent, tmp_path)
-    assert found.settings == {"evaluate.split": "val"}
-    assert (found.folder / "evaluate/base/predictions.jsonl").exists()
-    other = write(tmp_path / "summary.json", {"rl": {"video/val/J&F": 0.75}, "sft": {"video/val/J&F": 0.5}})
-    assert cells(compared(parent, other, tmp_path)) == {
-        "base/video/val/J_F": ["0.1250", "-", "-"],
-        "rl/video/val/J&F": ["0.5000", "0.7500", "+0.2500"],
-        "sft/video/val/J&F": ["0.2500", "0.5000", "+0.2500"],
-        "sft:": ["loss", "2.0000", "-", "-"],
-    }
 
 
 SCORE = """
