@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -184,11 +185,11 @@ def judged(
             "it"
         )
     from ans_core.config import load
-    from ans_core.judge.choose import replies_of
-    from ans_core.judge.replies import NoReplyError
+    from ans_core.judge.choose import benchmarks_judge
+    from ans_core.judge.endpoint import NoReplyError
 
     settings = root() / "params.yaml"
-    judge = replies_of(load(settings), root=root()) if settings.is_file() else None
+    judge = benchmarks_judge(load(settings), root=root()) if settings.is_file() else None
     if judge is None:
         raise UnscoredError(
             f"{name} is scored by a judge: name one in params.yaml (judge.model, judge.base_url), or give "
@@ -198,7 +199,8 @@ def judged(
     replies = (out or root() / ".ans/eval" / name).with_suffix(f".judge{scorer.judging.suffix}")
     replies.parent.mkdir(parents=True, exist_ok=True)
     try:
-        inputs = scorer.judging.ask(inputs, judge, replies)
+        with closing(judge):
+            inputs = scorer.judging.ask(inputs, judge, replies)
     except NoReplyError as error:
         raise UnscoredError(f"{name}: the judge {error}") from error
     log(f"judge's replies, for --replay: {replies}")

@@ -19,9 +19,9 @@ BUSY_S = 30.0
 
 def key_of(*, url: str, model: str, prompt_version: str, parameters: dict[str, Any], content: Any) -> str:
     """Return a sha256 over everything that decides a reply. `url`: the endpoint's, as the same name may be
-    another model elsewhere. `content`: the question, as JSON values."""
+    another model elsewhere. `content`: the question, as JSON values and pictures."""
     parts = [SCHEMA_VERSION, url, model, prompt_version, parameters, content]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=bytes.hex).encode()).hexdigest()
 
 
 class Cache:

@@ -10,7 +10,6 @@ from ans_core.config import Config
 from ans_core.judge.base import Judge
 from ans_core.judge.chat import Endpoint, Price
 from ans_core.judge.endpoint import EndpointJudge
-from ans_core.judge.replies import Replies
 from ans_core.judge.rules import RuleJudge
 
 
@@ -39,9 +38,12 @@ def endpoint_of(cfg: Config, *, deadline_s: float | None = None, processes: int 
     )
 
 
-def replies_of(cfg: Config, *, root: Path) -> Replies | None:
-    """Build the judge of benchmarks, whose cache lies under `root`; None: the settings name no model."""
-    return Replies(_endpoint(cfg), cache=root / cfg.judge.cache) if cfg.judge.model else None
+def benchmarks_judge(cfg: Config, *, root: Path) -> EndpointJudge | None:
+    """Build the judge of benchmarks, whose cache lies under `root`; the caller must close it. None: the
+    settings name no model."""
+    if not cfg.judge.model:
+        return None
+    return EndpointJudge(_endpoint(cfg), cache=root / cfg.judge.cache, deadline_s=None)
 
 
 def _endpoint(cfg: Config, *, processes: int = 1) -> Endpoint:

@@ -1,5 +1,5 @@
-"""A judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, with a cache
-on disk."""
+"""A judge on an OpenAI-compatible endpoint: questions and captions in, futures of rewards out, or requests in
+other words in and texts out, with a cache on disk."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from tqdm import tqdm
 
 from ans_core.judge import parse
 from ans_core.judge.base import STATS, CaptionQuestions, Choice
@@ -31,19 +33,25 @@ class _Job(Generic[T_co]):
     read: Callable[[str], T_co | None]
 
 
+class NoReplyError(RuntimeError):
+    """The judge did not answer every request. What it did answer is in the cache."""
+
+
 class EndpointJudge:
     """A `Judge` whose calls run in its own thread; only that thread's event loop touches the state, so
     submitting never blocks.
 
-    A batch (one call of submit, choose or write) has `deadline_s` seconds; what is missing by then is None.
+    A batch (one call) has `deadline_s` seconds, None: any time; what is missing by then is None.
     Limits (the endpoint's `concurrency`, `price.limit`) belong to this object: several processes divide them. One unreadable
     answer makes the whole reply unreadable, and its judgement None: counting it as 0 would reward the judge's
     style.
     """
 
-    def __init__(self, endpoint: Endpoint, *, cache: Path, deadline_s: float = 60.0) -> None:
+    def __init__(self, endpoint: Endpoint, *, cache: Path, deadline_s: float | None = 60.0) -> None:
         self._chat = Chat(endpoint)
+        self.name = f"{endpoint.model} at {endpoint.base_url or 'api.openai.com'}"
         self._model, self._deadline_s = endpoint.model, deadline_s
+        self._failure = ""
         self._cache = Cache(cache)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
@@ -64,9 +72,19 @@ class EndpointJudge:
             )
         )
 
-    def ask(self, requests: Sequence[Request], read: Callable[[str], T | None]) -> Future[list[T | None]]:
-        """Ask in other words than those of captions: texts alone. `read` makes a result of a reply; None:
-        unreadable."""
+    def ask(self, requests: Sequence[Request], *, desc: str) -> list[str]:
+        """Return the reply to each request, which may be empty. Raises NoReplyError if one is missing."""
+        futures = [self.results([request], lambda reply: reply or None) for request in requests]
+        replies = [future.result()[0] or "" for future in tqdm(futures, desc=desc, unit="")]
+        if lost := int(self.stats()["failed"]):
+            raise NoReplyError(
+                f"{self.name} left {lost} of {len(requests)} requests without a reply ({self._failure}); run "
+                "again to go on"
+            )
+        return replies
+
+    def results(self, requests: Sequence[Request], read: Callable[[str], T | None]) -> Future[list[T | None]]:
+        """Ask in other words than those of captions. `read` makes a result of a reply; None: unreadable."""
         return self._start(
             self._batch(
                 [self._job(request, ["ask", request.system, request.user], read) for request in requests]
@@ -159,7 +177,8 @@ class EndpointJudge:
             return result
         try:
             reply = await self._chat.reply(job.request)
-        except Unavailable:
+        except Unavailable as error:
+            self._failure = self._failure or str(error)
             self._chat.usage.failed += 1
             return None
         result = job.read(reply)

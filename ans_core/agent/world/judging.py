@@ -97,7 +97,7 @@ def verdicts(
                 for i, trace in enumerate(chunk)
                 for n in range(TIMES if trace.trace_id in again else 1)
             ]
-            scores = judge.ask([grading(chunk[i], sample=n) for i, n in requests], read_score).result()
+            scores = judge.results([grading(chunk[i], sample=n) for i, n in requests], read_score).result()
             stats = judge.stats()
             log({f"judge/{name}": value for name, value in stats.items()}, len(judged) + len(chunk))
             check_answered(stats, scores, f"answered none of {len(requests)} requests")

@@ -47,7 +47,7 @@ def reworded(judge: EndpointJudge, questions: Sequence[Question]) -> list[Questi
     for start in range(0, len(questions), CHUNK):
         chunk = questions[start : start + CHUNK]
         thinking = [question for question in chunk if question.thoughts]
-        replies = judge.ask([request(question) for question in thinking], read_sentences).result()
+        replies = judge.results([request(question) for question in thinking], read_sentences).result()
         check_answered(judge.stats(), replies, f"reworded none of {len(thinking)} questions")
         other = {
             question.question_id: replace(question, thoughts=tuple(sentences))

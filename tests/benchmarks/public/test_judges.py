@@ -7,7 +7,9 @@ import base64
 import io
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from ans_core.benchmarks.public.scored import Inputs, Scored
 from ans_core.benchmarks.registry import SCORERS
 from ans_core.evaluation import score as eval_score
 from ans_core.judge.chat import Endpoint
-from ans_core.judge.replies import NoReplyError, Replies
+from ans_core.judge.endpoint import EndpointJudge, NoReplyError
 from ans_core.judge.wording import Request
 from flows import cli
 from tests import tiny
@@ -148,16 +150,17 @@ def test_a_region_is_shown_with_its_surroundings():
     assert (rows, columns) == (slice(100, 400), slice(0, 99))  # the middle is 15: from -13 - 56 to -13 + 112
 
 
+def judge_at(url: str, cache: Path, **settings: Any) -> closing[EndpointJudge]:
+    endpoint = Endpoint(**{"model": "m", "base_url": url, "timeout_s": 5.0, "retries": 0} | settings)
+    return closing(EndpointJudge(endpoint, cache=cache / "judge.sqlite", deadline_s=None))
+
+
 def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
     shown = Request(system="Look.", user=("This:", b"\x89PNG", "?"), schema=None, max_tokens=9)
-    with serving(says("A. Yes")) as server:
-        judge = Replies(
-            Endpoint(model="m", base_url=server.url, timeout_s=5.0, retries=0),
-            cache=tmp_path / "judge.sqlite",
-        )
+    with serving(says("A. Yes")) as server, judge_at(server.url, tmp_path) as judge:
         assert judge.ask([*requests, shown], desc="d") == ["A. Yes"] * 4
-        assert judge.ask(requests[:2], desc="d") == ["A. Yes"] * 2
+        assert judge.ask([*requests[:2], shown], desc="d") == ["A. Yes"] * 3
         assert len(server.seen) == 4  # the others were known
         assert judge.name == f"m at {server.url}"
         (body,) = (seen.body for seen in server.seen if len(seen.body["messages"]) == 2)
@@ -167,34 +170,31 @@ def test_free_text_is_asked_without_a_schema_and_kept(tmp_path: Path):
         )
         assert body["temperature"] == 0
         assert not any("response_format" in seen.body for seen in server.seen)
-    with serving(says("C")) as server:
-        judge = Replies(
-            Endpoint(model="m", base_url=server.url, timeout_s=5.0, retries=0),
-            cache=tmp_path / "judge.sqlite",
-        )
+    with serving(says("C")) as server, judge_at(server.url, tmp_path) as judge:
         assert judge.ask(requests[:1], desc="d") == ["C"]  # another server's reply is not known
-    with serving(says("B"), fails(400)) as server:
-        judge = Replies(
-            Endpoint(model="other", base_url=server.url, concurrency=1, timeout_s=5.0, retries=0),
-            cache=tmp_path / "judge.sqlite",
-        )
-        with pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply .*run again to go on"):
-            judge.ask(requests, desc="d")
+    with (
+        serving(says("B"), fails(400)) as server,
+        judge_at(server.url, tmp_path, model="other", concurrency=1) as judge,
+        pytest.raises(NoReplyError, match=r"left 2 of 3 requests without a reply .*run again to go on"),
+    ):
+        judge.ask(requests, desc="d")
+    with serving(says("")) as server, judge_at(server.url, tmp_path) as judge:
+        for _ in range(2):  # an empty reply is one, and not kept
+            assert judge.ask(requests[:1], desc="d") == [""]
+        assert len(server.seen) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ['{"error": {"code": 403}}', "{}", '{"choices": []}'])
 def test_status_200_without_a_reply_is_told_and_never_scored(tmp_path: Path, text: str):
     requests = [Request(system="", user=f"question {n}", schema=None, max_tokens=9) for n in range(3)]
-    with serving(says("B"), body(text)) as server:
-        judge = Replies(
-            Endpoint(model="m", base_url=server.url, concurrency=1, timeout_s=5.0, retries=0),
-            cache=tmp_path / "judge.sqlite",
-        )
-        with pytest.raises(
-            NoReplyError, match=r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "
-        ):
-            judge.ask(requests, desc="d")
+    message = r"left 2 of 3 requests without a reply \(the judge's endpoint failed: "
+    with (
+        serving(says("B"), body(text)) as server,
+        judge_at(server.url, tmp_path, concurrency=1) as judge,
+        pytest.raises(NoReplyError, match=message),
+    ):
+        judge.ask(requests, desc="d")
 
 
 def test_a_judge_is_asked_where_the_settings_name_one(
