@@ -60,7 +60,7 @@ from ans_core.model import adapters
 from ans_core.model.footprint import MicroBatch, Operations, Work, activation_bytes, peak_flops
 from ans_core.model.grounding import FrameFeatures, Grounding
 from ans_core.model.network import Network
-from ans_core.model.supervised import Supervised, encoded_frames, image_tokens, layout_of, packed
+from ans_core.model.supervised import Supervised, image_tokens, layout_of, packed
 from ans_core.pictures import rle
 from ans_core.rewards import REWARDS
 from ans_core.rl.dual_loop import DualLoop
@@ -198,7 +198,7 @@ def network(job: Job, samples: Sequence[Sample], *, speaks: bool = False) -> Net
     """Return the model with random weights. `speaks`: its answers have a `[SEG]`; else its head is a plain
     one."""
     if job.tiny:
-        return model_of(list(samples), "tiny").to(job.device).eval()
+        return model_of(list(samples)).to(job.device).eval()
     model = random_model(job.size, device=str(job.device), dtype=torch.bfloat16)
     if not speaks:
         model.vlm.lm_head._forward_hooks.clear()
@@ -383,7 +383,7 @@ def micro_batch(job: Job, module: Supervised, batch: Batch, case: str) -> None:
         with job.autocast():
             images = timed("vision_tower", lambda: image_tokens(model, batch.views))
             with torch.no_grad():
-                frames = timed("sam2_encoder", lambda: encoded_frames(model, batch, None))
+                frames = timed("sam2_encoder", lambda: model.sam2.encode(batch.sam_frames))
             hidden = timed(
                 "language_forward", lambda: model.hidden_states(packed(batch), images.split(batch.views))
             )

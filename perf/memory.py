@@ -15,8 +15,6 @@ decoder), A = those of the LoRA adapters, T = F + A, n = GPUs.
   perf/activations.py.
 - hours per 1,000 steps: the operations of all GPUs' micro-batches, at a share of the GPU's peak (an estimate,
   not a measurement).
-- feature cache: all operations over those that are left when no frozen encoder runs (an estimate; nothing is
-  recomputed).
 
 The KV cache, communication buckets and CUDA's own memory come on top.
 """
@@ -72,8 +70,8 @@ def steps_table(
     lines = [
         "| profile | activations, no checkpointing | activations, `checkpointing: layers` | each GPU, "
         "ZeRO-2, no checkpointing | each GPU, ZeRO-2 + layers | each GPU, ZeRO-3 + layers | operations a "
-        "step | hours per 1,000 steps, estimated | feature cache, estimated |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "step | hours per 1,000 steps, estimated |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in PUBLISHED:
         model = build_meta(name)
@@ -92,14 +90,12 @@ def steps_table(
             sum(activation_bytes(model, batch, rank=rank, dropout=True, half=True, recomputed=count).values())
             for count in (0, None)
         )
-        parts = Operations(model, rank=rank).of(Work.planned(batch))
-        work = accumulate * sum(parts.values())
+        work = accumulate * sum(Operations(model, rank=rank).of(Work.planned(batch)).values())
         hours = 1000 * work / (peak_tflops * 1e12 * mfu) / 3600
         cells = " | ".join(
             f"{size / GB:.1f} GB" for size in (none, layers, zero2 + none, zero2 + layers, zero3 + layers)
         )
-        known = sum(parts.values()) / (sum(parts.values()) - parts["frozen encoders"])
-        lines.append(f"| {name} | {cells} | {work * gpus / 1e15:.1f} PFLOP | {hours:.1f} | {known:.2f} x |")
+        lines.append(f"| {name} | {cells} | {work * gpus / 1e15:.1f} PFLOP | {hours:.1f} |")
     return "\n".join(lines)
 
 

@@ -1,15 +1,12 @@
-"""SFT's speed on photographs: waiting for data, the feature cache, and a plain loop that takes one sample at
-a time.
+"""SFT's speed on photographs: waiting for data, and a plain loop that takes one sample at a time.
 
-    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1] [--size tiny|like-1b] [--sides own cached plain]
+    ANS_REFERENCE=FOLDER python perf/sft.py [--steps 4] [--rounds 3] [--workers 1] [--sides own plain]
 
 FOLDER/data/regions holds photographs with masks (format `regions`); PICTURES of them are used, brought to
-1,000 pixels on the long side. The model has the `tiny` profile's sizes and random weights. With `--size
-like-1b` it is a reduced sa2va-1b, whose frozen encoders take the share of a step's operations that they take
-there (see LIKE_1B). The sides do the same steps: the same samples, LoRA, losses and optimizer.
+1,000 pixels on the long side. The model has the `tiny` profile's sizes and random weights. The sides do
+the same steps: the same samples, LoRA, losses and optimizer.
 
 - own: rows of up to QUESTIONS about a picture, which is encoded once, in batches.
-- cached: the same pictures again, their features read from disk.
 - plain: upstream's order of work. Every sample is a row of its own, with five masks, SAM2 and the vision
   tower run for each.
 
@@ -28,10 +25,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +37,6 @@ from ans_core.data import conversation, read_samples
 from ans_core.data.collate import Batch, Row, collate_readable
 from ans_core.data.mixture import Mixture, Source
 from ans_core.model import adapters
-from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
@@ -54,26 +48,13 @@ from ans_core.types import RLE, Sample
 
 LONG_SIDE = 1000
 PICTURES = 16
-BATCH = {"tiny": 8, "like-1b": 2}
+BATCH = 8
 """Pictures a step."""
-QUESTIONS = {"tiny": 5, "like-1b": 2}
+QUESTIONS = 5
 """About a picture, at most."""
-LIKE_1B: dict[str, dict[str, Any]] = {
-    "vision": {"image_size": 448, "patch_size": 14, "hidden": 256, "layers": 6, "heads": 4, "mlp": 1024},
-    "language": {"hidden": 224, "layers": 8, "heads": 7, "kv_heads": 1, "mlp": 1216},
-    "sam": {
-        "image_size": 512, "embed": 24, "heads": 1, "stages": (1, 2, 6, 1), "global_blocks": (5, 7),
-        "windows": (8, 4, 8, 4), "width": 64, "memory_layers": 1, "memory_feedforward": 64,
-        "memory_width": 16,
-    },
-}  # fmt: skip
-"""sa2va-1b with a quarter of the widths and of the tower's layers, and one tile of 256 tokens a picture
-instead of up to 13. With 8 layers in the language model and rows of 360 to 430 tokens, a step has 1.78 times
-the operations of one with the cache, by torch's FlopCounterMode. That is sa2va-1b's figure with gradient
-checkpointing, rows of 4,096 tokens and 13 tiles (`python perf/memory.py`)."""
 POINTS = 1024
 FIGURES = ("samples_per_s", "step_s", "waiting_for_data", "cpu_s")
-SIDES = ("own", "cached", "plain")
+SIDES = ("own", "plain")
 FIRST = 2
 """Steps before those that count: they set things up."""
 
@@ -106,21 +87,16 @@ def _on(sample: Sample, picture: bytes, height: int, width: int) -> Sample:
     return replace(sample, frames=(picture,), height=height, width=width, masks=masks)
 
 
-def model_of(samples: list[Sample], size: str) -> Network:
+def model_of(samples: list[Sample]) -> Network:
     base = Config(profile="perf").base
-    sizes = (
-        LIKE_1B
-        if size == "like-1b"
-        else {name: getattr(base, name).model_dump() for name in ("vision", "language", "sam")}
-    )
     rng = Random(0)
     turns = [conversation.turn(sample, rng) for sample in samples for _ in range(4)]
     # else rows are of single letters
     tokenizer = build_tokenizer([text for turn in turns for text in (turn.question, turn.answer)])
     config = tiny_config(
-        vision=sizes["vision"],
-        language=sizes["language"],
-        grounding=GroundingConfig(**sizes["sam"]),
+        vision=base.vision.model_dump(),
+        language=base.language.model_dump(),
+        grounding=GroundingConfig(**base.sam.model_dump()),
         tokenizer=tokenizer,
         template=base.template,
         video_frames=1,
@@ -131,28 +107,19 @@ def model_of(samples: list[Sample], size: str) -> Network:
 class Side:
     """One way to train, on the rows of `mixture`."""
 
-    def __init__(
-        self,
-        samples: list[Sample],
-        *,
-        size: str,
-        steps: int,
-        workers: int,
-        plain: bool = False,
-        features: FeatureCache | None = None,
-    ) -> None:
-        self.size, self.steps, self.workers, self.plain = size, FIRST + steps, workers, plain
-        model = model_of(samples, size)
+    def __init__(self, samples: list[Sample], *, steps: int, workers: int, plain: bool) -> None:
+        self.steps, self.workers, self.plain = FIRST + steps, workers, plain
+        model = model_of(samples)
         adapters.prepare_sft(model, adapters.lora_config(rank=32, alpha=64, dropout=0.0), seed=0)
-        self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS, features=features)
+        self.module = Supervised(model, mask_weight=2.0, dice_weight=0.5, points=POINTS)
         self.layout = layout_of(model, mask_size=128, max_length=8192, objects=5 if plain else 0)
         source = Source(name="regions", kind="extra", samples=samples)
         self.mixture = Mixture(
-            [source], {"extra": 1.0}, questions=QUESTIONS[size], frames=1, seed=0, turn=conversation.turn
+            [source], {"extra": 1.0}, questions=QUESTIONS, frames=1, seed=0, turn=conversation.turn
         )
 
     def rows(self, step: int) -> list[Row]:
-        return self.mixture.rows(step, 0, batch=BATCH[self.size], micros=1)
+        return self.mixture.rows(step, 0, batch=BATCH, micros=1)
 
     def batch(self, rows: list[Row]) -> Batch:
         return collate_readable(rows, self.module.model.tokenizer, self.layout)[0]
@@ -215,25 +182,18 @@ def cell(rounds: list[list[dict[str, float]]], name: str) -> str:
     return f"{middle:.3g} ({min(medians):.3g} to {max(medians):.3g})"
 
 
-def main(steps: int, workers: int, rounds: int, size: str, sides: Sequence[str]) -> None:
+def main(steps: int, workers: int, rounds: int, sides: Sequence[str]) -> None:
     samples = photographs(Path(os.environ["ANS_REFERENCE"]))
     pictures = {s.frames for s in samples}
     print(
         f"{len(samples)} samples of {len(pictures)} photographs, {torch.get_num_threads()} threads, "
-        f"{workers} loader processes, {size}\n"
+        f"{workers} loader processes\n"
     )
     print("| side | samples/s | s a step | share waiting for data | CPU s a step |\n|---|---|---|---|---|")
-    side = partial(Side, samples, size=size, steps=steps, workers=workers)
     found: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sides}
-    with tempfile.TemporaryDirectory() as folder:
-        cache = FeatureCache(Path(folder), limit=10**10, salt="perf")
-        if "cached" in sides:
-            side(features=cache).run()  # fills it
-        for _ in range(rounds):
-            for name in sides:
-                found[name].append(
-                    side(plain=name == "plain", features=cache if name == "cached" else None).run()
-                )
+    for _ in range(rounds):
+        for name in sides:
+            found[name].append(Side(samples, steps=steps, workers=workers, plain=name == "plain").run())
     for name, told in found.items():
         print(f"| {name} | {' | '.join(cell(told, figure) for figure in FIGURES)} |")
 
@@ -245,7 +205,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--size", choices=BATCH, default="tiny")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     arguments = parser.parse_args()
-    main(arguments.steps, arguments.workers, arguments.rounds, arguments.size, arguments.sides)
+    main(arguments.steps, arguments.workers, arguments.rounds, arguments.sides)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ans_core.config.names import GPU_STAGES, SEVERAL_NODES, JobStage
-from ans_core.config.section import Count, Impossible, Listed, Positive, Rate, Section
+from ans_core.config.section import Count, Impossible, Listed, Positive, Section
 
 
 class Resources(Section):
@@ -58,11 +58,6 @@ class Launch(Section):
     """layers: `sft` and `rl` read their rows through layers of the language model that torch.compile has
     compiled: faster once the first steps have made a few graphs, with other rounding. auto: on GPUs, but with
     deepspeed_stage 3."""
-    feature_cache: str = ""
-    """Folder in which SFT keeps what the frozen encoders gave for a picture; empty = none. Published sizes: 2
-    MB a tile, 90 MB a frame."""
-    feature_cache_gb: Rate = 50.0
-    """Most that the folder holds; each process that shares it may write 1 % more."""
     checked_pictures: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of every real data set's pictures that `prepare` decodes, chosen by their names. Training leaves out
     and names a picture that it can't decode."""
@@ -101,11 +96,6 @@ class Launch(Section):
                     f"{task}: nodes is {wanted.nodes}, and only {', '.join(SEVERAL_NODES)} run on several "
                     "nodes",
                 )
-        if self.feature_cache and self.deepspeed_stage == 3:
-            raise Impossible(
-                "feature_cache",
-                "ZeRO-3 needs all processes to run the encoders equally often; leave one of the two out",
-            )
         if self.compile == "layers" and self.deepspeed_stage == 3:
             raise Impossible(
                 "compile",

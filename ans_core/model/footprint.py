@@ -378,7 +378,7 @@ class Operations:
     `rank`.
 
     2 a weight and token forward, as many backward for inputs, and again for trained weights alone; the frozen
-    encoders, whose results a feature cache keeps, forward alone.
+    encoders forward alone.
     """
 
     def __init__(self, model: Network, *, rank: int = 0) -> None:

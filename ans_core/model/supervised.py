@@ -17,8 +17,7 @@ from ans_core.dist import Metrics, shared_sum
 from ans_core.losses import mask_losses, mean_iou, text_loss
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.checkpointing import in_pieces
-from ans_core.model.feature_cache import FeatureCache
-from ans_core.model.grounding import FrameFeatures, MaskOutput
+from ans_core.model.grounding import MaskOutput
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.train import sharding
@@ -41,11 +40,9 @@ class Supervised(nn.Module):
         dice_weight: float,
         points: int,
         object_weight: float = 0.0,
-        features: FeatureCache | None = None,
     ) -> None:
-        """`features`: where to look for what the frozen encoders give."""
         super().__init__()
-        self.model, self.features = model, features
+        self.model = model
         self.mask_weight, self.dice_weight, self.points = mask_weight, dice_weight, points
         self.object_weight = object_weight
 
@@ -89,7 +86,7 @@ class Supervised(nn.Module):
         return loss, metrics
 
     def states(self, batch: Batch) -> Float[Tensor, "B L D"]:
-        images = image_tokens(self.model, batch.views, self.features).split(batch.views)
+        images = image_tokens(self.model, batch.views).split(batch.views)
         return self.model.hidden_states(packed(batch), images)
 
     def text_loss(self, hidden: Float[Tensor, "M D"], target: Int[Tensor, " M"]) -> Float[Tensor, ""]:
@@ -121,7 +118,7 @@ class Supervised(nn.Module):
         rows, places = batch.segs
         embeddings = self.model.seg_embeddings(hidden[rows, places])
         with torch.set_grad_enabled(any(p.requires_grad for p in encoder.parameters())):
-            features = encoded_frames(self.model, batch, self.features)
+            features = self.model.sam2.encode(batch.sam_frames)
         return self.model.sam2.decode(features, batch.pair_frame, embeddings[batch.pair_seg])
 
 
@@ -151,36 +148,8 @@ def packed(batch: Batch) -> Packed:
     )
 
 
-def image_tokens(model: Network, rows: Sequence[Views], cache: FeatureCache | None = None) -> ImageFeatures:
+def image_tokens(model: Network, rows: Sequence[Views]) -> ImageFeatures:
     """Image tokens of all rows; the vision tower keeps a graph only where it is trained."""
     with torch.set_grad_enabled(any(p.requires_grad for p in model.backbone.vision_tower.parameters())):
-        features = model.vision_features(rows) if cache is None else _cached_features(model, rows, cache)
+        features = model.vision_features(rows)
     return model.project(features)
-
-
-def _cached_features(model: Network, rows: Sequence[Views], cache: FeatureCache) -> ImageFeatures:
-    def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
-        some = [rows[i] for i in lacking]
-        return [(part.values,) for part in model.vision_features(some).split(some)]
-
-    features = cache.features(
-        [row.pixels for row in rows], compute, names=[f"views {row.grids}" for row in rows]
-    )
-    return ImageFeatures(
-        values=torch.cat([values for (values,) in features]),
-        grids=tuple(grid for row in rows for grid in row.grids),
-    )
-
-
-def encoded_frames(model: Network, batch: Batch, cache: FeatureCache | None) -> FrameFeatures:
-    """SAM2's features of the batch's frames."""
-    if cache is None:
-        return model.sam2.encode(batch.sam_frames)
-
-    def compute(lacking: list[int]) -> list[tuple[Tensor, ...]]:
-        encoded = model.sam2.encode(batch.sam_frames[lacking])
-        return list(zip(encoded.fine, encoded.middle, encoded.coarse, strict=True))
-
-    features = cache.features(list(batch.sam_frames), compute, names=["frame"] * len(batch.sam_frames))
-    fine, middle, coarse = (torch.stack(parts) for parts in zip(*features, strict=True))
-    return FrameFeatures(fine=fine, middle=middle, coarse=coarse)

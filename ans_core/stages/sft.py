@@ -9,7 +9,7 @@ text_hidden_fcs and SAM2's mask decoder, all in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from ans_core.data.left_out import LeftOutFile
 from ans_core.data.length_groups import LengthGroups, row_length
 from ans_core.data.mixture import PoolRows
 from ans_core.model import adapters
-from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.footprint import Operations, Work, peak_flops
 from ans_core.model.lora_ranks import rank_pattern
 from ans_core.model.network import Network
@@ -93,7 +92,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         left_out.add(step, samples)
         return batch
 
-    module = objective_of(cfg, model, features=_features(cfg, before, dtype=machine.dtype))
+    module = objective_of(cfg, model)
     peak = peak_flops(machine.device) if machine.dtype == "bf16" else None
     watch = Watch(
         validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
@@ -160,16 +159,6 @@ def _ranks(cfg: Config, base: Network) -> dict[str, dict[str, int]]:
         return {}
     tuned = checkpoint.load(cfg.sft.lora_ranks_from, dtype=next(base.parameters()).dtype)
     return {"rank_pattern": rank_pattern(base, dict(tuned.named_parameters()), energy=cfg.sft.lora_energy)}
-
-
-def _features(cfg: Config, hashes: Mapping[str, str], *, dtype: str) -> FeatureCache | None:
-    """Return the cache of what these frozen encoders give."""
-    if not cfg.launch.feature_cache:
-        return None
-    salt = f"{hashes['vision tower (frozen)']} {hashes['SAM2 image encoder (frozen)']} {dtype}"
-    return FeatureCache(
-        Path(cfg.launch.feature_cache), limit=round(cfg.launch.feature_cache_gb * 1e9), salt=salt
-    )
 
 
 def _validation(

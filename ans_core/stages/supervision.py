@@ -9,7 +9,6 @@ from ans_core.config import Config
 from ans_core.data import conversation
 from ans_core.data.collate import Layout
 from ans_core.data.mixture import Mixture, Source
-from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.network import Network
 from ans_core.model.supervised import Supervised, layout_of
 
@@ -32,10 +31,10 @@ def sft_layout(cfg: Config, model: Network) -> Layout:
     return layout_of(model, mask_size=s.mask_size, max_length=s.max_length, objects=s.objects)
 
 
-def objective_of(cfg: Config, model: Network, *, features: FeatureCache | None = None) -> Supervised:
-    """Return SFT's losses with their weights; `features`: where to look for what the frozen encoders give."""
+def objective_of(cfg: Config, model: Network) -> Supervised:
+    """Return SFT's losses with their weights."""
     s = cfg.sft
     return Supervised(
         model, mask_weight=s.mask_weight, dice_weight=s.dice_weight, points=s.mask_points,
-        object_weight=s.object_weight, features=features
+        object_weight=s.object_weight,
     )  # fmt: skip

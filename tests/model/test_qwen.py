@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.losses import text_loss
 from ans_core.model.backbones.base import ImageFeatures
 from ans_core.model.backbones.qwen3_vl import Qwen3VL
-from ans_core.model.feature_cache import FeatureCache
 from ans_core.model.masks import upsample
 from ans_core.model.network import Network
 from ans_core.model.packing import Packed
@@ -359,19 +357,6 @@ def test_the_cells_of_a_region_carry_what_deepstack_adds_too():
     assert torch.equal(embedded[-1], image.values[views.shown[1] + 2])
     assert embedded[-1, 64:].any()
     assert not embedded[cells, 64:].any()
-
-
-@KINDS
-def test_features_kept_on_disk_hold_what_deepstack_adds(kind: str, tmp_path: Path):
-    model, inputs, *_ = golden(kind)
-    pictures = [Image.fromarray(inputs[f"pf_{name}_uint8"].numpy()) for name in ("image", "small")]
-    views = [model.backbone.cutter.views([picture], clip=False) for picture in pictures]
-    cache = FeatureCache(tmp_path, limit=10**8, salt="weights")
-    image_tokens(model, views, cache)
-    known = image_tokens(model, views, cache)
-    assert (cache.hits, cache.misses) == (2, 2)
-    assert error(known.values, image_tokens(model, views).values) < 1e-5
-    assert known.values.shape[1] == model.backbone.token_width
 
 
 @pytest.mark.slow

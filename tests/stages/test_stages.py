@@ -461,12 +461,12 @@ from pathlib import Path
 from tests.stages import test_stages as stages
 
 runs, folder = Path(sys.argv[1]), Path(sys.argv[2])
-cfg = stages.with_every_option(folder / "features")
+cfg = stages.with_every_option()
 stages.run(stages.sft, folder, "sft", {k: runs / k for k in ("data", "base", "memory")}, cfg)
 """
 
 
-def with_every_option(features: Path) -> Config:
+def with_every_option() -> Config:
     chosen = {
         "optim": {"steps": 4, "batch": 4, "lr": 1e-3, "save_every": 2, "accumulate": 2, "keep_every": 2},
         "lora": {"rank": 2, "alpha": 4, "dropout": 0},
@@ -474,7 +474,7 @@ def with_every_option(features: Path) -> Config:
         "checkpointing": "layers",
         "val_every": 2, "val_rows": 3, "early_stop": 1, "keep_best": 1, "overlays_every": 2,
     }  # fmt: skip
-    launched = {"feature_cache": str(features), "profile_steps": 1, "halt_on_nan": True, "workers": 1}
+    launched = {"profile_steps": 1, "halt_on_nan": True, "workers": 1}
     return Config.model_validate(CONFIG.model_dump() | {"sft": chosen, "launch": launched})
 
 
@@ -492,7 +492,6 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
         assert len(list((folder / "scratch/sft/sft").glob("profile-*.json"))) == processes
         (best,) = (folder / "sft/steps").iterdir()
         assert (best / "delta.safetensors").read_bytes() == (folder / "sft/delta.safetensors").read_bytes()
-        assert list((folder / "features").rglob("*"))
         assert json.loads((folder / "sft/moved.json").read_text())["SAM2 image encoder (frozen)"] is False
     one, two = curves
     assert (
