@@ -82,7 +82,7 @@ def test_every_setting_that_helps_exists() -> None:
 
 def test_a_name_that_is_gone_would_be_found() -> None:
     assert fault("rl.kl_coeff") == "no such setting"
-    assert fault("GradientMonitors") == "no such class"
+    assert fault("DualLoops") == "no such class"
     assert fault("Sa2VA.predicted") == "Sa2VA has no such name"
     assert fault("ans finetun PATH")
     assert fault("loop1/klx") == "no such curve"

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from ans_core.config.section import RENAMED, SYNONYMS, ConfigError, Impossible, nearest
+from ans_core.config.section import SYNONYMS, ConfigError, Impossible, nearest
 from ans_core.config.whole import PROFILE_NAME, Config
 from ans_core.config.yaml_file import YamlFile, parse, read_yaml
 
@@ -179,8 +179,6 @@ def _explain(fault: Any, files: Sequence[YamlFile], words: Sequence[str]) -> str
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
         valid_names = _keys(keys[:-1])
-        if now := RENAMED.get(".".join(keys)):
-            return f"{where}: it has another name now: write {now}"
         return f"{where}: unknown setting{_meant(keys[:-1], keys[-1], valid_names)}; there are {valid_names}"
     if isinstance(fault["input"], dict | tuple | BaseModel) or fault["type"] == "missing":
         return f"{where}: {message}"  # without the value, which is long or a secret

@@ -75,7 +75,6 @@ class Rft(Section):
     """The run stops where fewer of the episodes that need an operation had a successful call, in the mean of the
     last ten steps with such questions: the agent has unlearned to look. 0 = never."""
     phases: RewardPhases = RewardPhases()
-    monitor_every: Count = 10
     samples_every: Count = 25
 
     def check_shares(self, *, processes: int) -> None:

@@ -111,11 +111,6 @@ class Rl(Validated):
     stop_identical: Count = 50
     """The run stops after this many consecutive updates in which every group of loop 2 has one mask only; 0 =
     never."""
-    monitor_every: Count = 10
-    """Steps between gradient norms by part of the model; 0 = never. With DeepSpeed there are none."""
-    stop_grad_norm: Weight = 0.0
-    """A monitored step in which a part's gradient norm, before clipping, is above this stops the run; 0 =
-    none. `optim.clip_grad` clips. Not with DeepSpeed."""
     samples_every: Count = 25
     """Rollouts between pictures of rollouts with their rewards; 0 = none."""
 
@@ -140,11 +135,6 @@ class Rl(Validated):
                     "METEOR and judge pay together, in the part `meteor`, which the loop's rewards lack: "
                     "add it",
                 )
-        if self.stop_grad_norm and not self.monitor_every:
-            raise Impossible(
-                "stop_grad_norm",
-                "stop_grad_norm is looked at every monitor_every steps, which is 0: set it, or no limit",
-            )
         if 0 < self.rows < self.optim.accumulate:
             raise Impossible(
                 "rows",

@@ -72,14 +72,6 @@ SYNONYMS = {
 """Names of settings in TRL, transformers, PEFT, DeepSpeed and Lightning -> the last parts of the name
 here."""
 
-RENAMED = {
-    "rl.max_grad_norm": (
-        "rl.stop_grad_norm where a norm above it is to stop the run (0: never), or rl.optim.clip_grad to "
-        "clip gradients"
-    ),
-}
-"""Settings of earlier versions -> what to write."""
-
 Item = TypeVar("Item")
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Added to a tuple type: YAML has lists only."""

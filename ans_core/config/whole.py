@@ -245,12 +245,6 @@ class Config(Section):
                 f"(rl.optim.accumulate) on each of {self.launch.of('rl').processes} processes (launch); give "
                 f"{least}, or 0",
             )
-        if self.rl.stop_grad_norm and self.launch.deepspeed_stage:
-            raise Impossible(
-                "rl.stop_grad_norm",
-                "DeepSpeed takes the gradient of each micro-batch away, so no norm of their sum by part can be "
-                "compared; set it to 0 (rl.optim.clip_grad clips), or launch.deepspeed_stage to 0",
-            )
         for section, loops in (("rl", self.rl), ("agent.rft", self.agent.rft)):
             several = self.launch.of(section.rpartition(".")[2]).processes > 1
             if loops.inner_steps > 1 and several and loops.optim.save_every % loops.inner_steps:

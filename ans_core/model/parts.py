@@ -7,7 +7,6 @@ import hashlib
 import logging
 
 import torch
-from torch import nn
 
 from ans_core.model.backbones import BACKBONES
 from ans_core.model.network import Network
@@ -30,14 +29,17 @@ PARTS = {
 
 
 def part_of(name: str) -> str:
-    return next(part for prefix, part in PARTS.items() if name.startswith(prefix))
+    """Return the part that a parameter belongs to. name: in the network, or in a module that has it as
+    `model`; with PEFT around layers or without."""
+    inside = name.removeprefix("model.").replace("base_model.model.", "")
+    return next(part for prefix, part in PARTS.items() if inside.startswith(prefix))
 
 
 def hashes(model: Network) -> dict[str, str]:
     """`part (trained)`, `(frozen)` or, in RL, `(teacher)` -> SHA-256 over its tensors' bytes, by what takes a
     gradient now. All processes must call it."""
     digests: dict[str, hashlib._Hash] = {}
-    for name, p in _named(model):
+    for name, p in model.named_parameters():
         role = "teacher" if ".teacher." in f"{name}." else "trained" if p.requires_grad else "frozen"
         key = f"{part_of(name)} ({role})"
         values = sharding.read(p).cpu().contiguous().flatten()
@@ -62,7 +64,3 @@ def check_moved(before: dict[str, str], model: Network) -> dict[str, bool]:
     if still:
         logging.warning("%s did not move: no row gave them a gradient", ", ".join(still))
     return moved
-
-
-def _named(model: Network) -> list[tuple[str, nn.Parameter]]:
-    return [(name.replace("base_model.model.", ""), p) for name, p in model.named_parameters()]

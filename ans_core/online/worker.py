@@ -127,7 +127,6 @@ class Worker:
                 shutil.rmtree(old, ignore_errors=True)
             module = make()
             done = self.run(module, schedule=schedule, machine=machine, scratch=folder, log=log)
-            module.monitor.close()
             self.practice.take_back()
             if (self.update - self.base) % self.publish_every and self.snapshots.frozen() is None:
                 self.release(self.update)  # the segment ends early: what it learned is not to be lost

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ans_core.config.rl import Rl
 from ans_core.data.collate import Batch
@@ -29,7 +28,6 @@ from ans_core.dist import largest, rank, shared_sum, world_size
 from ans_core.judge.judging import Judging
 from ans_core.model.adapters import Adapters
 from ans_core.model.backbones.base import ImageFeatures
-from ans_core.model.parts import part_of
 from ans_core.model.supervised import Supervised
 from ans_core.pictures import transforms
 from ans_core.rewards import Reward
@@ -146,7 +144,6 @@ class DualLoop(nn.Module):
         self.acted: dict[int, dict[str, RolloutStep]] = {}
         """Micro-batch -> loop -> the pictures that it was done with, encoded, from `begin_step` to
         `forward`."""
-        self.monitor = GradientMonitor(self.model, settings.stop_grad_norm)
         self.timer = StepTimer()
         self.alike: list[float] = []
         """Mean overlap of a group's masks, by micro-batch of this step that rolled out."""
@@ -183,7 +180,7 @@ class DualLoop(nn.Module):
 
     def after_step(self, step: int) -> dict[str, float]:
         """Move the teacher towards the policy; called after real steps only. Raises RuntimeError when the run
-        can't learn any more or diverges."""
+        can't learn any more."""
         self.updates += 1
         s = self.settings
         self.timer.stop("update")
@@ -209,7 +206,7 @@ class DualLoop(nn.Module):
                 f"only, so it has no gradient; mask_policy is {s.mask_policy!r} with width "
                 f"{self.exploration.width:.3g}: use another, or raise rl.mask_sigma"
             )
-        return metrics | self.monitor.found(step, self.model.device)
+        return metrics
 
     def _judge_stats(self) -> dict[str, float]:
         return (
@@ -226,9 +223,6 @@ class DualLoop(nn.Module):
         self._forget_step()  # a skipped step ends without `after_step`
         self.timer.start("step")
         moved = [batch.to(self.model.device) for batch in batches]
-        self.monitor.on = (
-            bool(self.settings.monitor_every) and moved[0].step % self.settings.monitor_every == 0
-        )
         if moved[0].inner == 0:
             for some in grouped(moved, self.settings, self.model.device):
                 self._act(some)
@@ -329,7 +323,6 @@ class DualLoop(nn.Module):
     def _forget_step(self) -> None:
         self.acted.clear()
         self.timer.clear()
-        self.monitor.squares.clear()
         self.alike.clear()
         self.identical.clear()
 
@@ -493,56 +486,6 @@ class DualLoop(nn.Module):
     def _is_shown(self, batch: Batches) -> bool:
         every = self.settings.samples_every
         return bool(every) and batch.rollout % every == 0 and batch.micro == 0 and rank() == 0
-
-
-class GradientMonitor:
-    """Gradient norms by part of the model, in the steps where it is on; read before the optimizer clears the
-    gradients. Not with DeepSpeed, which clears each micro-batch's gradient: what is left is the last one's.
-
-    With several processes the largest norm counts: each process sees the gradient of its own samples, before
-    averaging.
-    """
-
-    def __init__(self, model: nn.Module, limit: float) -> None:
-        self.limit, self.on = limit, False
-        self.parts: set[str] = set()
-        self.squares: dict[str, dict[str, float]] = defaultdict(dict)
-        """Part -> parameter -> squared norm of its gradient, so far."""
-        self._hooks: list[RemovableHandle] = []
-        for name, p in model.named_parameters():
-            if ".policy." in f"{name}.":
-                part = part_of(name.replace("base_model.model.", ""))
-                self.parts.add(part)
-                self._hooks.append(p.register_post_accumulate_grad_hook(partial(self._note, part, name)))
-
-    def close(self) -> None:
-        """Take the hooks off, where the model goes on without this monitor."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-    def _note(self, part: str, name: str, p: Tensor) -> None:
-        if self.on and p.grad is not None:
-            self.squares[part][name] = float(p.grad.float().pow(2).sum())
-
-    def found(self, step: int, device: torch.device) -> dict[str, float]:
-        """Return `grad_norm/<part>`, before clipping; all processes must call it. Raises RuntimeError if a
-        norm is above the limit (0 = no limit)."""
-        norms = (
-            {part: sum(self.squares[part].values()) ** 0.5 for part in sorted(self.parts)} if self.on else {}
-        )
-        if norms and world_size() > 1:
-            largest = torch.tensor(list(norms.values()), device=device)
-            torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
-            norms = dict(zip(norms, largest.tolist(), strict=True))
-        if self.limit and (high := {part: norm for part, norm in norms.items() if not norm <= self.limit}):
-            worst = max(high, key=lambda part: high[part])
-            raise RuntimeError(
-                f"rl: at step {step} the gradient of the {worst} has norm {high[worst]:.3g}, above "
-                f"rl.stop_grad_norm {self.limit:g};"
-                " lower the learning rate, or raise the limit; the same command goes on from the last state"
-            )
-        return {f"grad_norm/{part}": norm for part, norm in norms.items()}
 
 
 def grouped(batches: Sequence[Batches], settings: Rl, device: torch.device) -> list[Sequence[Batches]]:

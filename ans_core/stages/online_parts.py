@@ -256,7 +256,7 @@ def rl_settings(cfg: Config, guard: Guard) -> Rl:
     return rl_of_episodes(
         cfg, update.optim, dtype="fp32", group=update.group, temperature=update.temperature,
         clip_low=update.clip_low, clip_high=update.clip_high, kl=update.beta, scale_rewards="none",
-        ema=update.ema if guard.release else 0.0, ema_warmup=False, monitor_every=0, samples_every=0,
+        ema=update.ema if guard.release else 0.0, ema_warmup=False, samples_every=0,
     )  # fmt: skip
 
 

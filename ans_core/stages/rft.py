@@ -31,12 +31,13 @@ from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, Rl
 from ans_core.model.checkpointing import layers_again
 from ans_core.model.network import Network
-from ans_core.model.parts import check_moved, hashes
+from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import Batches, DualLoop, check_learned
 from ans_core.stages.launch import last_means, machine_of, schedule_of, weights_dtype, write_records
 from ans_core.stages.operations import LOOP, rl_of_episodes, toolbox_of
 from ans_core.train import loop
+from ans_core.train.watch import Watch
 from ans_core.types import Log
 
 ADAPTERS = ("policy", "teacher", "reference")
@@ -86,7 +87,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         curves = loop.train(
             module, partial(questions.batch, policy.model), name="rft",
             schedule=schedule_of(settings.optim, inner_steps=settings.inner_steps), machine=machine,
-            seed=cfg.seed, scratch=scratch, log=log, after_step=after_step,
+            seed=cfg.seed, scratch=scratch, log=log, after_step=after_step, watch=Watch(part_of=part_of),
         )  # fmt: skip
     check_learned(curves)
     save_weights(boundaries / boundary_name(practice.curriculum.phase, settings.optim.steps), policy.adapters)

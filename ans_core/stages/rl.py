@@ -26,7 +26,7 @@ from ans_core.judge.judging import Judging
 from ans_core.judge.questions import read_questions
 from ans_core.model import adapters
 from ans_core.model.network import Network
-from ans_core.model.parts import check_moved, hashes
+from ans_core.model.parts import check_moved, hashes, part_of
 from ans_core.rewards import REWARDS, corpus_rewards
 from ans_core.rl.batch import rl_batch
 from ans_core.rl.dual_loop import LOOPS, Beside, DualLoop, check_learned
@@ -121,8 +121,6 @@ def _run(
         settings.optim, "rl", samples=epoch, batch=settings.rolled_out, inner_steps=settings.inner_steps
     )
     settings = settings.model_copy(update={"optim": optim})
-    if machine.deepspeed_stage:  # it takes each micro-batch's gradient away: nobody sees their sum
-        settings = settings.model_copy(update={"monitor_every": 0})
     cfg = cfg.model_copy(update={"rl": settings})
     model = sft_model(
         inputs["base"] / "base", inputs["sft"], dtype=weights_dtype(machine.dtype), device=machine.device
@@ -148,7 +146,7 @@ def _run(
         machine=machine, seed=cfg.seed,
         scratch=scratch, log=log,
         after_step=lambda step: module.after_step(step) | left_out.metrics(step, machine.device),
-        scales=dict.fromkeys(modules, settings.modules_lr), watch=Watch(validation=validation),
+        scales=dict.fromkeys(modules, settings.modules_lr), watch=Watch(validation=validation, part_of=part_of),
     )  # fmt: skip
     if validation is not None:
         warn_unless_better(curves)

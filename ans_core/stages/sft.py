@@ -101,7 +101,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
         counts=partial(_counts, operations=None if peak is None else Operations(model)),
         peak_flops=peak,
-        part_of=lambda name: part_of(name.removeprefix("model.")),
+        part_of=part_of,
         runs_again=True,
     )
     curves = loop.train(

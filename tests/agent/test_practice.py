@@ -44,7 +44,6 @@ SETTINGS = Rl().model_copy(
         "max_tokens": 24,
         "samples_every": 0,
         "kl": 0.1,
-        "monitor_every": 0,
     }
 )
 RULES = RewardPhases(

@@ -336,13 +336,10 @@ def test_all_that_is_trained_gets_a_gradient(own_model: Network):
 
 @pytest.mark.slow
 def test_a_step_that_was_skipped_leaves_nothing_to_the_next(own_model: Network):
-    module = loops(own_model, monitor_every=2, stop_grad_norm=1e6)
-    loss, _ = compute(module, batch(own_model, 2))
-    (loss * torch.nan).backward()
-    module.zero_grad()
-    loss, _ = compute(module, batch(own_model, 3))
-    loss.backward()
-    assert "grad_norm/projector" not in module.after_step(3)
+    module = loops(own_model)
+    for step in (2, 3):
+        compute(module, batch(own_model, step))
+    assert len(module.alike) == len(module.identical) == 1
 
 
 @pytest.mark.slow
@@ -419,37 +416,6 @@ def test_gradient_checkpointing_changes_no_rollout_and_no_gradient(
     # forward, and again in backward
     assert sum(graphs) == 2 * len(own_model.internvl.model.language_model.layers)
     assert plain.abs().max() > 0
-
-
-@pytest.mark.slow
-def test_gradient_norms_are_told_by_part_and_an_exploding_one_stops_the_run(own_model: Network):
-    module = loops(own_model, monitor_every=2)
-    for step in range(2):
-        loss, _ = compute(module, batch(own_model, step))
-        module.zero_grad()
-        loss.backward()
-        norms = {
-            k.removeprefix("grad_norm/"): v
-            for k, v in module.after_step(step).items()
-            if k.startswith("grad_norm/")
-        }
-        if step:
-            assert norms == {}
-        else:
-            assert set(norms) == {"projector", "language model", "text_hidden_fcs", "SAM2 mask decoder"}
-            square = sum(
-                float(p.grad.pow(2).sum())
-                for n, p in own_model.named_parameters()
-                if p.grad is not None and "sam2" in n
-            )
-            assert norms["SAM2 mask decoder"] == pytest.approx(square**0.5, rel=1e-5)
-    module.monitor.limit = 1e-9
-    loss, _ = compute(module, batch(own_model, 2))
-    loss.backward()
-    with pytest.raises(
-        RuntimeError, match=r"at step 2 the gradient of the .* has norm .*, above rl.stop_grad_norm 1e-09"
-    ):
-        module.after_step(2)
 
 
 @pytest.mark.slow
