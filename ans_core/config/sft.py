@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from ans_core.config.section import Count, Impossible, Positive, Weight, some_weight
+from ans_core.config.section import Count, Positive, Weight, some_weight
 from ans_core.config.training import AutoCheckpointing, Dtype, KeepingOptim, Lora, Validated
 
 
@@ -59,8 +59,6 @@ class Sft(Validated):
     checkpointing: AutoCheckpointing = "none"
     """layers: recompute the layers in the backward pass, for memory. auto: as few of them as the longest rows
     need on these GPUs."""
-    overlays_every: Count = 0
-    """Steps between pictures of validated masks beside the truth, in validations; 0 = none."""
 
     @model_validator(mode="after")
     def _possible(self) -> Sft:
@@ -70,10 +68,4 @@ class Sft(Validated):
             key="mask_weight",
             why="no loss reaches what draws masks (dice_weight is 0, too); for text alone, take sets without masks",
         )
-        if self.overlays_every and not self.val_every:
-            raise Impossible("overlays_every", f"{self.overlays_every} without validations; set val_every")
-        if self.val_every and self.overlays_every % self.val_every:
-            raise Impossible(
-                "overlays_every", f"{self.overlays_every} is no multiple of val_every {self.val_every}"
-            )
         return self

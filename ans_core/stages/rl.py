@@ -227,9 +227,7 @@ def _validation(cfg: Config, module: DualLoop, machine: loop.Machine, prepared: 
         mask_size=cfg.sft.mask_size,
         autocast=machine.autocast(),
     )
-    return Validation(
-        every=s.val_every, measure=lambda done: measured.measure(), patience=s.early_stop, at_start=True
-    )
+    return Validation(every=s.val_every, measure=measured.measure, patience=s.early_stop, at_start=True)
 
 
 def held_out(

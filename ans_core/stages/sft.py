@@ -48,9 +48,8 @@ from ans_core.types import Log
 
 def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: Log) -> dict[str, float]:
     """Run the stage. inputs: data, base, memory (whose tensors replace the base's). Writes the trained
-    tensors (delta), curves.csv, moved.json and `samples` (pictures of validated masks) to `out`. Samples that
-    can't be read or are too long are left out: the curve `skipped_samples` counts them,
-    `left_out-<process>.jsonl` in `scratch` names them."""
+    tensors (delta), curves.csv and moved.json to `out`. Samples that can't be read or are too long are left
+    out: the curve `skipped_samples` counts them, `left_out-<process>.jsonl` in `scratch` names them."""
     settings, base = cfg.sft, inputs["base"] / "base"
     machine = machine_of(cfg.launch, settings.dtype, log=log)
     if (inputs["base"] / "sam2").is_dir():
@@ -95,9 +94,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     module = objective_of(cfg, model)
     peak = peak_flops(machine.device) if machine.dtype == "bf16" else None
     watch = Watch(
-        validation=_validation(cfg, module, machine, layout, inputs["data"], scratch)
-        if settings.val_every
-        else None,
+        validation=_validation(cfg, module, machine, layout, inputs["data"]) if settings.val_every else None,
         rows=lambda step: [row.name for micro in range(optim.accumulate) for row in rows(step, micro)],
         counts=partial(_counts, operations=None if peak is None else Operations(model)),
         peak_flops=peak,
@@ -162,7 +159,7 @@ def _ranks(cfg: Config, base: Network) -> dict[str, dict[str, int]]:
 
 
 def _validation(
-    cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path, scratch: Path
+    cfg: Config, module: Supervised, machine: loop.Machine, layout: Layout, prepared: Path
 ) -> Validation:
     """Validate on the split `val`. Raises ValueError if it holds nothing of the mixture."""
     settings, sources = cfg.sft, data.sources(prepared, "val")
@@ -178,15 +175,8 @@ def _validation(
         rows=settings.val_rows,
         batch=max(dist.world_size(), settings.optim.batch // settings.optim.accumulate),
         autocast=machine.autocast(),
-        pictures_to=scratch / "samples",
     )
-
-    def measure(done: int) -> dict[str, float]:
-        if settings.overlays_every and done % settings.overlays_every == 0:
-            held_out.draw(done)
-        return held_out.measure()
-
-    return Validation(every=settings.val_every, measure=measure, patience=settings.early_stop)
+    return Validation(every=settings.val_every, measure=held_out.measure, patience=settings.early_stop)
 
 
 def show_mixture(table: Sequence[PoolRows], log: Log) -> None:

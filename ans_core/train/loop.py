@@ -292,14 +292,14 @@ class _Run:
         """Validate before the first step, where that is asked for."""
         validation = self.watch.validation
         if validation is not None and validation.at_start and not start:
-            self._write(START, {f"val/{key}": value for key, value in validation.measure(0).items()}, {})
+            self._write(START, {f"val/{key}": value for key, value in validation.measure().items()}, {})
 
     def measured(self, step: int) -> dict[str, float]:
         """Return the validation's metrics, in steps that are due for it."""
         validation = self.watch.validation
         if validation is None or not validation.due(step + 1, self.schedule.steps):
             return {}
-        return {f"val/{key}": value for key, value in validation.measure(step + 1).items()}
+        return {f"val/{key}": value for key, value in validation.measure().items()}
 
     def _look_back(self) -> None:
         """Find the step with the best weights so far, and whether the last validations brought nothing. The curves

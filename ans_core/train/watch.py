@@ -54,8 +54,8 @@ class Validation:
 
     every: int
     """Steps."""
-    measure: Callable[[int], dict[str, float]]
-    """Number of steps done -> `loss` and other metrics, the same on all processes; all of them call it."""
+    measure: Callable[[], dict[str, float]]
+    """Returns `loss` and other metrics, the same on all processes; all of them call it."""
     patience: int = 0
     """The training ends after this many validations in a row without a lower loss; 0 = never."""
     at_start: bool = False

@@ -477,7 +477,7 @@ def with_every_option() -> Config:
         "lora": {"rank": 2, "alpha": 4, "dropout": 0},
         "frames": 2, "dtype": "fp32", "length_window": 2, "mask_points": 0, "mask_size": 32, "objects": 5, "object_weight": 0.5,
         "checkpointing": "layers",
-        "val_every": 2, "val_rows": 3, "early_stop": 1, "keep_best": 1, "overlays_every": 2,
+        "val_every": 2, "val_rows": 3, "early_stop": 1, "keep_best": 1,
     }  # fmt: skip
     launched = {"profile_steps": 1, "halt_on_nan": True, "workers": 1}
     return Config.model_validate(CONFIG.model_dump() | {"sft": chosen, "launch": launched})
@@ -493,7 +493,6 @@ def test_sft_with_every_option_is_the_same_on_one_process_and_on_two(runs: Path,
         workspace.launch(script, str(runs), str(folder), processes=processes)
         with (folder / "sft/curves.csv").open() as file:
             curves.append({(row["step"], row["name"]): float(row["value"]) for row in csv.DictReader(file)})
-        assert {path.name[:6] for path in (folder / "sft/samples").iterdir()} == {"000002", "000004"}
         assert len(list((folder / "scratch/sft/sft").glob("profile-*.json"))) == processes
         (best,) = (folder / "sft/steps").iterdir()
         assert (best / "delta.safetensors").read_bytes() == (folder / "sft/delta.safetensors").read_bytes()

@@ -480,14 +480,15 @@ def test_validation_keeps_the_best_weights_and_ends_a_run_that_gains_nothing(tmp
     a lower one end the run. What is measured before the first step is never the best, and measured once."""
     kept: dict[int, dict[str, Tensor]] = {}
 
-    def watching(module: nn.Module) -> Watch:
-        def measure(done: int) -> dict[str, float]:
+    def watching(module: Regression) -> Watch:
+        def measure() -> dict[str, float]:
+            done = module.seen
             kept[done] = weights(module)
             return {"loss": {0: 1.0, 2: 5.0, 4: 3.0, 6: 3.0, 8: 4.0}[done], "mask_iou": 0.5}
 
         return Watch(validation=Validation(every=2, measure=measure, patience=2, at_start=at_start))
 
-    def go(module: nn.Module, folder: Path, make=batch) -> loop.Curves:  # type: ignore[no-untyped-def]
+    def go(module: Regression, folder: Path, make=batch) -> loop.Curves:  # type: ignore[no-untyped-def]
         return loop.train(
             module, make, name="fit", schedule=schedule(steps=20, save_every=3), machine=CPU, seed=3, scratch=folder,
             log=lambda metrics, step: None, watch=watching(module),
@@ -521,10 +522,10 @@ def test_a_best_step_that_a_killed_run_measures_anew_is_the_best_or_is_not(tmp_p
     little worse, and the weights of 2 are still there."""
     kept: dict[int, dict[str, Tensor]] = {}
 
-    def go(module: nn.Module, losses: dict[int, float], make=batch) -> None:  # type: ignore[no-untyped-def]
-        def measure(done: int) -> dict[str, float]:
-            kept[done] = weights(module)
-            return {"loss": losses[done]}
+    def go(module: Regression, losses: dict[int, float], make=batch) -> None:  # type: ignore[no-untyped-def]
+        def measure() -> dict[str, float]:
+            kept[module.seen] = weights(module)
+            return {"loss": losses[module.seen]}
 
         loop.train(
             module, make, name="fit", schedule=schedule(steps=9, save_every=3), machine=CPU, seed=3, scratch=tmp_path,
@@ -566,7 +567,8 @@ def test_curves_which_may_have_a_million_rows_are_searched_after_validations_alo
         return best(self, curves)
 
     monkeypatch.setattr(Validation, "best", counted)
-    watch = Watch(validation=Validation(every=10, measure=lambda done: {"loss": 1 / done}, patience=2))
+    losses = iter((0.2, 0.1))
+    watch = Watch(validation=Validation(every=10, measure=lambda: {"loss": next(losses)}, patience=2))
     loop.train(
         Regression(), batch, name="fit", schedule=schedule(steps=20), machine=CPU, seed=3, scratch=tmp_path,
         log=lambda metrics, step: None, watch=watch,
