@@ -3,8 +3,6 @@ run to their end."""
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,9 +57,7 @@ def stage_words(stage: Stage) -> list[str]:
     return ["-m", "tasks", stage.name]
 
 
-def ranks_command(
-    stage: Stage, launch: Launch, environment: Mapping[str, str], *, port: int
-) -> list[str] | None:
+def ranks_command(stage: Stage, launch: Launch, environment: Mapping[str, str]) -> list[str] | None:
     """Return the command that starts the stage once per process; None if this process is the only one.
     DeepSpeed wants a launcher of one process, too: without its variables it looks for MPI. Raises ConfigError
     for settings that can't be started."""
@@ -75,20 +71,8 @@ def ranks_command(
         return [sys.executable, *words, *stage_words(stage)] if words else None
     if not stage.distributed or (launch.processes == 1 and launch.deepspeed_stage == 0):
         return None
-    if launch.launcher != "deepspeed" or IN_JOB in environment:
-        options = torchrun_options(launch.processes, environment)
-        return [sys.executable, "-m", "torch.distributed.run", *options, *stage_words(stage)]
-    slots = base64.urlsafe_b64encode(
-        json.dumps({"localhost": list(range(launch.processes))}).encode()
-    ).decode()
-    place = [
-        f"--world_info={slots}",
-        "--node_rank=0",
-        "--master_addr=127.0.0.1",
-        f"--master_port={port}",
-        "--no_local_rank",
-    ]
-    return [sys.executable, "-m", "deepspeed.launcher.launch", *place, "--module", *stage_words(stage)[1:]]
+    options = torchrun_options(launch.processes, environment)
+    return [sys.executable, "-m", "torch.distributed.run", *options, *stage_words(stage)]
 
 
 def one_node_words(launch: Launch, environment: Mapping[str, str]) -> list[str]:

@@ -35,7 +35,6 @@ from tasks.launcher import (
     ranks_command,
     run_job,
 )
-from tasks.ports import free_port
 from tasks.process import (
     die_with_parent,
     held,
@@ -276,7 +275,7 @@ def run(stage: Stage, root: Path) -> None:
         check_disk(stage, config, root)
         check_sharding(stage, config)
         launch = config.launch.of(stage.task)
-        ranks = ranks_command(stage, launch, os.environ, port=free_port())
+        ranks = ranks_command(stage, launch, os.environ)
         if is_job(stage, launch, os.environ):
             sys.exit(run_job(stage, launch, root, key=state_key(stage, config, root)))
     except ConfigError as error:

@@ -33,9 +33,9 @@ class Launch(Section):
     """Processes on one node of stages that divide their samples and train nothing (evaluate, cota,
     agent_evaluate), or whose arms each train by themselves (online); 0 = as many as `processes` has there. A
     CPU answers fastest with one for each core, and trains a small model fastest with one alone."""
-    launcher: Literal["torchrun", "deepspeed", "slurm", "ray", "kubernetes"] = "torchrun"
-    """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. deepspeed:
-    this machine. slurm, ray, kubernetes: each stage that wants a GPU is a job (docs/cluster.md)."""
+    launcher: Literal["torchrun", "slurm", "ray", "kubernetes"] = "torchrun"
+    """torchrun: this machine, or several by torchrun's own PET_NNODES ...; one process needs none. slurm, ray,
+    kubernetes: each stage that wants a GPU is a job (docs/cluster.md)."""
     slurm: Listed[str] = ()
     """slurm: options of sbatch for all stages, as --partition=gpu, --account=lab, --time=48:00:00. A stage of
     one process gets one node."""

@@ -76,8 +76,7 @@ def cores_of_process() -> int:
 
 def local_processes() -> int:
     """Return how many processes of this run are on this machine."""
-    # torchrun's word, DeepSpeed's
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def check_shared_memory(

@@ -1,7 +1,6 @@
 """The exact commands of the launchers. tests/flows/test_pipeline.py
 starts stages by them."""
 
-import base64
 import json
 import os
 import subprocess
@@ -59,22 +58,12 @@ SPREAD = {"launcher": "slurm", "inference_processes": 2, "resources": {"evaluate
 def test_ranks_start_by_this_command(
     stage: str, launch: dict[str, object], environment: dict[str, str], command: list[str] | None
 ) -> None:
-    assert ranks_command(stage_named(stage), Launch.model_validate(launch), environment, port=1) == command
-
-
-def test_deepspeeds_launcher_of_one_machine_has_a_slot_for_every_process() -> None:
-    command = ranks_command(SFT, Launch(processes=2, launcher="deepspeed"), {}, port=4567)
-    assert command is not None
-    assert command[1:3] == ["-m", "deepspeed.launcher.launch"]
-    assert command[-3:] == ["--module", "tasks", "sft"]
-    assert "--master_port=4567" in command
-    (slots,) = [word.removeprefix("--world_info=") for word in command if word.startswith("--world_info=")]
-    assert json.loads(base64.urlsafe_b64decode(slots)) == {"localhost": [0, 1]}
+    assert ranks_command(stage_named(stage), Launch.model_validate(launch), environment) == command
 
 
 def test_processes_that_the_nodes_cannot_share_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"launch.processes is 6, on PET_NNODES=4 nodes: give a multiple"):
-        ranks_command(SFT, Launch(processes=6), SEVERAL, port=1)
+        ranks_command(SFT, Launch(processes=6), SEVERAL)
 
 
 @pytest.mark.parametrize(("stage", "train_memory"), [("rl", False), ("memory", True)])
