@@ -91,8 +91,8 @@ def rewards(outcome: Outcome, played: PlayedEpisode) -> dict[str, Any]:
     """Return `rewards`, the parts that RFT would pay for this episode, before their weights; `faults`, the
     penalties' names; and `lesson`, whether RFT would learn from it.
 
-    Only what is a function of the episode: not the bonus of curiosity and not learning progress. The
-    coherence is not normalised."""
+    Only what is a function of the episode: not the bonus of curiosity. The coherence is not
+    normalised."""
     parts, faults = episode_parts(outcome.question, played.episode, evidence=outcome.evidence)
     return {
         "rewards": {"task": float(outcome.right), **parts},

@@ -20,7 +20,6 @@ from ans_core.agent.evaluation import looked
 from ans_core.agent.play import PlayedEpisode, play
 from ans_core.agent.rewards.curiosity import ToolUse, bonus
 from ans_core.agent.rewards.curriculum import PARTS, PHASES, Curriculum
-from ans_core.agent.rewards.dynamics import Dynamics
 from ans_core.agent.rewards.running import RunningNorm, moments
 from ans_core.agent.rewards.total import episode_parts, shaping
 from ans_core.agent.world import FAMILIES, Question, is_right
@@ -61,10 +60,9 @@ class AgentPractice:
         families: Sequence[str],
         limits: EpisodeSettings,
         settings: Rft,
-        seed: int,
     ) -> None:
         """question: id -> question. ask: as the model was taught to be asked. settings: weights of the
-        shaping parts, of which dynamics is not computed without one, and when phases change."""
+        shaping parts, and when phases change."""
         self.toolbox, self.question, self.ask, self.limits = toolbox, question, ask, limits
         self.settings = settings
         self.curious_steps = max(
@@ -73,7 +71,6 @@ class AgentPractice:
         self.features = CropFeatures(model, most=KEPT_CROPS)
         self.use = {family: ToolUse() for family in families}
         self.norm = RunningNorm()
-        self.dynamics = Dynamics(self.features, seed=seed) if settings.dynamics else None
         self.curriculum = Curriculum()
         self.looks: list[float] = []
         """Of the last steps: the share of episodes with a successful call, of those that need one."""
@@ -111,12 +108,7 @@ class AgentPractice:
             "coherence": self.norm(earned["coherence"]),
             "penalty": earned["penalty"],
         }
-        learning: dict[str, float] = {}
-        if self.dynamics is not None:
-            parts["dynamics"], learning = self.dynamics.earned(played)
-        active = {
-            name: getattr(self.settings, name) for name in PARTS[self.curriculum.phase] if name in parts
-        }
+        active = {name: getattr(self.settings, name) for name in PARTS[self.curriculum.phase]}
         rewards = {"task": float(right), "shaping": shaping(parts, active)}
         row = self._counts[list(self.use).index(question.family)]
         row += torch.tensor([called, not called, right], dtype=row.dtype)
@@ -128,7 +120,7 @@ class AgentPractice:
             rewards=rewards if played.is_lesson else dict.fromkeys(rewards, math.nan),
             measured=measured(question, played, right=right)
             | parts
-            | {"coherence": earned["coherence"], **learning, **faults},
+            | {"coherence": earned["coherence"], **faults},
         )
 
     def _curiosity(self) -> float:
@@ -143,8 +135,6 @@ class AgentPractice:
         self.norm = self.norm.after(episodes, summed, squares)
         accuracy = float(counts[:, 2].sum()) / max(episodes, 1.0)
         self.curriculum = self.curriculum.after(accuracy, summed / max(episodes, 1.0), self.settings.phases)
-        if self.dynamics is not None:
-            self.dynamics.end_rollouts(total)
         self._watch_calls(*total(self._needing).tolist())
         self.steps += 1
         self._counts.zero_()
@@ -188,7 +178,7 @@ class AgentPractice:
             "curriculum": self.curriculum.state(),
             "steps": self.steps,
             "looks": self.looks,
-        } | ({} if self.dynamics is None else {"dynamics": self.dynamics.state()})
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.use = {family: ToolUse(**use) for family, use in state["use"].items()}
@@ -198,8 +188,6 @@ class AgentPractice:
             state["steps"],
         )
         self.looks = list(state["looks"])
-        if self.dynamics is not None:
-            self.dynamics.load(state["dynamics"])
 
 
 def play_groups(

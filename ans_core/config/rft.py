@@ -63,9 +63,6 @@ class Rft(Section):
     the shortest plan's."""
     curious_share: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the steps over which the bonus falls to 0."""
-    dynamics: Weight = 0.0
-    """Weight of learning progress: by how much better what the episode's calls show is predicted than some
-    steps ago; 0 = nothing is computed."""
     evidence: Weight = 0.2
     """Weight of 1 for an episode that looked at the things asked about, right or wrong; where no operation is
     needed it has none."""

@@ -114,7 +114,6 @@ def practice_of(cfg: Config, policy: AgentPolicy, toolbox: Toolbox, questions: Q
         families=questions.bank.families("train"),
         limits=episode,
         settings=cfg.agent.rft,
-        seed=cfg.seed,
     )
 
 

@@ -157,7 +157,7 @@ def test_the_rewards_are_those_that_rft_pays(model: Network, family: str) -> Non
             settings=Rft(
                 evidence=1.0, coherence=1.0, optim=Optim(steps=1, batch=8, lr=1e-3),
                 phases=RewardPhases(base=end, coherence=end, every=1, allowed_loss=0.0),
-            ), seed=0,
+            ),
         )  # fmt: skip
         practice.steps = 1  # curiosity's bonus is over
     records = []

@@ -1,4 +1,4 @@
-"""Which reward parts count when: `base` (the task, curiosity, learning progress, evidence), then `coherence`,
+"""Which reward parts count when: `base` (the task, curiosity, evidence), then `coherence`,
 then `full` (penalties, too).
 
 A phase ends where its measure reaches a threshold, stops rising, or after so many steps. If the next one
@@ -18,9 +18,9 @@ from ans_core.config.rft import RewardPhases
 Phase = Literal["base", "coherence", "full"]
 PHASES: tuple[Phase, ...] = ("base", "coherence", "full")
 PARTS: dict[Phase, tuple[str, ...]] = {
-    "base": ("curiosity", "dynamics", "evidence"),
-    "coherence": ("curiosity", "dynamics", "evidence", "coherence"),
-    "full": ("curiosity", "dynamics", "evidence", "coherence", "penalty"),
+    "base": ("curiosity", "evidence"),
+    "coherence": ("curiosity", "evidence", "coherence"),
+    "full": ("curiosity", "evidence", "coherence", "penalty"),
 }
 """Shaping parts that count, if they have a weight; the task always does."""
 PLATEAU = 5
