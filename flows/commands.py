@@ -14,9 +14,9 @@ from flows.paths import environment, root
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory and a page of it); with --agent
-    the pixel-space agent's stages, with --online its learning online, and all that they need. Settings and
-    --add-data are for this run: params.yaml is as before afterwards."""
+    """The whole pipeline on params.yaml (of a SAM2 alone: up to its memory); with --agent the pixel-space
+    agent's stages, with --online its learning online, and all that they need. Settings and --add-data are for
+    this run: params.yaml is as before afterwards."""
     from ans_core.config import resolve, setting
     from flows.kept import print_lines, settle, words_of
     from flows.launch import run_pipeline

@@ -358,15 +358,14 @@ def online_pipeline(
 def memory_pipeline(
     profile: str | None = None, overrides: dict[str, Any] | None = None, force: list[str] | None = None
 ) -> list[Row]:
-    """Train the memory of a SAM2 alone and write its page (docs/video.md). Parameters as those of
-    `full_pipeline`."""
-    return run_group(MEMORY, profile, overrides, force, page="memory_report/report.html")
+    """Train the memory of a SAM2 alone (docs/video.md). Parameters as those of `full_pipeline`."""
+    return run_group(MEMORY, profile, overrides, force, page="memory/metrics.json")
 
 
 def run_group(
     group: str, profile: str | None, overrides: dict[str, Any] | None, force: list[str] | None, *, page: str
 ) -> list[Row]:
-    """Run the stages of a group that is not the main one, and all that they need."""
+    """Run what `needed_for` returns of this group, which is not the main one."""
     stages_named(force or (), table=TABLE)
     with (
         flow_at_work(f"{group}-pipeline") as here,

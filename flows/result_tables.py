@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ans_core.report.files import read_json
-from ans_core.report.memory import figures_of, lines
 from ans_core.report.metrics import short
 from tasks.stages import AGENT, AGENT_FIGURES, MAIN, MEMORY, ONLINE, ONLINE_FIGURES, ROWS, SUMMARY
 from tasks.surroundings import git
@@ -90,9 +89,13 @@ def online_figures(here: Path, profile: str) -> Shown:
 
 def memory_figures(here: Path, profile: str) -> Shown:
     """Return J&F of the held-out clips, with and without memory."""
-    run, names = here / "runs" / profile, ("J&F with memory", "J&F without memory")
+    folder, names = here / "runs" / profile / "memory", ("J&F with memory", "J&F without memory")
+    measured = read_json(folder / "metrics.json")
+    columns = {"base": "J&F", "before training": "J&F/before", "best epoch": "J&F/best"}
     figures = {
-        line["name"]: {names[0]: line["with"], names[1]: line["without"]}
-        for line in lines(figures_of(run / "memory"))
+        column: {names[0]: measured[name], names[1]: measured[f"{name}_without_memory"]}
+        for column, name in columns.items()
+        if name in measured
     }
-    return "held-out clips", figures, names, [f"report:    {run / 'memory_report/report.html'}"]
+    remarks = [f"figures:   {folder / 'metrics.json'}", f"clips:     {folder / 'clips'}"]
+    return "held-out clips", figures, names, remarks

@@ -17,10 +17,11 @@ SUMMARY = "metrics/summary.json"
 HEADLINE = "metrics/headline.json"
 AGENT_FIGURES = "metrics/agent.json"
 ONLINE_FIGURES = "metrics/online.json"
-MAIN, AGENT, ONLINE, MEMORY = "main", "agent", "online", "memory"
+MAIN, AGENT, ONLINE = "main", "agent", "online"
 DAY_S = 24 * 3600
-GROUPS = (MAIN, AGENT, ONLINE, MEMORY)
-"""The last one: a SAM2 alone."""
+GROUPS = (MAIN, AGENT, ONLINE)
+MEMORY = "memory"
+"""The last stage of a SAM2 alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,9 +187,6 @@ TABLE: tuple[Stage, ...] = (
         in_git=(("headline.json", HEADLINE),),
     ),
     Stage(
-        name="memory_report", inputs=("memory",), out="memory_report", sections=(), gpu=False, retries=0, group=MEMORY,
-    ),
-    Stage(
         name="cota", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
             *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
@@ -218,8 +216,9 @@ STAGES = tuple(stage for stage in TABLE if stage.group == MAIN)
 
 
 def needed_for(group: str, config: Config) -> tuple[Stage, ...]:
-    """Return a group's stages and all that they need, in the order of the table."""
-    chosen = {stage.name: stage for stage in TABLE if stage.group == group}
+    """Return the stages of a group, or the stage of this name, and all that they need, in the order of the
+    table."""
+    chosen = {stage.name: stage for stage in TABLE if group in (stage.group, stage.name)}
     while more := {
         made.name: made
         for stage in chosen.values()

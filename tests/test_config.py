@@ -442,6 +442,14 @@ def test_drawn_clips_or_stills_that_memory_training_needs_must_be_drawn(words: s
         resolve(PROFILES / "sam2-memory.yaml", tuple(words.split()))
 
 
+def test_the_memory_of_a_sam2_alone_is_trained_or_measured() -> None:
+    with pytest.raises(
+        ConfigError, match=r"memory\.train: base\.source is sam2, whose memory is neither trained nor"
+    ):
+        resolve(PROFILES / "sam2-memory.yaml", ("memory.train=false",))
+    resolve(PROFILES / "sam2-memory.yaml", ("memory.train=false", "memory.validate_only=true"))
+
+
 def test_a_data_set_of_ones_own_can_be_mixed_by_name_and_brings_its_splits(tmp_path: Path) -> None:
     config = load(changed(
         tmp_path, prepare={"sources": [DATA | {"split": "testA"}]}, sft={"mixture": {"mine": 1.0}}, evaluate={"split": "testA"}

@@ -153,8 +153,14 @@ class Config(Section):
                 )
 
     def _check_memory(self) -> None:
-        """Refuse to train SAM2's memory where no clips can be; which data sets of the user's hold videos,
-        only the stage sees."""
+        """Refuse to train SAM2's memory where no clips can be (which data sets of the user's hold videos, only
+        the stage sees), and a SAM2 alone with which nothing is done."""
+        if self.base.source == "sam2" and not (self.memory.train or self.memory.validate_only):
+            raise Impossible(
+                "memory.train",
+                "base.source is sam2, whose memory is neither trained nor measured: set it to true, or "
+                "memory.validate_only",
+            )
         if not self.memory.train or self.prepare.sources:
             return
         prepare, share = self.prepare, self.memory.image_share

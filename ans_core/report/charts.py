@@ -26,9 +26,8 @@ Curve = Sequence[tuple[float, float]]
 """(step, value) pairs, steps ascending."""
 
 
-def lines(title: str, curves: Mapping[str, Curve], *, along: str = "step") -> str:
-    """Draw one line per name; `along`: what the horizontal axis counts. A long noisy curve is drawn pale,
-    with its running mean over it."""
+def lines(title: str, curves: Mapping[str, Curve]) -> str:
+    """Draw one line per name. A long noisy curve is drawn pale, with its running mean over it."""
 
     def draw(axes: Axes) -> None:
         for colour, (name, points) in zip(_colours(len(curves)), curves.items(), strict=True):
@@ -37,14 +36,12 @@ def lines(title: str, curves: Mapping[str, Curve], *, along: str = "step") -> st
             if smooth is not values:
                 axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
             axes.plot(steps, smooth, color=colour, label=name, marker="." if len(steps) == 1 else None)
-        axes.set_xlabel(along)
+        axes.set_xlabel("step")
         if len(curves) > 1:
             axes.legend(frameon=False, labelcolor=INK)
 
     ends = [f"{name} from {points[0][1]:.3g} to {points[-1][1]:.3g}" for name, points in curves.items()]
-    return _svg(
-        title, draw, description=f"Lines over {'steps' if along == 'step' else along}: {', '.join(ends)}."
-    )
+    return _svg(title, draw, description=f"Lines over steps: {', '.join(ends)}.")
 
 
 def band(title: str, per_step: Sequence[Sequence[float]]) -> str:

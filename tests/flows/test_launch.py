@@ -12,7 +12,7 @@ import pytest
 
 from flows.kept import FILES
 from flows.launch import before_a_pull
-from flows.result_tables import print_result
+from flows.result_tables import memory_figures, print_result
 from tasks.stages import SUMMARY
 
 GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
@@ -71,3 +71,12 @@ def test_figures_are_compared_with_the_last_commits_where_these_are_of_the_same_
     (clone / SUMMARY).write_text(json.dumps({"rl": {"referring/val/gIoU": 0.5}}))
     print_result([("report", "ran", 1.0)], clone, profile, 1.0)
     assert ("dvc metrics diff" in capsys.readouterr().out) == comparable
+
+
+def test_a_memory_that_is_only_measured_has_the_figures_of_the_base(tmp_path: Path):
+    folder = tmp_path / "runs/mine/memory"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps({"J&F": 0.4, "J_at_1": 0.5, "J&F_without_memory": 0.5}))
+    _, figures, _, remarks = memory_figures(tmp_path, "mine")
+    assert figures == {"base": {"J&F with memory": 0.4, "J&F without memory": 0.5}}
+    assert str(folder / "metrics.json") in remarks[0]

@@ -517,16 +517,15 @@ def test_the_agents_stages_run_beside_the_pipeline_and_leave_it_alone(
     assert [line.split()[0] for line in executed(workspace)] == ["agent_sft@tools"]
 
 
-def test_the_pipeline_of_a_sam2_alone_ends_with_the_page_of_its_memory(
+def test_the_pipeline_of_a_sam2_alone_ends_with_the_figures_of_its_memory(
     workspace: Path, commands: Commands
 ) -> None:
     commands.ans(workspace, "profile", "sam2-memory", "--force")
     told = commands.ans(workspace, "run")
-    assert [line.split()[0] for line in executed(workspace)] == ["prepare", "base", "memory", "memory_report"]
+    assert [line.split()[0] for line in executed(workspace)] == ["prepare", "base", "memory"]
     assert re.search(r"J&F without memory .* 0\.200 .* 0\.300", told)
-    assert "runs/sam2-memory/memory_report/report.html" in told
-    assert "Data and pipelines are up to date" in dvc(workspace, "repro", "memory/dvc.yaml")
-    assert "up to date" in dvc(workspace, "repro", "memory")  # the stage of that name, not the folder
+    assert "runs/sam2-memory/memory/metrics.json" in told
+    assert "up to date" in dvc(workspace, "repro", "memory")
 
 
 def test_an_agent_that_starts_from_a_folder_of_ones_own_needs_no_model_of_the_pipeline(
