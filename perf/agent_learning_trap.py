@@ -9,7 +9,8 @@ reward alone or curiosity?
 The weak start can call, and seldom does: the agent after SFT, taught for `--sft-steps` further steps on
 traces of which `--direct` are answered at once. All arms go on from it with `rft` for `--steps` steps: with
 the task's reward alone, with curiosity beside it, as in the profile, where looks are paid, too, or with one
-part of that left out (perf/agent_ablation.py). Printed: RaPR (share of sampled episodes with a successful
+part of that left out; `late curiosity` counts in the last phase alone, and without a curriculum all parts
+count from the third step on. Printed: RaPR (share of sampled episodes with a successful
 call) and accuracy over families that need an operation, as means of 10 steps; and the same of `--each`
 held-out questions a family, answered greedily, of the start and at the end. The file is written after every
 arm, and one that has an arm keeps it. A file of other settings is written anew: `--name` another.
@@ -21,6 +22,8 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -30,19 +33,31 @@ from ans_core.agent import rows
 from ans_core.agent.episode import Toolbox
 from ans_core.agent.operations import OPERATIONS
 from ans_core.agent.policy import load_policy
+from ans_core.agent.rewards import curriculum
 from ans_core.agent.world.trace_file import FILE, Trace, read_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, load
 from ans_core.dist import rng_of
 from ans_core.model.supervised import Supervised
-from ans_core.stages import rft
+from ans_core.stages import agent_evaluate, rft
 from ans_core.stages.agent_sft import Part, TraceBatches
 from ans_core.stages.launch import machine_of, schedule_of
 from ans_core.train import loop
-from perf.agent_ablation import RUNS, judged, parts_of, trained
 
-ARMS: dict[str, dict[str, Any]] = {**RUNS, "with curiosity": RUNS["task alone"] | {"curiosity": 1.0}}
+AT_ONCE = {"threshold": -9.0, "steps": 1}
+TASK_ALONE = {"evidence": 0.0, "curiosity": 0.0, "coherence": 0.0, "penalty": 0.0}
+ARMS: dict[str, dict[str, Any]] = {
+    "as in the profile": {},
+    "no pay for looks": {"evidence": 0.0},
+    "no curiosity": {"curiosity": 0.0},
+    "late curiosity": {},
+    "no coherence": {"coherence": 0.0},
+    "no curriculum": {"phases": {"base": AT_ONCE, "coherence": AT_ONCE, "every": 1, "allowed_loss": 1.0}},
+    "task alone": TASK_ALONE,
+    "with curiosity": TASK_ALONE | {"curiosity": 1.0},
+}
 """Name -> what differs from the profile's `agent.rft`."""
+NAMES = ("needed/accuracy", "needed/evidence", "needed/RaPR", "easy/accuracy", "easy/RaPR")
 MEAN = 10
 
 
@@ -60,6 +75,41 @@ def configured(cfg: Config, arguments: argparse.Namespace, changes: dict[str, An
     values["agent"]["rft"]["optim"] |= {"steps": arguments.steps, "batch": arguments.batch}
     values["agent"]["evaluate"] |= {"each": arguments.each, "controls": False, "referring": 0, "shown": 0}
     return Config.model_validate(values)
+
+
+@contextmanager
+def parts_of(name: str) -> Iterator[None]:
+    """Let curiosity count in the last phase alone, if that is the run's name."""
+    before = dict(curriculum.PARTS)
+    if name == "late curiosity":
+        for phase in curriculum.PHASES[:-1]:
+            curriculum.PARTS[phase] = tuple(part for part in before[phase] if part != "curiosity")
+    try:
+        yield
+    finally:
+        curriculum.PARTS.update(before)
+
+
+def trained(stage: Any, cfg: Config, inputs: dict[str, Path], folder: Path, **words: str) -> Path:
+    """Run a stage that trains and return its output."""
+    out = folder / "out"
+    out.mkdir(parents=True)
+    stage.run(
+        cfg, inputs=inputs, out=out, scratch=folder / "scratch", log=lambda metrics, step: None, **words
+    )
+    return out
+
+
+def judged(cfg: Config, row: str, inputs: dict[str, Path]) -> dict[str, float]:
+    """Return the figures of NAMES that these families have, of `agent.evaluate.each` held-out questions each,
+    answered greedily."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        out.mkdir()
+        found = agent_evaluate.run(
+            cfg, row=row, inputs=inputs, out=out, scratch=Path(folder), log=lambda metrics, step: None
+        )
+    return {name: round(found[name], 4) for name in NAMES if name in found}
 
 
 def weak_traces(folder: Path, out: Path, *, direct: float, seed: int) -> None:
