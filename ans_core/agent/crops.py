@@ -6,16 +6,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import cachetools
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from ans_core.agent.lru import LruCache
 from ans_core.agent.workspace import Box, Workspace, content, cut, enlarged
 from ans_core.data.views import Grid, Views
 from ans_core.inference.prefill import encoded, visible
@@ -29,6 +28,8 @@ CROP_BYTES = 4 * 2**30
 bytes = 2 MiB (InternViT-300M in bf16), a picture in 20 tiles and as a whole 42 MiB: 97 such, or 680 crops of
 3 views, about one step of RFT with the profiles pixelis-*."""
 CELLS, GREY = 3, 127
+Key = tuple[str, Box]
+"""Hash of a frame, box."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,13 @@ class CropFeatures:
     """Features of crops by (hash of the frame, box): equal crops are encoded once while they are held. For
     one model."""
 
-    def __init__(self, model: Network, *, most: int = 4096, most_bytes: int = CROP_BYTES) -> None:
-        """`most`, `most_bytes`: crops that are held, and bytes of their features; the least recently used
-        make room."""
+    def __init__(self, model: Network, *, most_bytes: int = CROP_BYTES) -> None:
+        """`most_bytes`: of the features that are held; the least recently used make room."""
         self.model = model
         self.encoded = 0
         """Crops that the vision tower has seen."""
-        self._cache: LruCache[ImageFeatures] = LruCache(
-            most=most, most_bytes=most_bytes, size=lambda features: features.values.nbytes
+        self._cache: cachetools.LRUCache[Key, ImageFeatures] = cachetools.LRUCache(
+            most_bytes, getsizeof=lambda features: features.values.nbytes
         )
 
     @torch.no_grad()
@@ -91,12 +91,12 @@ class CropFeatures:
         keys = [(hashes[crop.frame], crop.box) for crop in crops]
         with self.model.inference_autocast():
             features = {
-                key: self._cache.get(key, partial(self._encode, crop))
-                for key, crop in dict(zip(keys, crops, strict=True)).items()
+                key: self._encode(key, crop) for key, crop in dict(zip(keys, crops, strict=True)).items()
             }
         return [features[key] for key in keys]
 
-    def _encode(self, crop: Crop) -> ImageFeatures:
+    @cachetools.cachedmethod(lambda self: self._cache, key=lambda self, key, crop: key)
+    def _encode(self, key: Key, crop: Crop) -> ImageFeatures:
         self.encoded += 1
         (features,) = encoded(self.model, [crop.views(self.model)])
         return features

@@ -8,14 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import cachetools
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ans_core.agent import protocol
-from ans_core.agent.lru import LruCache
 from ans_core.agent.operations import OPERATIONS, Operation, Result, Tools
 from ans_core.agent.operations.base import Arguments
 from ans_core.agent.refusal import ErrorKind, Refused
@@ -77,7 +77,7 @@ class Toolbox:
         }
         self.seconds, self.reader = seconds, reader
         self._model, self._adapters_off, self._worker = segmenter or model, adapters_off, Worker()
-        self._results: LruCache[Result] = LruCache(most=REMEMBERED)
+        self._results: cachetools.LRUCache[tuple[str, ...], Result] = cachetools.LRUCache(REMEMBERED)
         self.tile = TILE if model is None else model.backbone.crop_side
 
     def __enter__(self) -> Toolbox:
@@ -102,19 +102,27 @@ class Toolbox:
         return observation, workspace.add(result.handles)
 
     def _run(self, operation: Operation, workspace: Workspace, arguments: Arguments) -> Result:
-        tools = Tools(tile=self.tile, ocr=self.reader)
         if not operation.needs_model:
+            tools = Tools(tile=self.tile, ocr=self.reader)
             if operation.load is not None:
                 self._worker.load(operation.load, tools)
             result = self._worker.call(operation.run, workspace, arguments, tools, seconds=self.seconds)
             assert isinstance(result, Result)
             return result
+        return self._run_with_model(operation, workspace, arguments)
 
-        def run() -> Result:
-            with stopped_after(self.seconds), self._adapters_off():
-                return operation.run(workspace, arguments, replace(tools, model=self._model))
-
-        return self._results.get((operation.name, arguments.model_dump_json(), workspace.fingerprint()), run)
+    @cachetools.cachedmethod(
+        lambda self: self._results,
+        key=lambda self, operation, workspace, arguments: (
+            operation.name,
+            arguments.model_dump_json(),
+            workspace.fingerprint(),
+        ),
+    )
+    def _run_with_model(self, operation: Operation, workspace: Workspace, arguments: Arguments) -> Result:
+        tools = Tools(tile=self.tile, ocr=self.reader, model=self._model)
+        with stopped_after(self.seconds), self._adapters_off():
+            return operation.run(workspace, arguments, tools)
 
 
 @contextmanager

@@ -34,7 +34,6 @@ from ans_core.rl.practice import PlayedRollout
 from ans_core.rl.step import RolloutStep
 from ans_core.types import ImageRef, Request, Sample
 
-KEPT_CROPS = 512
 COLLAPSE_STEPS = 10
 """Steps over which calls are averaged before a run is stopped."""
 
@@ -68,7 +67,7 @@ class AgentPractice:
         self.curious_steps = max(
             1, round(settings.curious_share * settings.optim.steps / settings.inner_steps)
         )
-        self.features = CropFeatures(model, most=KEPT_CROPS)
+        self.features = CropFeatures(model)
         self.use = {family: ToolUse() for family in families}
         self.norm = RunningNorm()
         self.curriculum = Curriculum()

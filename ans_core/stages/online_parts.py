@@ -40,8 +40,6 @@ from ans_core.stages.operations import rl_of_episodes, toolbox_of
 from ans_core.train.loop import Machine, Schedule
 from ans_core.types import ImageRef, Log, Request
 
-CROPS = 2048
-"""Whose features are kept."""
 SERVED = ADAPTERS[3]
 START = "start"
 """The store's key for the hash of the adapter that it began with."""
@@ -166,7 +164,7 @@ def opened(
             snapshots.publish(tensors, after=None, update=0, about=policy.about(), measured={})
             store.set_meta({START: checkpoint.weights_hash(start or source)})
         with toolbox_of(cfg, policy.model, adapters_off=policy.base) as toolbox:
-            features = CropFeatures(policy.model, most=CROPS)
+            features = CropFeatures(policy.model)
             yield Parts(
                 cfg=cfg, policy=policy, toolbox=toolbox, store=store, snapshots=snapshots, features=features,
                 families=tuple(families),
