@@ -78,6 +78,19 @@ def questions(scenes: int, side: int) -> tuple[list[Any], list[np.ndarray]]:
     return found, truth
 
 
+def stored_bytes(module: torch.nn.Module) -> int:
+    """Return the bytes of all parameters as they are stored: quantized ones count their 8-bit values and
+    scales."""
+    return sum(_bytes(parameter.data) for parameter in module.parameters())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    if not quantization.is_quantized(tensor):
+        return tensor.numel() * tensor.element_size()
+    names, _ = tensor.__tensor_flatten__()
+    return sum(_bytes(getattr(tensor, name)) for name in names)
+
+
 def iou(one: np.ndarray, other: np.ndarray) -> float:
     union = (one | other).sum()
     return float((one & other).sum() / union) if union else 1.0
@@ -179,7 +192,7 @@ def of_random(given: argparse.Namespace) -> None:
     )
     for kind, model in models.items():
         print(
-            f"{kind:<12} layers {quantization.stored_bytes(model.layers) / 1e6:.1f} MB, {told[kind]}",
+            f"{kind:<12} layers {stored_bytes(model.layers) / 1e6:.1f} MB, {told[kind]}",
             flush=True,
         )
 
@@ -191,9 +204,7 @@ def of_checkpoint(given: argparse.Namespace) -> None:
     models = {}
     for kind in ("as stored", *given.kinds):
         model = load(given.model, kind, **where)
-        sizes = [
-            quantization.stored_bytes(part) / 1e6 for part in (model.vlm.model.language_model.layers, model)
-        ]
+        sizes = [stored_bytes(part) / 1e6 for part in (model.vlm.model.language_model.layers, model)]
         print(f"{kind}: layers {sizes[0]:.2f} MB of {sizes[1]:.2f} MB", flush=True)
         answers = model.predict_many(asked, max_tokens=64)
         stored = stored or answers
@@ -231,7 +242,7 @@ def of_agent(given: argparse.Namespace) -> None:
         full = full or answers
         right = sum(is_right(answer or "", question) for answer, question in zip(answers, asked, strict=True))
         same = sum(one == other for one, other in zip(answers, full, strict=True))
-        size = quantization.stored_bytes(model.vlm.model.language_model) / 1e6
+        size = stored_bytes(model.vlm.model.language_model) / 1e6
         print(
             f"{kind or 'as stored'}: right {right} of {len(asked)}, as in full {same}, language model "
             f"{size:.2f} MB",

@@ -8,10 +8,13 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image
+from torch import Tensor
 
 from ans_core.data.collate import Layout, Row
 from ans_core.data.conversation import Turn
+from ans_core.inference.prefill import PrefilledBatch
 from ans_core.model.grounding import GroundingConfig
 from ans_core.model.network import Network
 from ans_core.model.supervised import layout_of
@@ -116,3 +119,10 @@ def region(number: int = 0, text: str = "a red square", **changes: object) -> Sa
 
 def row(*turns: Turn, number: int = 0, **changes: object) -> Row:
     return Row(**({"name": f"drawn/i{number}", "frames": (picture(number),), "turns": turns} | changes))
+
+
+def embeds_of(prompted: PrefilledBatch, number: int = 0) -> Float[Tensor, "_ E"]:
+    """Return what the language model reads of a request, without padding."""
+    start = int(prompted.prefix_of[number])
+    prefix = prompted.prefixes[start][prompted.prefix_attention[start]]
+    return torch.cat([prefix, prompted.embeds[number][prompted.attention[number]]])

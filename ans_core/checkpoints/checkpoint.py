@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
+from typing_extensions import TypeVar
 
 from ans_core import prompts
 from ans_core.checkpoints import folder as folders
@@ -32,7 +33,7 @@ from ans_core.model.quantization import Quantization, check, is_quantized, quant
 from ans_core.precision import inference_dtype, warn_if_emulated
 from ans_core.written import atomic_folder
 
-Model = TypeVar("Model", bound=Network)
+Model = TypeVar("Model", bound=Network, default=Network)
 
 OUR_TYPE, RELEASE_TYPE = "ans_sa2va", "sa2va_chat"
 BASES = {"internvl_chat": "InternVL base", "qwen2_5_vl": "Qwen2.5-VL base", "qwen3_vl": "Qwen3-VL base"}
@@ -76,19 +77,7 @@ def save(model: Network, path: Path, *, max_shard: str = "5GB", metadata: dict[s
 def load(
     path: str | Path,
     *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    divide: Callable[[nn.Module], None] | None = None,
-    quantize: Quantization | None = None,
-) -> Network:
-    """Load a Sa2VA's network; see `load_as`."""
-    return load_as(Network, path, dtype=dtype, device=device, divide=divide, quantize=quantize)
-
-
-def load_as(
-    kind: type[Model],
-    path: str | Path,
-    *,
+    kind: type[Model] = Network,  # type: ignore[assignment]
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     divide: Callable[[nn.Module], None] | None = None,
@@ -116,7 +105,7 @@ def load_as(
             )
         return cast("Model", stage_model(path, dtype=dtype, device=device, kind=kind))
     config, tokenizer, state = opened(path)
-    model = empty_as(kind, config, tokenizer, where=path)
+    model = empty(config, tokenizer, kind=kind, where=path)
     if quantize is not None:
         divide = quantizer(model.vlm.model.language_model, quantize)
     fill(model, state, where=str(path), dtype=dtype, device=device, divide=divide)
@@ -162,7 +151,7 @@ def from_pretrained(
     device = present_device(device_map)  # before anything is fetched
     wanted = _weights_dtype(dtype, device)
     bits = None if quantize is None else check(quantize, device)
-    model = load_as(kind, folders.local_folder(path), dtype=wanted, device=device, quantize=bits)
+    model = load(folders.local_folder(path), kind=kind, dtype=wanted, device=device, quantize=bits)
     if attn_implementation is not None:
         model.vlm.set_attn_implementation(attn_implementation)
     return model
@@ -306,14 +295,11 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def empty(
-    config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str = "the model"
-) -> Network:
-    """Build a network without weights; see `empty_as`."""
-    return empty_as(Network, config, tokenizer, where=where)
-
-
-def empty_as(
-    kind: type[Model], config: Sa2VAConfig, tokenizer: PreTrainedTokenizerBase, *, where: Path | str
+    config: Sa2VAConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    kind: type[Model] = Network,  # type: ignore[assignment]
+    where: Path | str = "the model",
 ) -> Model:
     """Build a model with parameters on the meta device: shapes without memory. Unsaved buffers (rope tables)
     are real.

@@ -28,11 +28,11 @@ def sft_model(
     kind: type[Network] = Network,
 ) -> Network:
     """Load the base, put SFT's tensors (and those of the stage `memory`, which it holds) in place and merge
-    its LoRA: RL starts from it. `kind`: as in `checkpoint.load_as`. Raises ValueError if they do not belong
+    its LoRA: RL starts from it. `kind`: as in `checkpoint.load`. Raises ValueError if they do not belong
     together."""
     tensors, config = checkpoint.load_delta(sft, base_hash=checkpoint.weights_hash(base))
     of_memory, tensors = memory.taken(tensors)
-    model = checkpoint.load_as(kind, base, dtype=dtype, device=device)
+    model = checkpoint.load(base, kind=kind, dtype=dtype, device=device)
     memory.put(model, of_memory)
     if config.get("seg_object_score"):
         model.use_seg_object_score()
@@ -97,7 +97,7 @@ def stage_model(
     output, and where one before it is missing."""
     stage, base, sft = trained_on(output)
     if stage == "memory":
-        model = checkpoint.load_as(kind, base, device=device)
+        model = checkpoint.load(base, kind=kind, device=device)
         memory.load_into(model, output, base=base)
     else:
         how: Any = {"device": device, "kind": kind}

@@ -50,13 +50,6 @@ class PrefilledBatch:
     """Rotary positions of `embeds` where pictures may be among them, the last of which is text; None: they
     count on."""
 
-    def row(self, number: int) -> Float[Tensor, "_ E"]:
-        """Return a whole request without padding."""
-        start = int(self.prefix_of[number])
-        return torch.cat(
-            [self.prefixes[start][self.prefix_attention[start]], self.embeds[number][self.attention[number]]]
-        )
-
     def cache(self, rows: Int[Tensor, " R"]) -> Cache:
         """Return a cache with one row per given prefix; continuing it leaves this batch as it is."""
         copied = copy.copy(self.prefix_cache)

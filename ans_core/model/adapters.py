@@ -113,10 +113,6 @@ def merge(tuner: LoraModel) -> None:
     tuner.merge_and_unload()
 
 
-def has_lora(model: nn.Module) -> bool:
-    return any(isinstance(m, LoraLayer) for m in model.modules())
-
-
 def trained(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors that require a gradient, by name. All processes must call it."""
     return {name: sharding.read(p) for name, p in model.named_parameters() if p.requires_grad}

@@ -82,16 +82,3 @@ def quantizer(language_model: nn.Module, scheme: Quantization) -> Callable[[nn.M
 
 def is_quantized(tensor: Tensor) -> bool:
     return type(tensor.data).__module__.partition(".")[0] == "torchao"
-
-
-def stored_bytes(module: nn.Module) -> int:
-    """Return the bytes of all parameters as they are stored: quantized ones count their 8-bit values and
-    scales."""
-    return sum(_bytes(parameter.data) for parameter in module.parameters())
-
-
-def _bytes(tensor: Tensor) -> int:
-    if not is_quantized(tensor):
-        return tensor.numel() * tensor.element_size()
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return sum(_bytes(getattr(tensor, name)) for name in names)

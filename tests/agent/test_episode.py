@@ -168,9 +168,9 @@ def says_seg(model: Network, words: str) -> Call:
     with torch.no_grad():
         text = prompts.REFERRING_EVAL.format(text=words)
         prompted = ask.prompt(model, [Request(frames=(tiny.picture(0),), text=text)])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
-            0, -1
-        ]
+        state = model.internvl.model.language_model(
+            inputs_embeds=tiny.embeds_of(prompted)[None]
+        ).last_hidden_state[0, -1]
         model.internvl.lm_head.weight.zero_()
         model.internvl.lm_head.weight[model.seg_token_id] = state
     return Call(name="segment_object_at", arguments={"text": words})

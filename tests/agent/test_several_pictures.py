@@ -36,6 +36,7 @@ from ans_core.pictures import transforms
 from ans_core.rl.rollout import Group, Reader, pack, token_logps
 from ans_core.types import Request, Sample
 from flows import cli
+from tests import tiny
 from tests.agent import test_practice
 from tests.agent.test_ask import workspace as asking_workspace  # noqa: F401
 from tests.agent.test_practice import GROUP, loops
@@ -106,7 +107,7 @@ def test_each_picture_is_cut_as_it_is_alone_and_the_text_has_them_in_order(kind:
     )
     # what the language model reads: those ids, the pictures' features in order
     prompted = prompt(model, [asked])
-    embeds = prompted.row(0)
+    embeds = tiny.embeds_of(prompted)
     assert len(embeds) == len(ids)
     features = ImageFeatures.joined([model.project(model.vision_features([v])) for v in (wide, tall)])
     slots = torch.tensor(ids) == model.image_token_id

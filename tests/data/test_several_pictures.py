@@ -131,7 +131,7 @@ def test_a_row_of_training_reads_as_the_question_does_when_it_is_asked(
         assert row_length(row, tiny_model.tokenizer, layout) == packed.input_ids.shape[1]
         first = prompts.picture_marks(len(sample.frames))
         request = Request(frames=sample.frames, text=first + str(sample.question), stills=sample.stills)
-        asked = prompt(tiny_model, [request]).row(0)
+        asked = tiny.embeds_of(prompt(tiny_model, [request]))
         hidden = tiny_model.embed(
             packed.input_ids[:, : len(asked)],
             [tiny_model.project(tiny_model.vision_features(packed.views))],

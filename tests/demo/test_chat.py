@@ -385,8 +385,8 @@ def _say_seg(model: Network) -> None:
     """Make the model answer `[SEG]` alone."""
     with torch.no_grad():
         prompted = prompt(model, [Request(frames=tiny.clip(0).frames, text=f"<image>\n{QUESTION}")])
-        state = model.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
-            0, -1
-        ]
+        state = model.internvl.model.language_model(
+            inputs_embeds=tiny.embeds_of(prompted)[None]
+        ).last_hidden_state[0, -1]
         model.internvl.lm_head.weight.zero_()
         model.internvl.lm_head.weight[model.seg_token_id] = state

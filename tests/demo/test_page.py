@@ -50,7 +50,9 @@ def model(tmp_path: Path, tiny_model: Network) -> Path:
     talker.keep_original_decoder()
     end = talker.tokenizer.convert_tokens_to_ids("<|im_end|>")
     with torch.no_grad():
-        prefix = prompt(talker, [Request(frames=(tiny.picture(0),), text=f"<image>\n{QUESTION}")]).row(0)
+        prefix = tiny.embeds_of(
+            prompt(talker, [Request(frames=(tiny.picture(0),), text=f"<image>\n{QUESTION}")])
+        )
         spoken = torch.cat([prefix, talker.embed_text(torch.tensor([talker.seg_token_id]))])
         states = talker.internvl.model.language_model(inputs_embeds=spoken[None]).last_hidden_state[0, -2:]
         talker.internvl.lm_head.weight.zero_()

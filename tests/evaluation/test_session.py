@@ -58,9 +58,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Network) -> Path
     talker = copy.deepcopy(tiny_model)
     with torch.no_grad():
         prompted = prompt(talker, [Request(frames=tiny.sample(0).frames, text="<image>\nthe square")])
-        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
-            0, -1
-        ]
+        state = talker.internvl.model.language_model(
+            inputs_embeds=tiny.embeds_of(prompted)[None]
+        ).last_hidden_state[0, -1]
         talker.internvl.lm_head.weight.zero_()
         talker.internvl.lm_head.weight[talker.seg_token_id] = state
     folder = tmp_path_factory.mktemp("model") / "talker"

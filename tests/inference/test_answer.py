@@ -37,9 +37,9 @@ def model(tmp_path: Path, tiny_model: Network) -> Path:
     talker.keep_original_decoder()
     with torch.no_grad():
         prompted = prompt(talker, [Request(frames=tiny.clip(0).frames, text="<image>\nthe square")])
-        state = talker.internvl.model.language_model(inputs_embeds=prompted.row(0)[None]).last_hidden_state[
-            0, -1
-        ]
+        state = talker.internvl.model.language_model(
+            inputs_embeds=tiny.embeds_of(prompted)[None]
+        ).last_hidden_state[0, -1]
         talker.internvl.lm_head.weight.zero_()
         talker.internvl.lm_head.weight[talker.seg_token_id] = state
     checkpoint.save(talker, tmp_path / "model", metadata={})

@@ -25,6 +25,7 @@ from ans_core.inference.sa2va import Sa2VA
 from ans_core.model.config import VideoMode
 from ans_core.model.network import Network
 from ans_core.pictures import media, rle
+from tests import tiny
 from tests.data.clip_sets import write_video
 from tests.golden import GOLDEN, arrays, error, needs_golden
 
@@ -217,10 +218,10 @@ def test_earlier_turns_stand_before_the_question_as_training_wrote_them():
         past=[("<image>Please segment the cat.", "Sure,[SEG].")],
     )
     with torch.no_grad():
-        found = prompt(model, [request]).row(0)
-        first = prompt(
-            model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")]
-        ).row(0)
+        found = tiny.embeds_of(prompt(model, [request]))
+        first = tiny.embeds_of(
+            prompt(model, [request_of(image=inputs["pf_image_uint8"], text="<image>Please segment the cat.")])
+        )
         rest = "Sure,[SEG].<|im_end|>\n<|im_start|>user\nAnd the dog?<|im_end|>\n<|im_start|>assistant\n"
         second = model.internvl.get_input_embeddings()(torch.tensor(model.tokenizer.encode(rest)))
     assert torch.equal(found, torch.cat([first, second]))
@@ -343,7 +344,7 @@ def test_a_region_that_sampling_misses_has_no_tokens_by_upstreams_rule():
     request = request_of(text="<image>What is region1?", image=inputs["pf_image_uint8"], mask_prompts=[dot])
     with torch.no_grad():
         lengths = [
-            len(prompt(model, [request], options=PredictOptions(tiny_regions=rule)).row(0))
+            len(tiny.embeds_of(prompt(model, [request], options=PredictOptions(tiny_regions=rule))))
             for rule in ("largest", "none")
         ]
     assert lengths[0] == lengths[1] + 1
@@ -384,9 +385,9 @@ def test_regions_of_a_clip_are_those_of_its_first_frame():
     def prompted(changed: int | None) -> torch.Tensor:
         shown = [255 - f if i == changed else f for i, f in enumerate(frames)]
         with torch.no_grad():
-            return prompt(
-                model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])]
-            ).row(0)
+            return tiny.embeds_of(
+                prompt(model, [request_of(text="<image>What is region1?", video=shown, mask_prompts=[mask])])
+            )
 
     plain, cells = prompted(None), model.backbone.cutter.grid**2
     # frame and region, frame alone
@@ -400,8 +401,10 @@ def test_a_clip_of_one_frame_is_one_tile_and_is_followed_as_it_is_predicted():
     with torch.no_grad():
         model.sam2.original_mask_decoder.conv_s0.weight.mul_(1.5)
         asked = question("video") | {"video": list(inputs["pf_video_uint8"][:1])}
-        tokens = len(prompt(model, [request_of(**asked)]).row(0))
-        assert tokens < len(prompt(model, [request_of(text=asked["text"], image=asked["video"][0])]).row(0))
+        tokens = len(tiny.embeds_of(prompt(model, [request_of(**asked)])))
+        assert tokens < len(
+            tiny.embeds_of(prompt(model, [request_of(text=asked["text"], image=asked["video"][0])]))
+        )
     whole = model.predict(**asked, max_tokens=8, video_mode="sa2va-i")
     text, frames = model.follow(**asked, max_tokens=8, video_mode="sa2va-i")
     assert text == whole.text

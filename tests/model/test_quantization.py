@@ -11,6 +11,7 @@ from ans_core.checkpoints import checkpoint
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.model import quantization
 from ans_core.model.network import Network
+from perf.quantize import stored_bytes
 from tests.golden import GOLDEN, arrays, needs_golden
 
 quantizes = pytest.mark.skipif(
@@ -55,7 +56,7 @@ def test_only_the_linear_layers_of_the_language_model_are_quantized(tmp_path: Pa
         assert ((after[name].dequantize() - before[name]).abs() <= 0.51 * step).all()
     weights = sum(before[name].numel() for name in changed)
     scales = sum(before[name].shape[0] for name in changed)
-    saved = quantization.stored_bytes(tiny_model) - quantization.stored_bytes(model)
+    saved = stored_bytes(tiny_model) - stored_bytes(model)
     # 4 bytes to 1; an fp32 scale and a zero point of a byte for every row
     assert saved == 3 * weights - 5 * scales
     with pytest.raises(ValueError, match="the model's weights are quantized, which is for inference"):

@@ -149,8 +149,8 @@ def test_the_same_ids_words_and_masks(kind: str, case: str):
     table = model.vlm.get_input_embeddings().weight
     ids = torch.tensor(expected["input_ids"])
     words = ids != model.image_token_id
-    assert torch.equal(prompted.row(0)[words][:, :width], table[ids[words]])
-    assert len(prompted.row(0)) == len(ids)
+    assert torch.equal(tiny.embeds_of(prompted)[words][:, :width], table[ids[words]])
+    assert len(tiny.embeds_of(prompted)) == len(ids)
     assert int(prompted.shift[0]) == expected["rope_delta"]
     image = (
         seen(model, prompted.images[0], clip=case == "video", outputs=outputs, case=case)
@@ -194,15 +194,15 @@ def test_pictures_come_first_wherever_image_is_written_as_in_upstreams_inference
     ):
         words = cases[case]["text"].removeprefix("<image>")
         rows = [
-            prompt(model, [request_of(text=text, **source)], options=options).row(0)  # type: ignore[arg-type]
+            tiny.embeds_of(prompt(model, [request_of(text=text, **source)], options=options))  # type: ignore[arg-type]
             for text in (f"<image>{words}", f"{words}<image>", words)
         ]
         assert torch.equal(rows[0], rows[1])
         assert torch.equal(rows[0], rows[2])
         with pytest.raises(ValueError, match="the text has 0 <image>"):
             prompt(model, [request_of(text=words, **source)])  # type: ignore[arg-type]
-    alone = prompt(model, [request_of(text="<image>Hello")], options=options).row(0)
-    assert torch.equal(alone, prompt(model, [request_of(text="Hello")], options=options).row(0))
+    alone = tiny.embeds_of(prompt(model, [request_of(text="<image>Hello")], options=options))
+    assert torch.equal(alone, tiny.embeds_of(prompt(model, [request_of(text="Hello")], options=options)))
 
 
 def seen(

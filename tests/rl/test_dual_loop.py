@@ -258,7 +258,7 @@ def test_the_log_probabilities_are_those_of_the_distribution_that_was_sampled_fr
         logps, _ = rollout.token_logps(own_model, packed, hidden, step.reader)
         expected = []
         for i, answer in enumerate(said):
-            own, ids = prompted.row(i // 3), torch.tensor(answer.ids)
+            own, ids = tiny.embeds_of(prompted, i // 3), torch.tensor(answer.ids)
             whole = torch.cat([own, own_model.internvl.get_input_embeddings()(ids)])[None]
             states = own_model.internvl.model.language_model(inputs_embeds=whole).last_hidden_state[0]
             logits = own_model.internvl.lm_head(states[len(own) - 1 : -1]) / 0.7
