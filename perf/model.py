@@ -36,6 +36,7 @@ from ans_core.inference.options import PredictOptions
 from ans_core.inference.requests import request_of
 from ans_core.inference.sa2va import Sa2VA
 from ans_core.inference.video import track
+from ans_core.model.grounding import in_order
 from ans_core.model.network import Network
 from ans_core.pictures import rle
 from ans_core.types import Request
@@ -126,12 +127,10 @@ def as_upstream(model: Network, pictures: list, embeddings: torch.Tensor, way: P
         pixels = way.pixels(model, pictures)
         encoded = [model.sam2.encode(pixels[[i]]) for i in frames][: len(pictures)]
         passes += len(frames)
-        features = type(encoded[0])(
-            fine=torch.cat([e.fine for e in encoded]),
-            middle=torch.cat([e.middle for e in encoded]),
-            coarse=torch.cat([e.coarse for e in encoded]),
-        )
-        model.sam2.track(features, embedding[None], conditioning=model.seen_frames(len(pictures), way.mode))
+        clicks = model.sam2.seg_prompts(embedding[None], model.seen_frames(len(pictures), way.mode))
+        shown = ((i, encoded[i]) for i in in_order(clicks, len(pictures)))
+        for _ in model.sam2.propagate(shown, clicks, objects=1, frames=len(pictures)):
+            pass
     return passes
 
 

@@ -375,47 +375,6 @@ class Grounding(SAM2Base):
         pointer = gate * pointer + (1 - gate) * self.no_obj_ptr
         return low, None, ious, low[rows, best][:, None], None, pointer, score
 
-    def track(
-        self,
-        features: FrameFeatures,
-        seg_embeddings: Float[Tensor, "N C"],
-        *,
-        conditioning: Sequence[int],
-        memory_dtype: torch.dtype = torch.bfloat16,
-    ) -> Float[Tensor, "N F h4 w4"]:
-        """Track N objects through F frames and return low-resolution mask logits. All objects share one
-        batch; each frame is encoded once.
-
-        The frames in `conditioning` are decoded from the seg embeddings alone and remembered; then the others
-        in order of time, by propagation through the memory bank. `memory_dtype`: the reference stores memory
-        features in bf16 even in fp32 runs.
-        """
-        return self._all_frames(
-            features, len(seg_embeddings), self.seg_prompts(seg_embeddings, conditioning), memory_dtype
-        )
-
-    def track_masks(
-        self,
-        features: FrameFeatures,
-        masks: Bool[Tensor, "N K H W"],
-        *,
-        conditioning: Sequence[int],
-        memory_dtype: torch.dtype = torch.bfloat16,
-    ) -> Float[Tensor, "N F h4 w4"]:
-        """Track N objects whose masks in the K frames of `conditioning` are given, at any size (SAM2's
-        `add_new_mask`)."""
-        return self._all_frames(features, len(masks), self.mask_prompts(masks, conditioning), memory_dtype)
-
-    def _all_frames(
-        self, features: FrameFeatures, objects: int, prompts: Prompts, memory_dtype: torch.dtype
-    ) -> Float[Tensor, "N F h4 w4"]:
-        frames = len(features.coarse)
-        shown = ((index, features[[index]]) for index in in_order(prompts, frames))
-        masks = dict(
-            self.propagate(shown, prompts, objects=objects, frames=frames, memory_dtype=memory_dtype)
-        )
-        return torch.stack([masks[index] for index in range(frames)], dim=1)
-
     def seg_prompts(self, seg_embeddings: Float[Tensor, "N C"], conditioning: Sequence[int]) -> Prompts:
         prompt = _seg_prompt(seg_embeddings)
         return {index: {"prompt": prompt} for index in conditioning}
@@ -439,7 +398,6 @@ class Grounding(SAM2Base):
         objects: int,
         frames: int,
         original: bool = False,
-        memory_dtype: torch.dtype = torch.bfloat16,
     ) -> Iterator[tuple[int, Float[Tensor, "N h4 w4"]]]:
         """Yield mask logits of N objects frame by frame. `shown` gives (index, features of this one frame) in
         the order of `in_order`.
@@ -464,7 +422,8 @@ class Grounding(SAM2Base):
                     **prompts.get(index, {}),
                 )
             if remember:
-                out["maskmem_features"] = out["maskmem_features"].to(memory_dtype).to(features.coarse.dtype)
+                # the reference stores memory features in bf16 even in fp32 runs
+                out["maskmem_features"] = out["maskmem_features"].bfloat16().to(features.coarse.dtype)
                 (prompted if index in prompts else others)[index] = out
             for old in [i for i in others if i < index - max(self.num_maskmem, self.max_obj_ptrs_in_encoder)]:
                 del others[old]

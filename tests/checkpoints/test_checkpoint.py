@@ -29,6 +29,7 @@ from ans_core.model.network import Network
 from ans_core.pretrain.build import build_tiny, build_tokenizer, tiny_config
 from ans_core.written import atomic_folder
 from tests.golden import GOLDEN, needs_golden
+from tests.tracks import track
 
 
 @lru_cache
@@ -86,8 +87,8 @@ def test_a_loaded_model_computes_what_the_saved_one_does(tmp_path: Path):
     model = tiny().eval()
     with torch.no_grad():
         torch.testing.assert_close(  # the last bits depend on where in memory a weight begins
-            model.sam2.track(model.sam2.encode(pixels), prompts, conditioning=[0]),
-            again.sam2.track(again.sam2.encode(pixels), prompts, conditioning=[0]),
+            track(model.sam2, model.sam2.encode(pixels), prompts, conditioning=[0]),
+            track(again.sam2, again.sam2.encode(pixels), prompts, conditioning=[0]),
             rtol=1e-3,
             atol=1e-4,
         )

@@ -16,7 +16,7 @@ from ans_core.inference.options import PredictOptions
 from ans_core.inference.video import track, track_frames
 from ans_core.model.network import Network
 from ans_core.pictures import transforms
-from tests import tiny
+from tests import tiny, tracks
 
 MODE = PredictOptions(mode="keyframe", frames=3)
 """Of five frames it sees 0, 2 and 4."""
@@ -40,8 +40,8 @@ def embeddings(model: Network, count: int = 5) -> Tensor:
 def one_by_one(model: Network, pictures: list[Image.Image], embedding: Tensor, start: int) -> Tensor:
     """Follow one object from one frame to both ends of the clip, as two clips that begin there."""
     features = model.sam2.encode(MODE.pixels(model, pictures))
-    back = model.sam2.track(features[list(range(start, -1, -1))], embedding, conditioning=[0])
-    on = model.sam2.track(features[list(range(start, len(pictures)))], embedding, conditioning=[0])
+    back = tracks.track(model.sam2, features[list(range(start, -1, -1))], embedding, conditioning=[0])
+    on = tracks.track(model.sam2, features[list(range(start, len(pictures)))], embedding, conditioning=[0])
     return torch.cat([back[0].flip(0), on[0, 1:]])
 
 

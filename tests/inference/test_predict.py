@@ -19,6 +19,7 @@ from ans_core.model.supervised import image_tokens, packed
 from ans_core.pictures import rle, transforms
 from ans_core.types import Prediction, Request
 from tests import tiny
+from tests.tracks import track
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,7 @@ def test_an_image_is_a_clip_of_one_frame(talker: Network):
     with torch.no_grad():
         features = talker.sam2.encode(images)
         image = talker.sam2.decode(features, torch.tensor([1, 1, 1]), prompt).logits
-        clip = talker.sam2.track(talker.sam2.encode(images[1:]), prompt, conditioning=[0])
+        clip = track(talker.sam2, talker.sam2.encode(images[1:]), prompt, conditioning=[0])
     assert (clip[:, 0] - image).abs().max() < 1e-4 * image.abs().max()
 
 

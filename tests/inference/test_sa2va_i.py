@@ -22,6 +22,7 @@ from tests import tiny
 from tests.checkpoints.test_conversion import equal, tensors
 from tests.golden import GOLDEN, arrays, error, needs_golden
 from tests.model.test_parity import clip, to_image_size
+from tests.tracks import propagated
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_masks_through_a_clip_equal_upstreams(released: Path):
     masks = F.interpolate(first[None], size=(150, 190), mode="bilinear") > 0
     assert torch.equal(masks[0], outputs["init_masks_150x190"])
     with model.sam2.original():
-        low = model.sam2.track_masks(features, masks, conditioning=seen)[0]
+        low = propagated(model.sam2, features, model.sam2.mask_prompts(masks, seen), 1)[0]
     assert error(to_image_size(low[:, None])[..., ::4, ::4], outputs["propagated_logits_ds4"]) < 1e-4
     final = [torch.from_numpy(upsample(z, size=model.sam2.image_size, height=150, width=190)) for z in low]
     assert torch.equal(torch.stack(final), outputs["final_masks_150x190"])

@@ -23,6 +23,7 @@ from ans_core.model.network import Network
 from ans_core.model.packing import Packed
 from ans_core.pictures import transforms
 from tests.golden import GOLDEN, arrays, error, needs_golden
+from tests.tracks import track
 
 pytestmark = needs_golden
 
@@ -226,7 +227,7 @@ def test_tracked_mask_logits_equal_upstreams(
     model, inputs, outputs = qwen2()
     features = model.sam2.encode(clip(inputs, frames))
     # logits of shape N, F, 64, 64
-    low = model.sam2.track(features, inputs["sam_language_embd"][:objects], conditioning=range(conditioning))
+    low = track(model.sam2, features, inputs["sam_language_embd"][:objects], conditioning=range(conditioning))
     full = to_image_size(low)[..., ::stride, ::stride].transpose(0, 1).flatten(0, 1)  # frame-major
     assert error(full[:, None], outputs[name]) < tolerance
 
@@ -291,5 +292,5 @@ def test_a_model_merged_from_a_training_checkpoint_gives_upstreams_outputs():
     seg = model.seg_embeddings(hidden[ids == model.seg_token_id])
     assert error(seg, outputs["seg_embed"]) < 1e-4
     pixels = inputs["g_image_uint8"].permute(2, 0, 1)[None]
-    low = model.sam2.track(model.sam2.encode(clip({"g_frames_uint8": pixels}, 1)), seg, conditioning=[0])
+    low = track(model.sam2, model.sam2.encode(clip({"g_frames_uint8": pixels}, 1)), seg, conditioning=[0])
     assert error(to_image_size(low), outputs["image_mask_logits"]) < 1e-3
