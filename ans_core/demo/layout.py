@@ -20,7 +20,7 @@ from ans_core.pictures import overlay
 HERE = Path(__file__).parent
 COLUMNS = 2
 """Checkpoints side by side, at most."""
-FORMS = ("PNG", "RLE", "COCO")
+FORMS = ("PNG", "RLE")
 ALONE = "no other checkpoint"
 STAGE = """${value ? `<div class="stage ${value.form}"><img src="${value.src}" alt="${value.alt}" draggable="false">
 <svg viewBox="0 0 ${value.width} ${value.height}" preserveAspectRatio="none"><rect/><polyline stroke-width="${value.brush}"/></svg></div>`
