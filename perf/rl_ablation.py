@@ -43,7 +43,6 @@ from ans_core.stages import rl
 from ans_core.types import Predict, Sample
 
 LOOP_2 = {"loops": {"mask": 0.2}}
-BOTH = {"loops": {"caption": 1.0, "mask": 0.2}}
 RUNS: dict[str, dict[str, Any]] = {
     "as in the profile": {},
     "loop 1 alone": {"loops": {"caption": 1.0}},
@@ -61,9 +60,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "advantages not scaled": {"scale_rewards": "none"},
     "reward parts normalised, then summed": {"combine_rewards": "normalise_then_sum"},
     "loop 2 alone, no supervised mask loss": {**LOOP_2, "mask_weight": 0.0},
-    "loop 2 alone, no supervised mask loss, `token`": {
-        **LOOP_2, "mask_weight": 0.0, "mask_policy": "token", "stop_identical": 0, "kl": 0.0, "kl_words": 0.0,
-    },
     "ten times the KL": {"kl": 0.2},
     "three tenths absent": {"absent": 0.3},
     "twice the samples": {"optim": {"batch": 16}},
@@ -75,8 +71,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ten times the KL, twice the samples": {"kl": 0.2, "optim": {"batch": 16}},
     "ten times the KL, twice the rate": {"kl": 0.2, "optim": {"lr": 1.2e-3}},
     "true captions compared, too": {"rewards_caption": {"iou": 1.0, "meteor": 1.0}},
-    "loop 2, too": BOTH,
-    "loop 2, too, by `token`": {**BOTH, "mask_policy": "token", "stop_identical": 0},
+    "loop 2, too": {"loops": {"caption": 1.0, "mask": 0.2}},
 }  # fmt: skip
 """Name -> what differs from the profile's `rl` without rows of SFT."""
 

@@ -54,7 +54,7 @@ from ans_core.rewards import REWARDS
 from ans_core.rl import grpo, text_loop
 from ans_core.rl.batch import EncodedImages, rl_batch
 from ans_core.rl.experience import Experience
-from ans_core.rl.mask_policy import MASK_POLICIES
+from ans_core.rl.mask_policy import GridGaussian
 from ans_core.rl.rollout import Group, Reader, SampledAnswer, Segment, pack, sample, token_logps
 from ans_core.rl.step import Exploration, RolloutStep, StepTimer
 from ans_core.types import Prediction, Sample
@@ -424,7 +424,7 @@ class Captions:
         return RolloutStep(
             policies=self.policies, settings=self.settings, reader=self.reader, batch=self.batch,
             encoded=EncodedImages(vision=vision, frames=self.frames), rewards=REWARDS,
-            mask_policy=MASK_POLICIES["token"](8), exploration=Exploration(width=0.5), mask_points=1,
+            mask_policy=GridGaussian(8), exploration=Exploration(width=0.5), mask_points=1,
             mask_losses=(0.0, 0.0), seeds=(0, turn), timer=StepTimer(),
         )  # fmt: skip
 

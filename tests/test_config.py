@@ -41,7 +41,6 @@ from ans_core.model.config import VideoMode
 from ans_core.rewards import CORPUS_REWARDS, REWARDS
 from ans_core.rl import grpo
 from ans_core.rl.dual_loop import LOOPS
-from ans_core.rl.mask_policy import MASK_POLICIES
 from ans_core.stages.evaluate import LOOPS as LOOP_BENCHMARK
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,10 +142,7 @@ def test_the_names_that_settings_can_hold_are_those_that_there_are() -> None:
     assert set(get_args(LoopName)) == set(LOOPS)
     assert set(get_args(RewardName)) == {*REWARDS, *CORPUS_REWARDS}
     assert set(get_args(TextRewardName)) <= set(get_args(RewardName))
-    for field, known in (
-        ("mask_policy", set(MASK_POLICIES)),
-        ("objective", set(get_args(grpo.Form))),
-    ):
+    for field, known in (("objective", set(get_args(grpo.Form))),):
         assert set(get_args(Rl.model_fields[field].annotation)) == known
 
 

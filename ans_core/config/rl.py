@@ -99,10 +99,8 @@ class Rl(Validated):
     judgement together."""
     use_llm_judge_loop2: bool = False
     """The same for loop 2."""
-    mask_policy: Literal["grid_gaussian", "token"] = "grid_gaussian"
-    """Where loop 2 adds randomness (ans_core/rl/mask_policy.py); token: nowhere."""
     mask_grid: Positive = 8
-    """grid_gaussian: cells on a side of the action grid."""
+    """Cells on a side of the grid of noise that loop 2 adds to masks (ans_core/rl/mask_policy.py)."""
     mask_sigma: Rate = 0.5
     """Initial width of exploration; it is then steered so that a group's masks have a mean IoU of 0.75 to
     0.92."""

@@ -44,7 +44,7 @@ from ans_core.rl import (
 )
 from ans_core.rl.batch import EncodedImages, RlBatch
 from ans_core.rl.experience import Experience
-from ans_core.rl.mask_policy import MASK_POLICIES, steered
+from ans_core.rl.mask_policy import GridGaussian, steered
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader, exact_head
 from ans_core.rl.step import Exploration, Loop, RolloutStep, StepTimer
@@ -134,7 +134,7 @@ class DualLoop(nn.Module):
             forbidden=[self.model.image_token_id],
             guard=settings.logit_guard,
         )
-        self.mask_policy = MASK_POLICIES[settings.mask_policy](settings.mask_grid)
+        self.mask_policy = GridGaussian(settings.mask_grid)
         self.exploration = Exploration(width=settings.mask_sigma)
         self.record: dict[str, list[list[float]]] = defaultdict(list)
         """Reward part -> the values of every rollout step, for the report."""
@@ -185,7 +185,7 @@ class DualLoop(nn.Module):
         s = self.settings
         self.timer.stop("update")
         self.timer.stop("step")
-        if self.alike and self.mask_policy.explores:
+        if self.alike:
             self.exploration.width = steered(self.exploration.width, fmean(self.alike))
         if self.identical:
             self.exploration.identical = self.exploration.identical + 1 if min(self.identical) == 1 else 0
@@ -203,8 +203,8 @@ class DualLoop(nn.Module):
         if s.stop_identical and self.exploration.identical >= s.stop_identical:
             raise RuntimeError(
                 f"rl: in {self.exploration.identical} updates in a row every group of loop 2 had one mask "
-                f"only, so it has no gradient; mask_policy is {s.mask_policy!r} with width "
-                f"{self.exploration.width:.3g}: use another, or raise rl.mask_sigma"
+                f"only, so it has no gradient; the width of its noise is {self.exploration.width:.3g}: raise "
+                "rl.mask_sigma"
             )
         return metrics
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ans_core.rl.batch import FramePart
-from ans_core.rl.mask_policy import MaskActions, PolicyOutput
+from ans_core.rl.mask_policy import MaskActions
 from ans_core.rl.rollout import Group, Segment
 from ans_core.types import RLE
 
@@ -47,8 +47,8 @@ class Experience:
     """Log-probabilities of the sampled tokens under the reference."""
     reference_words: Float[Tensor, "T V"] | None = None
     """Loop 2: the reference's logits at the answers' tokens, which are given."""
-    reference_masks: PolicyOutput | None = None
-    """Loop 2: the reference's masks."""
+    reference_masks: Float[Tensor, "B h w"] | None = None
+    """Loop 2: the logits of the reference's masks."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def take(self, kept: Sequence[int]) -> Experience:
@@ -94,7 +94,6 @@ class Experience:
             **vars(self),
             "groups": groups,
             "actions": None if self.actions is None else dict(vars(self.actions)),
-            "reference_masks": None if self.reference_masks is None else dict(vars(self.reference_masks)),
         }
 
     @staticmethod
@@ -107,5 +106,4 @@ class Experience:
             for prefix, rollouts in state["groups"]
         )
         actions = None if (of := state["actions"]) is None else MaskActions(**of)
-        masks = None if (of := state["reference_masks"]) is None else PolicyOutput(**of)
-        return Experience(**{**state, "groups": groups, "actions": actions, "reference_masks": masks})
+        return Experience(**{**state, "groups": groups, "actions": actions})

@@ -20,30 +20,26 @@ from ans_core.rl import grpo
 from ans_core.rl.asking import inverse_captions
 from ans_core.rl.drawing import decode_seg, mask_loss, to_rle
 from ans_core.rl.experience import Experience
-from ans_core.rl.mask_policy import MaskSampling, PolicyOutput
+from ans_core.rl.mask_policy import MaskSampling
 from ans_core.rl.rollout import Group
 from ans_core.rl.scoring import score
 from ans_core.rl.step import Loop, RolloutStep
 from ans_core.rl.tokens import group_of, hidden_states, referring_rollout
 
 
-def policy_output(step: RolloutStep, groups: tuple[Group, ...]) -> tuple[PolicyOutput, Float[Tensor, "M V"]]:
-    """Return the masks that the active adapter draws for every sample's text, and its logits at the answers'
-    tokens, which are given."""
-    packed, hidden, rollout = hidden_states(step, groups, [])
+def policy_output(
+    step: RolloutStep, groups: tuple[Group, ...]
+) -> tuple[Float[Tensor, "B h w"], Float[Tensor, "M V"]]:
+    """Return the logits of the masks that the active adapter draws for every sample's text, and its logits at
+    the answers' tokens, which are given."""
+    packed, hidden, _ = hidden_states(step, groups, [])
     decoded = decode_seg(step, packed, hidden)
     at, place = packed.loss_mask.nonzero(as_tuple=True)
     words = step.reader.guarded(step.model.logits(hidden[at, place - 1]))
-    logp = words.log_softmax(1).gather(1, packed.input_ids[at, place][:, None])[:, 0]
-    total = torch.zeros(len(groups), device=logp.device).index_add(0, rollout, logp)
     # DistributedDataParallel waits for a gradient of every trained parameter, and few losses use these two
     # heads.
     unread = 0.0 * (decoded.ious.sum() + decoded.object_score.sum())
-    output = PolicyOutput(
-        logits=decoded.logits + unread,
-        words=total / rollout.bincount(minlength=len(groups)),
-    )
-    return output, words
+    return decoded.logits + unread, words
 
 
 def act(step: RolloutStep) -> Experience:
@@ -53,7 +49,7 @@ def act(step: RolloutStep) -> Experience:
     )
     with step.timer.part("draw"):
         before, _ = policy_output(step, groups)
-        spread = shared_mean(policy.spread(before), before.logits.device)
+        spread = shared_mean(policy.spread(before), before.device)
         exploration.scale = spread if not exploration.scale else 0.9 * exploration.scale + 0.1 * spread
         acting = MaskSampling(
             width=exploration.width,
@@ -92,8 +88,8 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
     reference, reference_words = done.reference_masks, done.reference_words
     assert reference is not None, "the reference reads before the policy learns"
     assert reference_words is not None, "the reference reads before the policy learns"
-    output, words = policy_output(step, done.groups)
-    logps = policy.log_prob(output, done.actions).flatten()
+    logits, words = policy_output(step, done.groups)
+    logps = policy.log_prob(logits, done.actions).flatten()
     if done.behaviour is None:
         done.behaviour = logps.detach()
     each = torch.arange(len(logps), device=logps.device)
@@ -110,16 +106,16 @@ def learn(step: RolloutStep, done: Experience) -> tuple[Float[Tensor, ""], dict[
         answers=len(logps),
         totals=totals,
     )
-    kl = policy.kl(output, reference, done.actions)
+    kl = policy.kl(logits, reference, done.actions)
     words_kl = grpo.exact_kl(words, reference_words) / len(done.groups)
     supervised = (
-        mask_loss(step, output.logits, batch.targets, range(len(batch.samples)))
+        mask_loss(step, logits, batch.targets, range(len(batch.samples)))
         if s.mask_weight
         else loss.new_zeros(())
     )
     metrics |= {"kl": float(kl.detach()), "words_kl": float(words_kl.detach())}
     if known_masks := [i for i, sample in enumerate(batch.samples) if sample.masks]:
-        metrics["iou_mean"] = float(mean_iou(output.logits.detach()[known_masks], batch.targets[known_masks]))
+        metrics["iou_mean"] = float(mean_iou(logits.detach()[known_masks], batch.targets[known_masks]))
     return loss + share * (s.kl * kl + s.kl_words * words_kl + s.mask_weight * supervised), metrics
 
 

@@ -1,18 +1,17 @@
-"""Masks as actions: the policy's mask output -> G masks to try, and the log-probability of a tried mask under
+"""Masks as actions: the policy's mask logits -> G masks to try, and the log-probability of a tried mask under
 any later policy.
 
 A mask that one `[SEG]` token decodes to has no randomness of its own: the token's log-probability teaches
 nothing about its shape. So noise is added to its logits. Noise on the `[SEG]` embedding, sampled pixels, the
 choice among SAM2's masks and clicks on other things were tried and gained no more (docs/results.md; the code
-is in 7316cc4b). A new policy is a class and a line in MASK_POLICIES.
+is in 7316cc4b).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +22,6 @@ TARGET_IOU = (0.75, 0.92)
 """Range to which the width steers a group's mean pairwise IoU: masks differ enough to learn from, and are
 still plausible."""
 WIDTH_STEP = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyOutput:
-    """The mask output of a policy for B texts."""
-
-    logits: Float[Tensor, "B h w"]
-    """Logits of the chosen mask: the one with the best predicted IoU."""
-    words: Float[Tensor, " B"]
-    """Mean log-probability of the answer's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,86 +72,46 @@ def mean_probability(p: Float[Tensor, "*P h w"], masks: Bool[Tensor, "*P h w"]) 
     return torch.where(masks, p, 0.0).sum((-2, -1)) / masks.sum((-2, -1)).clamp(min=1)
 
 
-@runtime_checkable
-class MaskPolicy(Protocol):
-    explores: ClassVar[bool]
-    """Whether the width can be steered."""
-
-    def spread(self, output: PolicyOutput) -> float:
-        """Return the unit in which the width is measured: a mean over samples."""
-
-    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
-        """Sample G masks for each sample, with the sample's generator."""
-
-    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
-        """Return the log-probability of the stored actions, up to a constant, as the mean over an action's
-        numbers: a sum would make every ratio extreme."""
-
-    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        """Return the exact KL(policy || reference) of the action distributions, per number, averaged over
-        samples."""
-
-
 @dataclass(frozen=True)
 class GridGaussian:
-    """The action is a grid of cells x cells around the pooled logits, so that whole parts of a mask grow or
-    shrink; detail within a cell is kept. The gradient reaches everything that draws, including SAM2's mask
-    decoder."""
+    """The action is a grid of cells x cells around the pooled logits of the mask with the best predicted IoU,
+    so that whole parts of a mask grow or shrink; detail within a cell is kept. The gradient reaches everything
+    that draws, including SAM2's mask decoder."""
 
     cells: int
-    explores: ClassVar[bool] = True
 
-    def mean(self, output: PolicyOutput) -> Float[Tensor, "B K K"]:
+    def mean(self, logits: Float[Tensor, "B h w"]) -> Float[Tensor, "B K K"]:
         """Return the mean of the action, which the gradient reaches."""
-        return F.adaptive_avg_pool2d(output.logits[:, None], self.cells)[:, 0]
+        return F.adaptive_avg_pool2d(logits[:, None], self.cells)[:, 0]
 
-    def spread(self, output: PolicyOutput) -> float:
-        return float(output.logits.flatten(1).std(1).mean())
+    def spread(self, logits: Float[Tensor, "B h w"]) -> float:
+        """Return the unit in which the width is measured: a mean over samples."""
+        return float(logits.flatten(1).std(1).mean())
 
-    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
+    def act(self, logits: Float[Tensor, "B h w"], sampling: MaskSampling) -> MaskActions:
+        """Sample G masks for each sample, with the sample's generator."""
         noise = sampling.normal(self.cells, self.cells)
         change = (
             sampling.scale
             * sampling.width
-            * F.interpolate(noise, size=output.logits.shape[-2:], mode="bilinear", align_corners=False)
+            * F.interpolate(noise, size=logits.shape[-2:], mode="bilinear", align_corners=False)
         )
-        choice = self.mean(output)[:, None] / sampling.scale + sampling.width * noise
-        return sampling.actions(choice, output.logits[:, None] + change)
+        choice = self.mean(logits)[:, None] / sampling.scale + sampling.width * noise
+        return sampling.actions(choice, logits[:, None] + change)
 
-    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
-        mean = self.mean(output) / actions.scale
+    def log_prob(self, logits: Float[Tensor, "B h w"], actions: MaskActions) -> Float[Tensor, "B G"]:
+        """Return the log-probability of the stored actions, up to a constant, as the mean over an action's
+        numbers: a sum would make every ratio extreme."""
+        mean = self.mean(logits) / actions.scale
         return -(actions.choice - mean[:, None]).pow(2).flatten(2).mean(2) / (2 * actions.width**2)
 
-    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        difference = (self.mean(output) - self.mean(reference)) / actions.scale
+    def kl(
+        self, logits: Float[Tensor, "B h w"], reference: Float[Tensor, "B h w"], actions: MaskActions
+    ) -> Float[Tensor, ""]:
+        """Return the exact KL(policy || reference) of the action distributions, per number, averaged over
+        samples."""
+        difference = (self.mean(logits) - self.mean(reference)) / actions.scale
         return difference.pow(2).mean() / (2 * actions.width**2)
-
-
-class Token:
-    """The algorithm as first written down: the "action" is the answer's tokens, which are given. All masks of
-    a group are the same, so every advantage and the gradient are 0. It is kept to show this."""
-
-    explores: ClassVar[bool] = False
-
-    def spread(self, output: PolicyOutput) -> float:
-        return 1.0
-
-    def act(self, output: PolicyOutput, sampling: MaskSampling) -> MaskActions:
-        logits = output.logits[:, None].expand(-1, sampling.group, -1, -1)
-        return sampling.actions(torch.zeros(logits.shape[:2], device=logits.device), logits)
-
-    def log_prob(self, output: PolicyOutput, actions: MaskActions) -> Float[Tensor, "B G"]:
-        return output.words[:, None].expand(-1, actions.choice.shape[1])
-
-    def kl(self, output: PolicyOutput, reference: PolicyOutput, actions: MaskActions) -> Float[Tensor, ""]:
-        return 0.0 * output.words.sum()
-
-
-MASK_POLICIES: dict[str, Callable[[int], MaskPolicy]] = {
-    "grid_gaussian": GridGaussian,
-    "token": lambda cells: Token(),
-}
-"""Name -> constructor, which takes the number of grid cells on a side."""
 
 
 def steered(width: float, pairwise_iou: float) -> float:

@@ -23,7 +23,7 @@ from ans_core.rewards import Reward
 from ans_core.rl import grpo
 from ans_core.rl.batch import EncodedBatch, EncodedImages, RlBatch
 from ans_core.rl.experience import Experience
-from ans_core.rl.mask_policy import MaskPolicy
+from ans_core.rl.mask_policy import GridGaussian
 from ans_core.rl.practice import Practice
 from ans_core.rl.rollout import Reader
 from ans_core.types import Sample
@@ -89,7 +89,7 @@ class RolloutStep(EncodedBatch):
     settings: Rl
     reader: Reader
     rewards: Mapping[str, Reward]
-    mask_policy: MaskPolicy
+    mask_policy: GridGaussian
     exploration: Exploration
     mask_points: int
     """Random points of the supervised mask loss, as in SFT."""

@@ -14,7 +14,6 @@ from ans_core.dist import rank, shared_sum, world_size
 from ans_core.rl import grpo
 from ans_core.rl.batch import RlBatch, rl_batch
 from ans_core.rl.dual_loop import LOOPS, DualLoop
-from ans_core.rl.mask_policy import Token
 from ans_core.rl.rollout import Reader
 from ans_core.rl.step import Exploration, RolloutStep, StepTimer
 from ans_core.types import Sample
@@ -101,6 +100,6 @@ class HeldOutRewards:
             name, batch, self.module.encode(batch, masks=LOOPS[name].decodes_masks)
         )
         return replace(
-            step, settings=self.settings, reader=self.reader, mask_policy=Token(),
+            step, settings=self.settings, reader=self.reader,
             exploration=Exploration(width=0.0), timer=StepTimer(),
         )  # fmt: skip

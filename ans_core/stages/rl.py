@@ -64,11 +64,6 @@ def run(
     to `out`. Another sample is practised in the place of one that can't be read; the curve `skipped_samples`
     counts them, `left_out-<process>.jsonl` in `scratch` names them. Raises RuntimeError if no step had a
     gradient, unless `must_learn` is False (a trial of a few steps)."""
-    if cfg.rl.mask_policy == "token" and "mask" in cfg.rl.loops:
-        logging.warning(
-            "rl.mask_policy token: every mask of a group is the same, so loop 2 has no policy gradient; it "
-            "is there for comparison"
-        )
     with _judging(cfg, inputs) as judging:
         return _run(cfg, judging, inputs=inputs, out=out, scratch=scratch, log=log, must_learn=must_learn)
 

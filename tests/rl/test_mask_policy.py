@@ -10,12 +10,9 @@ from torch import Tensor
 
 from ans_core.rl import grpo, mask_policy
 from ans_core.rl.mask_policy import (
-    MASK_POLICIES,
     GridGaussian,
     MaskActions,
-    MaskPolicy,
     MaskSampling,
-    PolicyOutput,
     steered,
 )
 
@@ -41,94 +38,79 @@ def decoder(size: int = 16, width: int = 8) -> Decoder:
     return decode
 
 
-def drawn(z: Tensor) -> PolicyOutput:
-    return PolicyOutput(logits=z, words=-torch.rand(len(z), generator=torch.Generator().manual_seed(9)))
-
-
 def how(width: float, scale: float, generators: list[torch.Generator], group: int) -> MaskSampling:
     return MaskSampling(width=width, scale=scale, generators=generators, group=group)
 
 
 def act(
-    policy: MaskPolicy,
-    what: PolicyOutput,
+    policy: GridGaussian,
+    what: Tensor,
     *,
     group: int = 4,
     width: float = 0.5,
     scale: float = 2.0,
     seed: int = 0,
 ) -> MaskActions:
-    return policy.act(what, how(width, scale, generators(seed, len(what.logits)), group))
+    return policy.act(what, how(width, scale, generators(seed, len(what)), group))
 
 
-def grid(cells: int = 4) -> MaskPolicy:
+def grid(cells: int = 4) -> GridGaussian:
     return GridGaussian(cells)
 
 
-@pytest.fixture(params=list(MASK_POLICIES))
-def policy(request: pytest.FixtureRequest) -> MaskPolicy:
-    return MASK_POLICIES[request.param](4)
-
-
-# Of every policy
-
-
-def test_actions_follow_the_generators_of_their_samples(policy: MaskPolicy):
-    what = drawn(logits())
-    one, again, other = act(policy, what), act(policy, what), act(policy, what, seed=1)
+def test_actions_follow_the_generators_of_their_samples():
+    what = logits()
+    one, again, other = act(grid(), what), act(grid(), what), act(grid(), what, seed=1)
     assert torch.equal(one.choice, again.choice)
     assert torch.equal(one.masks, again.masks)
-    assert torch.equal(one.choice, other.choice) != policy.explores
-    second = PolicyOutput(**{name: value[1:] for name, value in vars(what).items()})
-    alone = policy.act(second, how(0.5, 2.0, generators(0, 2)[1:], 4))
+    assert not torch.equal(one.choice, other.choice)
+    alone = grid().act(what[1:], how(0.5, 2.0, generators(0, 2)[1:], 4))
     assert torch.equal(alone.masks[0], one.masks[1])
 
 
-def test_the_log_prob_of_a_stored_action_draws_nothing_anew(policy: MaskPolicy):
-    what = drawn(logits())
-    actions = act(policy, what)
+def test_the_log_prob_of_a_stored_action_draws_nothing_anew():
+    what = logits()
+    actions = act(grid(), what)
     kept = actions.choice.clone()
     torch.manual_seed(0)
-    one = policy.log_prob(what, actions)
+    one = grid().log_prob(what, actions)
     torch.manual_seed(1)
-    assert torch.equal(one, policy.log_prob(what, actions))
+    assert torch.equal(one, grid().log_prob(what, actions))
     assert torch.equal(actions.choice, kept)
     assert one.shape == (2, 4)
 
 
-def test_the_ratio_is_one_at_first_and_the_kl_exactly_zero(policy: MaskPolicy):
-    free = {name: value.clone().requires_grad_() for name, value in vars(drawn(logits())).items()}
-    what, fixed = PolicyOutput(**free), PolicyOutput(**{name: value.detach() for name, value in free.items()})
-    actions = act(policy, fixed)
-    logps = policy.log_prob(what, actions).flatten()
+def test_the_ratio_is_one_at_first_and_the_kl_exactly_zero():
+    what = logits().requires_grad_()
+    fixed = what.detach()
+    actions = act(grid(), fixed)
+    logps = grid().log_prob(what, actions).flatten()
     objective = grpo.Objective(form="dapo", clip_low=0.2, clip_high=0.28, max_tokens=1)
     _, metrics = grpo.policy_loss(logps, logps.detach(), torch.ones(8), torch.arange(8), objective, answers=8)
     assert metrics["ratio"] == 1.0
-    kl = policy.kl(what, fixed, actions)
+    kl = grid().kl(what, fixed, actions)
     kl.backward()
     assert kl.item() == 0
-    assert all(value.grad is None or value.grad.abs().max() < 1e-7 for value in free.values())
+    assert what.grad is not None
+    assert what.grad.abs().max() < 1e-7
 
 
-def test_confidence_is_the_mean_probability_of_what_is_drawn(policy: MaskPolicy):
-    actions = act(policy, drawn(logits()))
+def test_confidence_is_the_mean_probability_of_what_is_drawn():
+    actions = act(grid(), logits())
     assert (actions.confidence > 0.5).all()
     assert (actions.confidence <= 1).all()
-    empty = act(policy, drawn(torch.full((1, 16, 16), -50.0)), scale=1e-6)
+    empty = act(grid(), torch.full((1, 16, 16), -50.0), scale=1e-6)
     nothing = ~empty.masks.flatten(2).any(2)
     assert (empty.confidence[nothing] == 0).all()
 
 
-# grid_gaussian
-
-
 def test_the_mean_of_the_policy_is_the_logits_pooled_over_cells():
     z = torch.arange(16.0).view(1, 4, 4)
-    assert GridGaussian(2).mean(drawn(z))[0].tolist() == [[2.5, 4.5], [10.5, 12.5]]
+    assert GridGaussian(2).mean(z)[0].tolist() == [[2.5, 4.5], [10.5, 12.5]]
 
 
 def test_actions_lie_around_the_mean_in_units_of_the_scale():
-    what = drawn(logits())
+    what = logits()
     many = act(grid(), what, group=4000)
     mean = GridGaussian(4).mean(what) / 2.0
     assert (many.choice.mean(1) - mean).abs().max() < 5 * 0.5 / math.sqrt(4000)
@@ -136,9 +118,9 @@ def test_actions_lie_around_the_mean_in_units_of_the_scale():
 
 
 def test_without_noise_the_mask_is_the_thresholded_logits():
-    what = drawn(logits())
+    what = logits()
     found = act(grid(), what, width=1e-9).masks
-    assert torch.equal(found, (what.logits > 0)[:, None].expand_as(found))
+    assert torch.equal(found, (what > 0)[:, None].expand_as(found))
 
 
 def test_log_prob_by_hand():
@@ -150,26 +132,16 @@ def test_log_prob_by_hand():
         scale=1.0,
         width=0.5,
     )
-    assert grid(1).log_prob(drawn(torch.zeros(1, 2, 2)), actions).tolist() == [[-2.0, 0.0]]
-    assert grid(1).log_prob(drawn(torch.full((1, 2, 2), 1.0)), actions).tolist() == [[0.0, -2.0]]
+    assert grid(1).log_prob(torch.zeros(1, 2, 2), actions).tolist() == [[-2.0, 0.0]]
+    assert grid(1).log_prob(torch.full((1, 2, 2), 1.0), actions).tolist() == [[0.0, -2.0]]
 
 
 def test_the_kl_is_that_of_the_gaussians_per_number():
-    one, other = drawn(logits()), drawn(logits() + 0.3)
+    one, other = logits(), logits() + 0.3
     actions = act(grid(), one)
     gaussians = [torch.distributions.Normal(GridGaussian(4).mean(d) / 2.0, 0.5) for d in (one, other)]
     expected = torch.distributions.kl_divergence(*gaussians).mean().item()
     assert grid().kl(one, other, actions).item() == pytest.approx(expected, rel=1e-5)
-
-
-# token
-
-
-def test_the_token_policy_draws_one_mask_for_all():
-    what, policy = drawn(logits()), MASK_POLICIES["token"](4)
-    actions = act(policy, what)
-    assert grpo.group_overlap(actions.masks).tolist() == [1.0, 1.0]
-    assert policy.log_prob(what, actions)[:, 3].tolist() == what.words.tolist()
 
 
 # The gradient
@@ -181,8 +153,8 @@ def reward(masks: Tensor, target: Tensor) -> Tensor:
 
 
 def estimated(
-    policy: MaskPolicy,
-    what: PolicyOutput,
+    policy: GridGaussian,
+    what: Tensor,
     own: Tensor,
     target: Tensor,
     *,
@@ -191,7 +163,7 @@ def estimated(
     seed: int = 0,
 ) -> Tensor:
     """The gradient of the expected reward with respect to `own`, by GRPO's loss."""
-    fixed = PolicyOutput(**{name: value.detach() for name, value in vars(what).items()})
+    fixed = what.detach()
     actions = policy.act(fixed, how(width, 1.0, generators(seed, 1), group))
     advantage = grpo.advantages(reward(actions.masks, target), scale="none", std_floor=0.02).flatten()
     logps = policy.log_prob(what, actions).flatten()
@@ -218,7 +190,7 @@ def test_the_policy_gradient_points_along_the_gradient_of_the_expected_reward():
     probability = torch.where(every, on[:, None], 1 - on[:, None]).flatten(2).prod(2)
     assert probability.sum().item() == pytest.approx(1, abs=1e-5)
     (probability * reward(every, corner(3))).sum().backward()
-    found = estimated(grid(3), drawn(own), own, corner(3), group=20_000, width=0.8)
+    found = estimated(grid(3), own, own, corner(3), group=20_000, width=0.8)
     assert free.grad is not None
     assert F.cosine_similarity(found.flatten(), free.grad.flatten(), dim=0) > 0.95
     # the log-density is a mean over 9 numbers
@@ -236,14 +208,12 @@ def test_the_policy_gradient_moves_coarse_cells_along_the_expected_reward_too():
             bump[..., row, column] = step
             wide = F.interpolate(bump, size=(12, 12), mode="bilinear", align_corners=False)[:, 0]
             up, down = (
-                reward(
-                    act(grid(3), drawn(z + s * wide), group=4000, scale=1.0, width=0.8).masks, target
-                ).mean()
+                reward(act(grid(3), z + s * wide, group=4000, scale=1.0, width=0.8).masks, target).mean()
                 for s in (1, -1)
             )
             true[row, column] = (up - down) / (2 * step)
     own = z.clone().requires_grad_()
-    found = F.avg_pool2d(estimated(grid(3), drawn(own), own, target, group=4000, width=0.8)[:, None], 4)
+    found = F.avg_pool2d(estimated(grid(3), own, own, target, group=4000, width=0.8)[:, None], 4)
     assert F.cosine_similarity(found.flatten(), true.flatten(), dim=0) > 0.95
 
 
@@ -259,28 +229,14 @@ def test_the_policy_gradient_reaches_an_embedding_through_a_tiny_decoder():
     def expected(at: Tensor) -> float:
         moved = F.adaptive_avg_pool2d(decode(at) - before, 3)[:, None]
         z = before + F.interpolate(moved, size=(12, 12), mode="bilinear", align_corners=False)[:, 0]
-        actions = policy.act(drawn(z), how(0.3, 1.0, generators(1, 1), count))
+        actions = policy.act(z, how(0.3, 1.0, generators(1, 1), count))
         return reward(actions.masks, target).mean().item()
 
     shift = step * torch.eye(8)[:, None]
     true = torch.tensor([(expected(start + s) - expected(start - s)) / (2 * step) for s in shift])
     own = start.clone().requires_grad_()
-    found = estimated(policy, drawn(decode(own)), own, target, group=count, width=0.3, seed=1)
+    found = estimated(policy, decode(own), own, target, group=count, width=0.3, seed=1)
     assert F.cosine_similarity(found.flatten(), true, dim=0) > 0.95
-
-
-def test_the_token_policy_has_exactly_no_gradient():
-    what = drawn(logits(batch=1))
-    own = what.words.clone().requires_grad_()
-    found = estimated(
-        MASK_POLICIES["token"](4),
-        PolicyOutput(**{**vars(what), "words": own}),
-        own,
-        corner(16),
-        group=50,
-        width=0.5,
-    )
-    assert found.count_nonzero() == 0
 
 
 # Width
@@ -295,7 +251,7 @@ def test_the_width_is_widened_for_masks_too_alike_and_narrowed_for_masks_too_dif
 @pytest.mark.slow
 def test_steering_brings_the_group_into_its_band_from_either_side():
     coarse = torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(1))
-    what, policy = drawn(3 * F.interpolate(coarse, size=(16, 16), mode="bilinear")[:, 0]), grid()
+    what, policy = 3 * F.interpolate(coarse, size=(16, 16), mode="bilinear")[:, 0], grid()
     low, high = mask_policy.TARGET_IOU
     for width in (0.01, 10.0):
         for step in range(250):
