@@ -189,8 +189,7 @@ TABLE: tuple[Stage, ...] = (
     Stage(
         name="cota", inputs=("model",), out="agent/cota", group=AGENT, retries=0,
         sections=(
-            *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model",
-            "judge.on_failure", "seed",
+            *SHOWN, *OPERATING, "agent.families", "agent.sources", "agent.episode", "agent.cota", "judge.model", "seed",
         ),
         inference=True,
     ),

@@ -35,12 +35,9 @@ class Cota(Section):
     (`larger`: LOG)."""
     val: Positive = 40
     """Of every family, held out; no stage learns from them."""
-    judge: bool = False
-    """Let the language model of the section `judge` score every trace that the rules keep, and drop those
-    below 4 of 5."""
     reword: bool = False
-    """Let that language model say the thoughts of questions about pictures (`agent.sources`) in other
-    words."""
+    """Let the language model of the section `judge` say the thoughts of questions about pictures
+    (`agent.sources`) in other words."""
 
     def questions(self, family: str) -> int:
         """For training."""

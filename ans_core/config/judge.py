@@ -1,4 +1,4 @@
-"""Settings of the stage `judge_questions`, of judging in `rl`, and of the judge of traces in `cota`."""
+"""Settings of the stage `judge_questions`, of judging in `rl`, and of rewording in `cota`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class Judge(Section):
     meteor_weight: Weight = 0.25
     judge_weight: Weight = 0.75
     on_failure: Literal["meteor", "drop"] = "meteor"
-    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it. A trace
-    without a judgement (agent.cota.judge): as the rules alone have it, or dropped."""
+    """If one judgement of a group is missing: reward the whole group by METEOR alone, or drop it."""
     cache: str = ".ans/judge.sqlite"
     """Cache of replies by endpoint, model and request; on a local disk."""
 

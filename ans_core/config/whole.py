@@ -211,11 +211,11 @@ class Config(Section):
             )
 
     def _check_judge(self) -> None:
-        if (self.agent.cota.judge or self.agent.cota.reword) and not self.judge.model:
+        if self.agent.cota.reword and not self.judge.model:
             raise Impossible(
-                "agent.cota.judge" if self.agent.cota.judge else "agent.cota.reword",
-                "judge.model is empty: name a model there, or set this to false (rules filter the traces, and "
-                "templates make the thoughts, without one)",
+                "agent.cota.reword",
+                "judge.model is empty: name a model there, or set this to false (templates make the thoughts "
+                "without one)",
             )
 
     def _check_ranks(self) -> None:

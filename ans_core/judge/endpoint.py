@@ -145,7 +145,6 @@ class EndpointJudge:
 
     def _job(self, request: Request, content: list[Any], read: Callable[[str], T | None]) -> _Job[T]:
         parameters = {"temperature": request.temperature, "max_tokens": request.max_tokens}
-        parameters |= {"sample": request.sample} if request.sample else {}
         key = key_of(
             url=self._chat.url,
             model=self._model,

@@ -46,12 +46,8 @@ class Request:
     schema: dict[str, Any] | None = None
     """None: any text."""
     max_tokens: int
-    sample: int = 0
-    """0: the likeliest reply. 1, 2, ...: replies drawn at temperature 1, which the cache tells apart."""
-
-    @property
-    def temperature(self) -> int:
-        return int(self.sample > 0)
+    temperature: int = 0
+    """0: the likeliest reply."""
 
     @property
     def characters(self) -> int:

@@ -6,9 +6,8 @@ thoughts, calls and observations out, made by its own operations, and the questi
 Writes `train` and `val`, each a folder of traces (traces.jsonl + pictures). Drawn questions are functions of
 (seed, family, split, index), so none are stored: stages draw them again. Those about pictures are
 (questions.jsonl; also of `test`, where a set has it). Several processes make the trace of a question each in
-turn; the files are those of one process. With `agent.cota.judge` a language model scores the traces that the
-rules keep, and with `agent.cota.reword` it says the thoughts in other words (docs/agent.md); the first process asks
-it.
+turn; the files are those of one process. With `agent.cota.reword` a language model says the thoughts in other
+words (docs/agent.md); the first process asks it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from urllib.parse import quote
 
 from ans_core import data, dist
 from ans_core.agent.ocr import check_reader
-from ans_core.agent.world import annotated_clips, bank, judging, question_sets, things
+from ans_core.agent.world import annotated_clips, bank, question_sets, things
 from ans_core.agent.world.question_sets import QuestionedPicture, is_question_set
-from ans_core.agent.world.rewording import reworded
+from ans_core.agent.world.rewording import CHUNK_DEADLINE_S, reworded
 from ans_core.agent.world.things import AnnotatedPicture
-from ans_core.agent.world.traces import TraceJudge, Written, write_synthetic_traces
+from ans_core.agent.world.traces import Written, write_synthetic_traces
 from ans_core.checkpoints import checkpoint
 from ans_core.config import Config, DataSource
 from ans_core.data import DatasetEntry
@@ -53,28 +52,23 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
 
 @contextmanager
 def language_model(cfg: Config) -> Iterator[EndpointJudge | None]:
-    """Yield what scores traces and rewords thoughts; None where the settings want neither."""
-    if not (cfg.agent.cota.judge or cfg.agent.cota.reword):
+    """Yield what rewords thoughts; None where the settings don't want it."""
+    if not cfg.agent.cota.reword:
         yield None
         return
     from ans_core.judge.choose import endpoint_of  # takes a second
 
-    with closing(endpoint_of(cfg, deadline_s=judging.CHUNK_DEADLINE_S)) as endpoint:
+    with closing(endpoint_of(cfg, deadline_s=CHUNK_DEADLINE_S)) as endpoint:
         yield endpoint
 
 
 def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, log: Log) -> dict[str, float]:
     """Write the traces of both splits, made with the model at `path`; return their numbers."""
-    judge: TraceJudge | None = None
-    if endpoint and cfg.agent.cota.judge:
-        judge = partial(judging.verdicts, endpoint, seed=cfg.seed, on_failure=cfg.judge.on_failure, log=log)
     check_reader(cfg.agent.reader)
     device = machine_of(cfg.launch).device
     model = base_of(cfg, path, device=device, dtype=inference_dtype(device))
     show_precision(model, log)
-    about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader} | (
-        {"judge": cfg.judge.model} if judge is not None else {}
-    )
+    about = {"base": checkpoint.weights_hash(path), "ocr": cfg.agent.reader}
     counts: dict[str, float] = {}
     settings = cfg.agent.cota
     with dist.process_group():
@@ -83,7 +77,7 @@ def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, lo
             out,
             seed=cfg.seed,
             reader=cfg.agent.reader,
-            reword=partial(reworded, endpoint) if endpoint and cfg.agent.cota.reword else None,
+            reword=partial(reworded, endpoint) if endpoint else None,
             alone=not cfg.agent.families,
         )
         for split in ("train", "val"):
@@ -111,7 +105,6 @@ def write(cfg: Config, path: Path, out: Path, endpoint: EndpointJudge | None, lo
                     split=split,
                     toolbox=toolbox,
                     provenance=about,
-                    judge=judge,
                 )
                 warn_of_lost(written.dropped, numbers)
             counts |= {f"{split}/{name}": value for name, value in counted(written).items()}
@@ -182,8 +175,8 @@ def pictures_of(entry: DatasetEntry, *, seed: int) -> list[AnnotatedPicture | Qu
 
 
 def counted(written: Written) -> dict[str, float]:
-    """Return how many traces there are of every kind, how many questions gave none, by family and reason, and
-    what the judge gave."""
+    """Return how many traces there are of every kind, and how many questions gave none, by family and
+    reason."""
     kinds, dropped = written.kinds, written.dropped
     numbers = {
         "traces": kinds.total(),
@@ -191,7 +184,4 @@ def counted(written: Written) -> dict[str, float]:
         "dropped": dropped.total(),
         **{f"dropped/{name}": n for name, n in dropped.items()},
     }
-    judged = judging.numbers(written.verdicts) if written.verdicts else {}
-    return {name: float(value) for name, value in numbers.items()} | {
-        f"judge/{name}": value for name, value in judged.items()
-    }
+    return {name: float(value) for name, value in numbers.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,34 @@ from ans_core.agent.world.annotated import questions
 from ans_core.agent.world.bank import FILE, write_questions
 from ans_core.agent.world.rewording import may_stand, read_sentences, request, reworded
 from ans_core.agent.world.things import pictures
+from ans_core.config import Config, ConfigError, resolve
+from ans_core.judge.chat import Endpoint
+from ans_core.judge.endpoint import EndpointJudge
+from ans_core.stages import cota
 from tests.agent.test_annotated import CAT, DOG, samples
-from tests.agent.test_judging import Make, make  # noqa: F401  fixture
 from tests.judge.chat_server import Handler, fails, says, serving
+from tests.workspace import ROOT
 
+Make = Callable[[str], EndpointJudge]
 FOUND = pictures(samples({"cat": [CAT], "dog": [DOG]}))
 (LARGER,) = questions(FOUND, families=["which_larger"], seed=0)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Judges of a server, with one cache; closed at the end."""
+    made = []
+
+    def judge(url: str) -> EndpointJudge:
+        endpoint = Endpoint(
+            model="m", base_url=url, api_key_env="NO_KEY", timeout_s=5.0, retries=0, concurrency=4
+        )
+        made.append(EndpointJudge(endpoint, cache=tmp_path / "judge.sqlite"))
+        return made[-1]
+
+    yield judge
+    for one in made:
+        one.close()
 
 
 def says_now(handler: Handler) -> None:
@@ -26,10 +49,11 @@ def says_now(handler: Handler) -> None:
     says(json.dumps({"sentences": [f"Now, {sentence}" for sentence in json.loads(line)]}))(handler)
 
 
-def test_questions_are_written_with_the_words_of_the_reply(make: Make, tmp_path: Path) -> None:  # noqa: F811
+def test_questions_are_written_with_the_words_of_the_reply(make: Make, tmp_path: Path) -> None:
     with serving(says_now) as server:
         judge = make(server.url)
         write_questions(FOUND, tmp_path, seed=0, reword=lambda some: reworded(judge, some))
+        assert {seen.body["temperature"] for seen in server.seen} == {1}
     records = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
     assert len(records) == 6
     for record, question in zip(records, questions(FOUND, seed=0), strict=True):
@@ -37,7 +61,7 @@ def test_questions_are_written_with_the_words_of_the_reply(make: Make, tmp_path:
 
 
 def test_an_endpoint_that_answers_nothing_stops_and_unreadable_replies_leave_the_templates(
-    make: Make,  # noqa: F811
+    make: Make,
 ) -> None:
     with serving(fails(500)) as server, pytest.raises(RuntimeError, match="reworded none of 1 questions"):
         reworded(make(server.url), [LARGER])
@@ -72,3 +96,24 @@ def test_no_sentence_says_the_answer_and_replies_are_read_with_and_without_their
     assert read_sentences('{"sentences": ["a  b"]}') == read_sentences('["a b"]') == ["a b"]
     assert read_sentences('{"sentences": [1]}') is None
     assert "Question" in str(request(yes).user)
+
+
+def test_rewording_needs_a_model_and_its_key_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"agent\.cota\.reword.*judge\.model is empty"):
+        resolve(ROOT / "profiles/tiny.yaml", ("agent.cota.reword=true",))
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    values = {
+        "profile": "tiny",
+        "agent": {"cota": {"reword": True}},
+        "judge": {"model": "m", "cache": str(tmp_path / "c.sqlite")},
+    }
+    with pytest.raises(ValueError, match="set the environment variable OPENAI_API_KEY"):
+        cota.run(
+            Config.model_validate(values),
+            inputs={"model": tmp_path / "none"},
+            out=tmp_path,
+            scratch=tmp_path,
+            log=lambda metrics, step: None,
+        )

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ans_core.agent.world.judging import check_answered
 from ans_core.agent.world.question import Question
 from ans_core.agent.world.things import words_of
 from ans_core.judge.parse import json_value
@@ -21,6 +20,8 @@ from ans_core.judge.wording import Request
 if TYPE_CHECKING:
     from ans_core.judge.endpoint import EndpointJudge
 
+CHUNK_DEADLINE_S = 1800.0
+"""No training step waits for this, so slow endpoints may take their time."""
 TOKENS = 400
 LONGER = 40
 """Characters that a sentence may have more than its template: a turn's tokens are limited."""
@@ -48,7 +49,12 @@ def reworded(judge: EndpointJudge, questions: Sequence[Question]) -> list[Questi
         chunk = questions[start : start + CHUNK]
         thinking = [question for question in chunk if question.thoughts]
         replies = judge.results([request(question) for question in thinking], read_sentences).result()
-        check_answered(judge.stats(), replies, f"reworded none of {len(thinking)} questions")
+        stats = judge.stats()
+        if stats["failed"] and not stats["parse_failed"] and not any(replies):
+            raise RuntimeError(
+                f"the judge's endpoint reworded none of {len(thinking)} questions; the log file says why. Run "
+                "again to go on from here"
+            )
         other = {
             question.question_id: replace(question, thoughts=tuple(sentences))
             for question, sentences in zip(thinking, replies, strict=True)
@@ -67,7 +73,7 @@ def request(question: Question) -> Request:
         user=f"Question: {json.dumps(question.text, ensure_ascii=False)}\nSentences: {sentences}",
         schema=SCHEMA,
         max_tokens=TOKENS,
-        sample=1,
+        temperature=1,
     )
 
 

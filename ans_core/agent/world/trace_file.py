@@ -117,14 +117,6 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> None:
         (folder / name).write_bytes(encoded)
 
 
-def remove_pictures(folder: Path, trace: Trace) -> None:
-    """Remove the pictures of a trace that is not going to be written, but for one that it shares."""
-    for name in (n for n in pictures_of(trace) if n.startswith(f"pictures/{trace.trace_id}/")):
-        (folder / name).unlink()
-        if not any((folder / name).parent.iterdir()):
-            (folder / name).parent.rmdir()
-
-
 def write_traces(folder: Path, traces: Iterable[Trace]) -> None:
     """Write records whose pictures are there. The file gets its name when it is whole; the folder must not
     hold traces yet."""

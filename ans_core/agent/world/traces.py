@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,6 @@ from ans_core.agent.protocol import Call, call_text
 from ans_core.agent.world import FAMILIES, OPERATED, Question, conclusion, evidence, is_right
 from ans_core.agent.world.annotated import MOST_COUNTED
 from ans_core.agent.world.bank import QuestionBank, file_of_frame
-from ans_core.agent.world.judging import Verdict
 from ans_core.agent.world.trace_file import (
     SHARES,
     Difficulty,
@@ -34,7 +32,6 @@ from ans_core.agent.world.trace_file import (
     Turn,
     check_mix,
     check_new,
-    remove_pictures,
     write_pictures,
     write_traces,
 )
@@ -48,17 +45,14 @@ DIFFICULTIES: tuple[Difficulty, ...] = ("simple", "simple", "medium", "hard")
 CORRECTION = "That is not {phrase}."
 MEASURES = ("get_properties", "track_object")
 """Operations whose numbers a trap concludes wrongly from; what others show, it misreads."""
-TraceJudge = Callable[[Sequence[Trace]], Sequence[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What became of the questions: traces by kind, dropped ones by family and reason, and what the judge
-    said of those that the rules kept."""
+    """What became of the questions: traces by kind, dropped ones by family and reason."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    verdicts: Sequence[Verdict] = ()
 
 
 def write_synthetic_traces(
@@ -69,13 +63,11 @@ def write_synthetic_traces(
     split: str,
     toolbox: Toolbox,
     provenance: dict[str, Any],
-    judge: TraceJudge | None = None,
 ) -> Written:
     """Write questions as traces, so many of every family, into a folder: of pictures, the one that holds
     them. `provenance`: what stands beside the source and the question's id in every record (the weights'
     hash, the reader of READ_TEXT). Several processes make the trace of a question each in turn and write its
-    pictures; the first one asks the judge about what the rules kept, and writes the records. None takes the
-    place of a dropped one.
+    pictures; the first one writes the records. None takes the place of a dropped one.
 
     Raises ValueError where the mix of the drawn ones that need an operation is off after the filter, or
     nothing is left."""
@@ -108,14 +100,6 @@ def write_synthetic_traces(
         if isinstance(outcome, str)
     )
     records = [outcome for outcome in made_of_all if not isinstance(outcome, str)]
-    verdicts = dist.of_the_first(partial(judge, records)) if judge is not None else ()
-    if verdicts:
-        dropped.update(
-            f"{trace.family}/{one.rejected}"
-            for trace, one in zip(records, verdicts, strict=True)
-            if one.rejected
-        )
-        records = _accepted(folder, records, verdicts)
     if not records:
         raise ValueError(f"no trace is left of {len(kinds)} questions; dropped: {dict(dropped)}")
     if wanted := [kind for (family, _), kind in zip(names, kinds, strict=True) if family in OPERATED]:
@@ -123,22 +107,7 @@ def write_synthetic_traces(
         check_mix([record for record in records if record.family in OPERATED], wanted)
     if dist.rank() == 0:
         write_traces(folder, records)
-    return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped, verdicts=verdicts)
-
-
-def _accepted(folder: Path, traces: Sequence[Trace], verdicts: Sequence[Verdict]) -> list[Trace]:
-    """Return what the judge keeps, with its scores in the provenance; remove the pictures of the others."""
-    accepted = []
-    for record, verdict in zip(traces, verdicts, strict=True):
-        if verdict.rejected is None:
-            accepted.append(
-                record.model_copy(
-                    update={"provenance": {**record.provenance, "scores": list(verdict.scores)}}
-                )
-            )
-        elif dist.rank() == 0:
-            remove_pictures(folder, record)
-    return accepted
+    return Written(kinds=Counter(trace.kind for trace in records), dropped=dropped)
 
 
 def kinds_of(families: Sequence[str]) -> list[Kind]:
