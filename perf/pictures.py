@@ -26,7 +26,7 @@ RANKS = (0.05, 0.25, 0.5, 0.75, 0.9, 0.97)
 ACROSS = 3
 WIDTH, WORDS, GAP = 256, 58, 4
 """Of a panel, of the words below it, and between panels, in pixels."""
-FPS = 4.0
+FRAME_MS = 250
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
     sheet(panels).save(arguments.out / "answers.png", optimize=True)
     for record in clips:
         sample = samples[key_of(record)]
-        frames = [panel(record, sample, index) for index in range(len(sample.frames))]
-        overlay.save_animation(frames, arguments.out / "clip.gif", sample=frames, fps=FPS)
+        first, *others = [panel(record, sample, index) for index in range(len(sample.frames))]
+        first.save(arguments.out / "clip.gif", save_all=True, append_images=others, duration=FRAME_MS, loop=0)
     for record in (*stills, *clips):
         print(f"{record['score']:.2f}  {record['asked']}")
 

@@ -124,7 +124,7 @@ def write(
             workspace.picture(name, least=tile).save(files[-1])
         elif isinstance(handle, MaskHandle):
             write_masks([(0, [workspace.pixels(name)])], folder / "masks")
-            files.extend(write_overlay([frames[handle.frame]], [[workspace.rle(name)]], folder, fps=FPS))
+            files.append(write_overlay([frames[handle.frame]], [[workspace.rle(name)]], folder, fps=FPS))
         elif isinstance(handle, TrackHandle):
-            files.extend(write_overlay(frames, [workspace.masklet(name)], folder, fps=FPS))
+            files.append(write_overlay(frames, [workspace.masklet(name)], folder, fps=FPS))
     return files

@@ -32,7 +32,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         default="auto",
         help="how masks go through a clip: docs/video.md",
     )
-    it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.002 to 100 (default: 8)")
+    it.add_argument("--fps", type=float, default=8.0, help="of a video's overlay, 0.001 to 1000 (default: 8)")
     it.add_argument(
         "--past",
         nargs=2,
@@ -74,7 +74,7 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """A picture, a video (file or folder of frames) and a text: prints the answer, writes it with masks (RLE,
-    PNG) and overlays."""
+    PNG) and an overlay."""
     source = existing(arguments.source, "a picture, a video file or a folder of frames")
     from ans_core.inference.answer import write_answer
 

@@ -53,13 +53,12 @@ def add_arguments(it: argparse.ArgumentParser) -> None:
         "--image-size", type=positive, default=0, help="side of the model's image (default: the checkpoint's)"
     )
     it.add_argument("--out", metavar="FOLDER", help="where to write (default: .ans/tracks/<name>)")
-    it.add_argument("--gif", action="store_true", help="a GIF instead of an MP4")
-    it.add_argument("--fps", type=float, default=8.0, help="of the animation (default: 8)")
+    it.add_argument("--fps", type=float, default=8.0, help="of the overlay, 0.001 to 1000 (default: 8)")
     it.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Objects prompted by points, boxes or masks through a video: writes palette PNGs and an animation."""
+    """Objects prompted by points, boxes or masks through a video: writes palette PNGs and an MP4."""
     source = existing(arguments.source, "a video file or a folder of frames")
     from ans_core.tracking.track import default_checkpoint, write_track
 
@@ -70,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         out=Path(arguments.out or root() / ".ans/tracks" / source.stem),
         image_size=arguments.image_size,
         device=arguments.device,
-        gif=arguments.gif,
         fps=arguments.fps,
     )
     print(summary)

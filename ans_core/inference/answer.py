@@ -1,13 +1,12 @@
 """Ask a model about a picture or clip and write a folder: answer.json (with masks as RLE), masks/*.png, and
-the overlay: PNG, or GIF and MP4."""
+the overlay: PNG or MP4."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -28,9 +27,9 @@ from ans_core.types import RLE
 
 MASK = re.compile(r"object\d+_frame\d{5,}\.png")
 ANSWER = "answer.json"
-OVERLAYS = ("overlay.png", "overlay.gif", "overlay.mp4")
-SAMPLED_FRAMES = 32
-"""Number of frames, evenly spread over a clip, from which the colours of its GIF come."""
+OVERLAYS = ("overlay.png", "overlay.mp4")
+SLOWEST_FPS, FASTEST_FPS = 0.001, 1000.0
+"""Of an MP4, whose rate `save_video` writes as a fraction with a denominator of 1000 at most."""
 
 
 def write_answer(
@@ -57,9 +56,9 @@ def write_answer(
     whose regions (all that is not black) are called region1, region2, ...; points ("X,Y"), then boxes
     ("X0,Y0,X1,Y1") in pixels of that frame count on from them. Raises ValueError for frames that differ in
     size, a source or others' files that would be removed, masks that don't fit, points and boxes that are
-    none, a question about a region that is not given, and a rate that a GIF can't have.
+    none, a question about a region that is not given, and a rate that an overlay can't have.
     """
-    overlay.check_fps(fps)
+    check_fps(fps)
     if not text.replace("<image>", "").strip():
         raise ValueError('the question is empty; ask something, as "Please segment the dog."')
     old = former(out)
@@ -108,7 +107,7 @@ def write_answer(
         shown = write_overlay(frames, rles, out, fps=fps)
     cut = f"the answer is cut after {max_tokens} tokens; more: --max-tokens\n" if truncated else ""
     return (
-        f"{answer_text}\n{cut}{len(rles)} masks; {', '.join(map(str, [*shown, out / ANSWER, out / 'masks']))}"
+        f"{answer_text}\n{cut}{len(rles)} masks; {', '.join(map(str, [shown, out / ANSWER, out / 'masks']))}"
     )
 
 
@@ -254,25 +253,27 @@ def write_masks(mask_stream: Iterable[tuple[int, Iterable[np.ndarray]]], folder:
     return rles
 
 
-def write_overlay(
-    frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float
-) -> list[Path]:
-    """Draw the overlay. Each frame is opened and drawn once for the GIF and once for the MP4; those that give
-    the GIF its colours once more."""
-
-    def overlays(indices: Iterable[int]) -> Iterator[Image.Image]:
-        return (
-            overlay.draw(transforms.open_image(frames[i]), [coded[i] for coded in masks]) for i in indices
-        )
-
-    picture, animation, video = (out / name for name in OVERLAYS)
+def write_overlay(frames: Sequence[Path], masks: Sequence[Sequence[RLE]], out: Path, *, fps: float) -> Path:
+    """Draw the overlay frame by frame, a PNG or an MP4; return its file."""
+    drawn = (
+        overlay.draw(transforms.open_image(frame), [coded[i] for coded in masks])
+        for i, frame in enumerate(frames)
+    )
+    picture, video = (out / name for name in OVERLAYS)
     if len(frames) == 1:
-        next(overlays([0])).save(picture)
-        return [picture]
-    sample = range(0, len(frames), math.ceil(len(frames) / SAMPLED_FRAMES))
-    overlay.save_animation(overlays(range(len(frames))), animation, sample=overlays(sample), fps=fps)
-    save_video(overlays(range(len(frames))), video, fps=fps)
-    return [animation, video]
+        next(drawn).save(picture)
+        return picture
+    save_video(drawn, video, fps=fps)
+    return video
+
+
+def check_fps(fps: float) -> None:
+    """Raise ValueError for a rate that an overlay can't have."""
+    if not SLOWEST_FPS <= fps <= FASTEST_FPS:
+        raise ValueError(
+            f"fps {fps:g}: an overlay shows {SLOWEST_FPS:g} to {FASTEST_FPS:g} frames a second; give a rate "
+            "between them"
+        )
 
 
 def save_video(frames: Iterable[Image.Image], path: Path, *, fps: float) -> None:

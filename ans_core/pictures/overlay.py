@@ -1,16 +1,13 @@
-"""Draw masks on a picture: alone, truth beside prediction, or as an animation."""
+"""Draw masks on a picture: alone, or truth beside prediction."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, UInt8
-from PIL import GifImagePlugin, Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from ans_core.pictures import rle
 from ans_core.types import RLE
@@ -26,13 +23,6 @@ OPACITY = 0.25
 PANEL_WIDTH = 320
 """Width in pixels to which `side_by_side` enlarges small pictures (nearest neighbour), so that its words can
 be read."""
-SLOWEST_FPS, FASTEST_FPS = 0.002, 100.0
-LONGEST_MS = 655_350
-"""Longest duration of a GIF frame."""
-SAMPLED_PIXELS = 2**15
-"""Most pixels of one picture that are used for a palette."""
-TRANSPARENT = 255
-"""Its index in an animation's palette."""
 
 
 def draw(image: Image.Image, masks: Sequence[RLE | None]) -> Image.Image:
@@ -97,82 +87,6 @@ def side_by_side(
             (left, top + gap + size[1] + gap // 2), "\n".join(lines), fill=(60, 60, 60), font=font, spacing=4
         )
     return sheet
-
-
-def save_animation(
-    frames: Iterable[Image.Image], path: Path, *, sample: Iterable[Image.Image], fps: float
-) -> None:
-    """Write an endless GIF frame by frame; only a frame and the one before it are held. All frames share one
-    palette, so colours don't flicker: COLOURS and white exactly, the rest from `sample`. A frame equal to the
-    one before it makes that one last longer.
-
-    Raises ValueError without frames, and for a rate that a GIF can't have.
-    """
-    check_fps(fps)
-    palette = _palette(sample)
-    frame_ms = round(1000 / fps)
-    with path.open("wb") as file:
-        before: np.ndarray | None = None
-        waiting: dict[str, Any] = {}  # the last frame, written once its duration is known
-        for frame in frames:
-            indexed = frame.convert("RGB").quantize(palette=palette, dither=Image.Dither.NONE)
-            pixels = np.asarray(indexed)
-            if before is None:
-                file.writelines(_header(indexed))
-                waiting = {"im": indexed, "offset": (0, 0), "duration": frame_ms}
-            elif (changed := pixels != before).any() or waiting["duration"] + frame_ms > LONGEST_MS:
-                file.writelines(GifImagePlugin.getdata(**waiting))
-                part, corner = _changes(pixels, changed)
-                waiting = {"im": part, "offset": corner, "duration": frame_ms, "transparency": TRANSPARENT}
-            else:
-                waiting["duration"] += frame_ms
-            before = pixels
-        if not waiting:
-            raise ValueError(f"no frames for {path}")
-        file.writelines(GifImagePlugin.getdata(**waiting))
-        file.write(b";")
-
-
-def check_fps(fps: float) -> None:
-    """Raise ValueError for a rate that a GIF can't have: it counts hundredths of a second, in 16 bits."""
-    if not SLOWEST_FPS <= fps <= FASTEST_FPS:
-        raise ValueError(
-            f"fps {fps:g}: a GIF shows {SLOWEST_FPS} to {FASTEST_FPS:g} frames a second; give a rate "
-            "between them"
-        )
-
-
-def _palette(sample: Iterable[Image.Image]) -> Image.Image:
-    """Return a palette of at most 255 colours. Large pictures are thinned to SAMPLED_PIXELS or fewer each."""
-    thin = []
-    for picture in sample:
-        step = math.ceil(math.sqrt(picture.width * picture.height / SAMPLED_PIXELS))
-        # a view would hold the picture
-        thin.append(np.asarray(picture.convert("RGB"))[::step, ::step].copy())
-    fixed = [*COLOURS, (255, 255, 255)]
-    adapted = Image.fromarray(np.concatenate(thin)).quantize(TRANSPARENT - len(fixed)).getpalette("RGB")
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*(adapted or []), *(level for colour in fixed for level in colour)])
-    return palette
-
-
-def _header(first: Image.Image) -> list[bytes]:
-    """Return the header, with a palette of all 256 entries including TRANSPARENT."""
-    canvas = Image.new("P", first.size)
-    levels = first.getpalette("RGB") or []
-    canvas.putpalette(levels + [0] * (768 - len(levels)))
-    return GifImagePlugin.getheader(canvas, info={"loop": 0})[0]
-
-
-def _changes(pixels: np.ndarray, changed: Bool[np.ndarray, "H W"]) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the part of a frame that differs from the one before it (one pixel if nothing differs), with
-    unchanged pixels transparent, which halves the file; and its upper left corner (x, y)."""
-    rows, columns = (
-        np.flatnonzero(changed.any(axis)) if changed.any() else np.zeros(1, int) for axis in (1, 0)
-    )
-    part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    shown = np.where(changed[part], pixels[part], np.uint8(TRANSPARENT))
-    return Image.fromarray(shown, "P"), (int(columns[0]), int(rows[0]))
 
 
 def _grown(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:

@@ -51,7 +51,7 @@ from ans_core.tracking.validation import follow_clip, validate
 from ans_core.train import loop
 from ans_core.types import RLE, ImageRef, Log
 
-FPS = 4.0
+FRAME_MS = 250
 SHOWN_WIDTH, SHOWN_FRAMES = 960, 48
 """Of the GIFs: pixels of both panels together, and the most frames."""
 
@@ -407,9 +407,11 @@ def _write_gifs(sam2: Grounding, clips: Sequence[Clip], folder: Path, settings: 
             for index in range(min(len(clip.frames), SHOWN_FRAMES))
         ]
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", clip.name)[:80]
-        sample = [_side_by_side(frame, *pair) for frame, pair in zip(clip.frames, pairs[:4], strict=False)]
-        shots = (_side_by_side(frame, *pair) for frame, pair in zip(clip.frames, pairs, strict=False))
-        overlay.save_animation(shots, folder / f"{number:02d}-{name}.gif", sample=sample, fps=FPS)
+        first, *others = [
+            _side_by_side(frame, *pair) for frame, pair in zip(clip.frames, pairs, strict=False)
+        ]
+        file = folder / f"{number:02d}-{name}.gif"
+        first.save(file, save_all=True, append_images=others, duration=FRAME_MS, loop=0)
 
 
 def _side_by_side(

@@ -1,5 +1,5 @@
-"""Follow objects through a video: prompts from the command line in; palette PNGs, an animation and track.json
-out, in flat memory."""
+"""Follow objects through a video: prompts from the command line in; palette PNGs, an MP4 and track.json out, in
+flat memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ans_core.checkpoints import sam2 as sam2_files
 from ans_core.checkpoints.checkpoint import present_device
-from ans_core.inference.answer import check, coordinates, read_mask, remove, save_video
+from ans_core.inference.answer import check, check_fps, coordinates, read_mask, remove, save_video
 from ans_core.pictures import media, overlay, rle, transforms
 from ans_core.tracking.follow import ObjectPrompt, check_prompts, frame_logits, label_map
 from ans_core.types import ImageRef
@@ -22,7 +22,7 @@ MOST = 255
 SIDE = 32
 """SAM2's image encoder halves a picture five times."""
 TOLD = "track.json"
-SHOWN = ("overlay.mp4", "overlay.gif")
+SHOWN = "overlay.mp4"
 PromptArgument = tuple[str, str, int]
 """A prompt as written: kind, value, frame."""
 
@@ -35,7 +35,6 @@ def write_track(
     out: Path,
     image_size: int,
     device: str,
-    gif: bool,
     fps: float,
 ) -> str:
     """Follow the objects and return what to print. Object n of the prompts is n in the PNGs; where objects
@@ -44,7 +43,7 @@ def write_track(
     Raises ValueError for prompts, videos and sizes that make no sense, and where others' files stand in the
     way, before a model is loaded.
     """
-    overlay.check_fps(fps)
+    check_fps(fps)
     if image_size < 0 or image_size % SIDE:
         raise ValueError(
             f"--image-size {image_size}: give a multiple of {SIDE}, or leave it out for the checkpoint's"
@@ -75,11 +74,7 @@ def write_track(
                 pixels[n] += rle.area(mask)
             yield overlay.draw(transforms.open_image(frames[index]), masks)
 
-    shown = out / SHOWN[gif]
-    if gif:
-        overlay.save_animation(overlays(), shown, sample=[transforms.open_image(frames[0])], fps=fps)
-    else:
-        save_video(overlays(), shown, fps=fps)
+    save_video(overlays(), out / SHOWN, fps=fps)
     record = {
         "source": str(source),
         "checkpoint": checkpoint,
@@ -88,7 +83,7 @@ def write_track(
         "pixels": pixels,
     }
     (out / TOLD).write_text(json.dumps(record, indent=1) + "\n")
-    return f"{len(prompts)} objects in {len(frames)} frames: {folder}, {shown}, {out / TOLD}"
+    return f"{len(prompts)} objects in {len(frames)} frames: {folder}, {out / SHOWN}, {out / TOLD}"
 
 
 def _check_files(
@@ -105,7 +100,7 @@ def _check_files(
     masks = [Path(value) for kind, value, _ in arguments if kind == "mask"]
     check([source, *paths, *masks], paths, old, earlier="an earlier `ans track`")
     pictures = (out / "masks" / _name(index) for index in range(len(frames)))
-    written = [*pictures, *(out / name for name in (TOLD, *SHOWN))]
+    written = [*pictures, out / TOLD, out / SHOWN]
     if foreign := [path for path in written if path.exists() and path not in old]:
         raise ValueError(
             f"{foreign[0]} is not what an earlier `ans track` wrote, and would be replaced; give another "
@@ -124,7 +119,7 @@ def _former(out: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         return []
     masks = (out / "masks" / _name(index) for index in range(count))
-    return [path for path in (*masks, *(out / name for name in (*SHOWN, TOLD))) if path.is_file()]
+    return [path for path in (*masks, out / SHOWN, out / TOLD) if path.is_file()]
 
 
 def read_prompts(arguments: Sequence[PromptArgument]) -> list[ObjectPrompt]:

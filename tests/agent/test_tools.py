@@ -12,6 +12,7 @@ from PIL import Image
 from ans_core.agent.operations import OPERATIONS
 from ans_core.checkpoints import checkpoint
 from ans_core.model.network import Network
+from ans_core.pictures import video_file
 from flows import cli
 from tests import tiny
 
@@ -65,7 +66,7 @@ def test_properties_of_a_mask_file(picture: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model: Network) -> None:
+def test_a_track_of_a_clip_is_written_as_a_video(tmp_path: Path, tiny_model: Network) -> None:
     checkpoint.save(tiny_model, tmp_path / "model", metadata={})
     frames, mask = tmp_path / "clip", np.zeros((64, 64), bool)
     frames.mkdir()
@@ -86,8 +87,7 @@ def test_a_track_of_a_clip_is_written_as_an_animation(tmp_path: Path, tiny_model
         "--out",
         str(out),
     )
-    with Image.open(out / "overlay.gif") as drawn:
-        assert getattr(drawn, "n_frames", 1) == 4
+    assert len(list(video_file.shots(out / "overlay.mp4"))) == 4
 
 
 def test_a_mask_that_is_cut_short_is_named(picture: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from ans_core import data
 from ans_core.checkpoints import checkpoint
@@ -434,7 +435,9 @@ def test_pictures_in_cocos_format_alone_train_the_memory(
         ("mine/2", 3),
     ]
     assert capsys.readouterr().out.count("J&F is that of pseudo-clips, one of each of 3 of its pictures") == 1
-    assert len(list((folders["memory"] / "clips").glob("*.gif"))) == 1
+    (clip,) = (folders["memory"] / "clips").glob("*.gif")
+    with Image.open(clip) as shown:
+        assert (shown.n_frames, shown.info["loop"], shown.info["duration"]) == (3, 0, 250)
 
 
 SCRIPT = """

@@ -45,7 +45,7 @@ def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, 
     Image.fromarray(mask).save(tmp_path / "mask.png")
     given = [("mask", str(tmp_path / "mask.png"), 0), ("box", "30,30,64,64", 2)]
     options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "fps": 8.0}
-    track.write_track(video, given, out=tmp_path / "out", gif=False, **options)
+    track.write_track(video, given, out=tmp_path / "out", **options)
     labels = [np.asarray(Image.open(tmp_path / f"out/masks/{index:05d}.png")) for index in range(4)]
     assert Image.open(tmp_path / "out/masks/00000.png").mode == "P"
     assert (labels[0] == 1).sum() == pytest.approx(256, abs=40)
@@ -54,8 +54,6 @@ def test_objects_are_written_as_palette_pngs_with_their_numbers(tmp_path: Path, 
         sum(int((a == n).sum()) for a in labels) for n in (1, 2)
     ]
     assert len(list(video_file.shots(tmp_path / "out/overlay.mp4"))) == 4
-    track.write_track(video, given[:1], out=tmp_path / "out", gif=True, **options)
-    assert Image.open(tmp_path / "out/overlay.gif").n_frames > 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -71,7 +69,6 @@ def test_many_objects_are_drawn_one_at_a_time(tmp_path: Path, video: Path) -> No
         "checkpoint": str(tmp_path / "sam2"),
         "image_size": 0,
         "device": "cpu",
-        "gif": False,
         "fps": 8.0,
     }
     track.write_track(video, given, out=tmp_path / "out", **options)
@@ -111,7 +108,7 @@ def test_prompts_are_checked_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         track.write_track(
-            video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu", gif=False,
+            video, given, checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu",
             fps=8.0,
         )  # fmt: skip
 
@@ -121,7 +118,7 @@ def test_a_video_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot read the video .*broken.mp4"):
         track.write_track(
             tmp_path / "broken.mp4", [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu",
-            gif=False, fps=8.0,
+            fps=8.0,
         )  # fmt: skip
 
 
@@ -148,7 +145,6 @@ def test_sizes_are_checked_before_a_model_is_loaded(
         "out": tmp_path / "out",
         "image_size": 0,
         "device": "cpu",
-        "gif": False,
         "fps": 8.0,
     }
     with pytest.raises(ValueError, match=told):
@@ -162,7 +158,7 @@ def test_frames_of_unequal_size_are_named_before_a_model_is_loaded(tmp_path: Pat
     ):
         track.write_track(
             video, [("point", "3,3", 0)], checkpoint="none", out=tmp_path / "out", image_size=0, device="cpu",
-            gif=False, fps=8.0,
+            fps=8.0,
         )  # fmt: skip
 
 
@@ -173,7 +169,6 @@ def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, vi
         "checkpoint": str(tmp_path / "sam2"),
         "image_size": 0,
         "device": "cpu",
-        "gif": True,
         "fps": 8.0,
     }
     own = tmp_path / "dog/masks/00001.png"
@@ -196,15 +191,15 @@ def test_masks_of_others_and_what_is_read_stay_where_they_are(tmp_path: Path, vi
     ]
     with pytest.raises(ValueError, match=r"00000\.png is what an earlier `ans track` left there"):
         track.write_track(video, [("mask", str(written), 0)], out=tmp_path / "dog", **options)
-    shown = tmp_path / "dog/overlay.gif"
+    shown = tmp_path / "dog/overlay.mp4"
     before = shown.read_bytes()
-    with pytest.raises(ValueError, match=r"overlay\.gif is what an earlier `ans track` left there"):
+    with pytest.raises(ValueError, match=r"overlay\.mp4 is what an earlier `ans track` left there"):
         track.write_track(shown, [("point", "3,3", 0)], out=tmp_path / "dog", **options)
     assert shown.read_bytes() == before
     # its own are replaced
-    track.write_track(video, [("mask", str(other), 0)], out=tmp_path / "dog", **options | {"gif": False})
-    assert not shown.exists()
-    for name in ("overlay.mp4", "overlay.gif", "track.json"):
+    track.write_track(video, [("point", "3,3", 0)], out=tmp_path / "dog", **options | {"fps": 4.0})
+    assert shown.read_bytes() != before
+    for name in ("overlay.mp4", "track.json"):
         folder = tmp_path / f"beside {name}"
         folder.mkdir()
         (folder / name).write_text("[1]")
@@ -253,11 +248,11 @@ def test_a_video_file_is_decoded_once_and_not_once_a_frame(
 ) -> None:
     sam2_files.save(drawn(temporal=True), tmp_path / "sam2", metadata={})
     options = {"checkpoint": str(tmp_path / "sam2"), "image_size": 0, "device": "cpu", "fps": 8.0}
-    track.write_track(video, [("point", "3,3", 0)], out=tmp_path / "first", gif=False, **options)
+    track.write_track(video, [("point", "3,3", 0)], out=tmp_path / "first", **options)
     opened = []
     shots = media._shots
     monkeypatch.setattr(media, "_shots", lambda source: opened.append(source) or shots(source))
     track.write_track(
-        tmp_path / "first/overlay.mp4", [("point", "3,3", 0)], out=tmp_path / "second", gif=True, **options
+        tmp_path / "first/overlay.mp4", [("point", "3,3", 0)], out=tmp_path / "second", **options
     )
     assert len(opened) <= 3  # it is counted, and its first frame looked at
