@@ -53,7 +53,7 @@ dvc: setup  ## write dvc.yaml from tasks/stages.py, and docs/settings.md
 lock: setup  ## write constraints.txt from the installed environment
 	{ grep '^#' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } > constraints.new && mv constraints.new constraints.txt
 
-pictures: setup  ## the README's pictures, of a run of the pipeline: make pictures [PROFILE=quick|tiny]
+pictures: setup  ## the README's picture, of a run of the pipeline: make pictures [PROFILE=quick|tiny]
 	$(BIN)/python -m perf.pictures runs/$(or $(PROFILE),quick)
 
 docs: setup  ## the site of docs/ in site/, links checked

@@ -1,10 +1,9 @@
-"""The README's pictures: expressions of `test` with the masks that the model drew, from nearly the best to
-nearly the worst; a clip.
+"""The README's picture: expressions of `test` with the masks that the model drew, from nearly the best to
+nearly the worst.
 
-    make pictures PROFILE=quick        after `make demo`; writes docs/images/answers.png and clip.gif
+    make pictures PROFILE=quick        after `make demo`; writes docs/images/answers.png
 
-Which ones is decided by rank alone: of all expressions of one thing those at RANKS, of all clips the one in
-the middle.
+Which ones is decided by rank alone: of all expressions of one thing those at RANKS.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ RANKS = (0.05, 0.25, 0.5, 0.75, 0.9, 0.97)
 ACROSS = 3
 WIDTH, WORDS, GAP = 256, 58, 4
 """Of a panel, of the words below it, and between panels, in pixels."""
-FRAME_MS = 250
 
 
 def main() -> None:
@@ -42,18 +40,13 @@ def main() -> None:
     )
     records = [json.loads(line) for line in lines]
     stills = ranked([r for r in records if r["benchmark"] == "referring/test" and r["n_targets"] == 1], RANKS)
-    clips = ranked([r for r in records if r["benchmark"] == "video/test"], (0.5,))
-    wanted = {key_of(record) for record in (*stills, *clips)}
+    wanted = {key_of(record) for record in stills}
     samples, absent = samples_of(wanted, prepared=arguments.run / "data", split="test", sources=())
     if absent:
         raise SystemExit(f"{arguments.run}: {absent}")
     panels = [panel(record, samples[key_of(record)]) for record in stills]
     sheet(panels).save(arguments.out / "answers.png", optimize=True)
-    for record in clips:
-        sample = samples[key_of(record)]
-        first, *others = [panel(record, sample, index) for index in range(len(sample.frames))]
-        first.save(arguments.out / "clip.gif", save_all=True, append_images=others, duration=FRAME_MS, loop=0)
-    for record in (*stills, *clips):
+    for record in stills:
         print(f"{record['score']:.2f}  {record['asked']}")
 
 
@@ -67,16 +60,15 @@ def ranked(records: list[dict[str, Any]], shares: tuple[float, ...]) -> list[dic
     return [order[min(int(share * len(order)), len(order) - 1)] for share in shares]
 
 
-def panel(record: dict[str, Any], sample: Sample, index: int = 0) -> Image.Image:
-    """Draw one frame, enlarged by whole pixels, with what was asked and the score below it."""
-    picture = transforms.open_image(sample.frames[index])
-    drawn = overlay.draw(picture, [masklet[index] for masklet in record["masks"]])
+def panel(record: dict[str, Any], sample: Sample) -> Image.Image:
+    """Draw a picture, enlarged by whole pixels, with what was asked and the score below it."""
+    picture = transforms.open_image(sample.frames[0])
+    drawn = overlay.draw(picture, [masklet[0] for masklet in record["masks"]])
     scale = max(1, round(WIDTH / picture.width))
     drawn = drawn.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
     whole = Image.new("RGB", (drawn.width, drawn.height + WORDS), "white")
     whole.paste(drawn, (0, 0))
-    name = "J&F" if len(sample.frames) > 1 else "IoU"
-    lines = [*textwrap.wrap(record["asked"], 36)[:2], f"{name} {record['score']:.2f}"]
+    lines = [*textwrap.wrap(record["asked"], 36)[:2], f"IoU {record['score']:.2f}"]
     font = ImageFont.load_default(size=14)
     ImageDraw.Draw(whole).multiline_text(
         (2, drawn.height + 2), "\n".join(lines), fill=(20, 20, 20), font=font, spacing=3
