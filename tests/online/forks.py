@@ -29,12 +29,14 @@ def main() -> None:
         os.dup2(told, 2)
         arguments = cli.parse(words)
         try:
-            os._exit(arguments.function(arguments))
+            status = arguments.function(arguments)
         except SystemExit as end:
-            os._exit(int(end.code or 0))
+            status = int(end.code or 0)
         except BaseException as error:  # noqa: BLE001  a fork must not go on with its parent's loop
-            print(f"{type(error).__name__}: {error}", flush=True)
-            os._exit(2)
+            print(f"{type(error).__name__}: {error}")
+            status = 2
+        sys.stdout.flush()  # `_exit` does not: a worker's last line was missing once
+        os._exit(status)
 
 
 if __name__ == "__main__":
