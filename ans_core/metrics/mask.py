@@ -1,5 +1,5 @@
-"""IoU of pairs of masks: RLE or boolean arrays as pixel counts that add up over samples (cIoU, gIoU), stacks
-of masks at once, and masks of probabilities. Everywhere, two empty masks have IoU 1."""
+"""IoU of pairs of masks: RLE as pixel counts that add up over samples (cIoU, gIoU), stacks of masks at once,
+and masks of probabilities. Everywhere, two empty masks have IoU 1."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from jaxtyping import Bool, Float
 from pycocotools import mask as coco
 
 from ans_core.types import RLE
-
-Mask = RLE | Bool[np.ndarray, "H W"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +30,15 @@ class Counts:
         return Counts(intersection=self.intersection + other.intersection, union=self.union + other.union)
 
 
-def counts(prediction: Mask, truth: Mask) -> Counts:
-    """Count pixels; both as RLE or both as arrays, of one size (ValueError otherwise: COCO's own code would
-    return garbage)."""
-    if isinstance(prediction, dict) and isinstance(truth, dict):
-        if list(prediction["size"]) != list(truth["size"]):
-            raise ValueError(
-                f"predicted mask of size {prediction['size']} against a true one of {truth['size']}; resize "
-                "the prediction"
-            )
-        both = int(coco.area(coco.merge([prediction, truth], intersect=True)))
-        return Counts(intersection=both, union=int(coco.area(prediction)) + int(coco.area(truth)) - both)
-    prediction, truth = np.asarray(prediction), np.asarray(truth)
-    if prediction.shape != truth.shape or prediction.dtype != bool or truth.dtype != bool:
+def counts(prediction: RLE, truth: RLE) -> Counts:
+    """Count pixels of two masks of one size (ValueError otherwise: COCO's own code would return garbage)."""
+    if list(prediction["size"]) != list(truth["size"]):
         raise ValueError(
-            f"two boolean masks of one shape needed, got {prediction.dtype} {prediction.shape} and "
-            f"{truth.dtype} {truth.shape}"
+            f"predicted mask of size {prediction['size']} against a true one of {truth['size']}; resize the "
+            "prediction"
         )
-    return Counts(intersection=int((prediction & truth).sum()), union=int((prediction | truth).sum()))
+    both = int(coco.area(coco.merge([prediction, truth], intersect=True)))
+    return Counts(intersection=both, union=int(coco.area(prediction)) + int(coco.area(truth)) - both)
 
 
 def iou_matrix(masks: Sequence[RLE], others: Sequence[RLE]) -> Float[np.ndarray, "N M"]:

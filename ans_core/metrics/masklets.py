@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from pycocotools import mask as coco
 from pycocotools.cocoeval import COCOeval
 from scipy.optimize import linear_sum_assignment
 
 from ans_core.metrics.coco import figures as coco_figures
+from ans_core.metrics.mask import Counts, counts
 from ans_core.types import RLE
 
 AVERAGE_PRECISIONS = ("AP", "AP50", "AP75")
@@ -22,27 +22,15 @@ THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def masklet_ious(
-    predicted: Sequence[Sequence[RLE | None]], true: Sequence[Sequence[RLE | None]]
+    predicted: Sequence[Sequence[RLE]], true: Sequence[Sequence[RLE]]
 ) -> Float[np.ndarray, "P N"]:
-    """Return intersections summed over frames, divided by unions summed over frames; None = empty. Two
-    masklets empty everywhere = 1."""
-    both = np.zeros((len(predicted), len(true)))
-    our_pixels, their_pixels = (
-        np.array([_pixels(masklet) for masklet in masklets]) for masklets in (predicted, true)
-    )
+    """Return intersections summed over frames, divided by unions summed over frames. Two masklets empty
+    everywhere = 1."""
+    ious = np.zeros((len(predicted), len(true)))
     for i, ours in enumerate(predicted):
         for j, theirs in enumerate(true):
-            both[i, j] = sum(
-                int(coco.area(coco.merge([a, b], intersect=True)))
-                for a, b in zip(ours, theirs, strict=True)
-                if a and b
-            )
-    either = our_pixels[:, None] + their_pixels[None] - both
-    return np.where(either > 0, both / np.maximum(either, 1), 1.0)
-
-
-def _pixels(masklet: Sequence[RLE | None]) -> float:
-    return float(sum(int(coco.area(m)) for m in masklet if m))
+            ious[i, j] = sum(map(counts, ours, theirs), start=Counts()).iou
+    return ious
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ans_core.metrics.mask import Counts, Mask, ciou, counts, giou
+from ans_core.metrics.mask import Counts, ciou, counts, giou
+from ans_core.types import RLE
 
 ABOVE = (0.7, 0.8, 0.9)
 """ReLA's thresholds of P@."""
@@ -25,7 +26,7 @@ class Answer:
     """A mask was predicted, if only an empty one."""
 
 
-def answer(prediction: Mask, truth: Mask, *, answered: bool = True) -> Answer:
+def answer(prediction: RLE, truth: RLE, *, answered: bool = True) -> Answer:
     pixels = counts(prediction, truth)
     nothing = counts(truth, truth).union
     predicted = pixels.union + pixels.intersection > nothing

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool
 
-from ans_core.metrics.mask import Mask
 from ans_core.pictures import rle
+from ans_core.types import RLE
+
+Mask = RLE | Bool[np.ndarray, "H W"]
 
 BAND = 0.008
 """Boundary pixels match within ceil(BAND * image diagonal) pixels (DAVIS)."""

@@ -16,7 +16,7 @@ def group(scores: list[float], ious: list[list[float]], true: int) -> Group:
 
 
 def test_the_iou_of_masklets_sums_over_frames_before_it_divides():
-    ious = masklet_ious([[bar(10), None], [None, None]], [[bar(5), bar(5)], [None, None]])
+    ious = masklet_ious([[bar(10), bar(0)], [bar(0), bar(0)]], [[bar(5), bar(5)], [bar(0), bar(0)]])
     assert ious.tolist() == [[10 / (20 + 10), 0.0], [0.0, 1.0]]
     assert masklet_ious([], [[bar(1)]]).shape == (0, 1)
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from ans_core.agent.operations.base import Arguments, MaskName, Operation, Result, Tools
 from ans_core.agent.refusal import Refused
 from ans_core.agent.workspace import TrackHandle, Workspace, box_of, opened
-from ans_core.metrics.mask import counts
+from ans_core.metrics.mask import mask_iou
 from ans_core.pictures import rle
 
 MOST_FRAMES = 128
@@ -53,7 +53,7 @@ def run(workspace: Workspace, arguments: TrackObject, tools: Tools) -> Result:
     back = follow(clip, way, masks[end])[-1]
     made = TrackHandle(mask=arguments.mask, counts=tuple(rle.encode(one)["counts"] for one in masks))
     (name,) = workspace.next_names([made])
-    values = describe(masks) | {"track": name, "forward_backward_iou": round(counts(back, mask).iou, 2)}
+    values = describe(masks) | {"track": name, "forward_backward_iou": round(float(mask_iou(back, mask)), 2)}
     values["boxes"] = {
         str(f): workspace.thousandths(box_of(masks[f])) for f in _spread(masks) if masks[f].any()
     }

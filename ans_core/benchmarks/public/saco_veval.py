@@ -29,10 +29,10 @@ def score(inputs: Inputs) -> Scored:
         for key in ("length", "height", "width"):
             video.number(key)
     phrases = {_pair(pair): pair.text("noun_phrase") for pair in truth.records("video_np_pairs")}
-    true: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
+    true: dict[Pair, list[list[RLE]]] = defaultdict(list)
     for record in truth.records("annotations"):
         true[_pair(record)].append(_masklet(record, videos))
-    predicted: dict[Pair, list[list[RLE | None]]] = defaultdict(list)
+    predicted: dict[Pair, list[list[RLE]]] = defaultdict(list)
     scores: dict[Pair, list[float]] = defaultdict(list)
     for record in files.records(inputs.predictions):
         pair = _pair(record)
@@ -71,12 +71,12 @@ def _pair(record: files.Record) -> Pair:
     return record.number("video_id"), record.number("category_id")
 
 
-def _tracks(predicted: list[list[RLE | None]], true: list[list[RLE | None]]) -> Tracks:
+def _tracks(predicted: list[list[RLE]], true: list[list[RLE]]) -> Tracks:
     """A masklet is there in the frames where it has a pixel."""
     frames = []
     for t in range(max(map(len, [*predicted, *true]), default=0)):
         ours, theirs = (
-            [(i, m) for i, masklet in enumerate(side) if (m := masklet[t]) and rle.area(m)]
+            [(i, masklet[t]) for i, masklet in enumerate(side) if rle.area(masklet[t])]
             for side in (predicted, true)
         )
         similarity = iou_matrix([m for _, m in theirs], [m for _, m in ours])
@@ -86,13 +86,12 @@ def _tracks(predicted: list[list[RLE | None]], true: list[list[RLE | None]]) -> 
     return tracks(frames)
 
 
-def _masklet(record: files.Record, videos: Mapping[Any, files.Record]) -> list[RLE | None]:
+def _masklet(record: files.Record, videos: Mapping[Any, files.Record]) -> list[RLE]:
     video = videos.get(record["video_id"])
     if video is None:
         raise ValueError(f"{record.where}: no video {record['video_id']} in the truth")
     size = int(video["height"]), int(video["width"])
-    masks = record.masklet("segmentations", range(int(video["length"])), size)
-    return [None if coded is None else m for coded, m in zip(record["segmentations"], masks, strict=True)]
+    return record.masklet("segmentations", range(int(video["length"])), size)
 
 
 def _sample(pair: Pair, phrase: str, group: Group) -> dict[str, Any]:
