@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
@@ -18,8 +19,6 @@ from ans_core.report.metrics import ROWS, named, parse
 
 README = "README.md"
 EXAMPLES = "examples"
-PICTURES = (1, 1)
-"""Examples of each benchmark: right ones, wrong ones."""
 PLACEHOLDER = "path/to/this/folder"
 """What the stage `convert` writes where the model's address belongs."""
 TAGS = ["ans", "sa2va", "image-segmentation"]
@@ -47,16 +46,6 @@ class Card:
     licence: str
     lacking: tuple[str, ...]
     """What the card should say and does not, with the reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    title: str
-    metric: str
-    value: float
-    interval: tuple[float, float] | None
-    """95 %; None: no score of each sample is kept for it."""
-    samples: int | None
 
 
 def card(checkpoint: Path, repo: str, *, run: Path | None, licence: str | None, upstream: bool) -> Card:
@@ -159,26 +148,6 @@ def with_section(text: str, title: str, body: str, *, after: str = "") -> str:
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-def figures(row: Path) -> list[Figure]:
-    """Return the main figures of an evaluation, with bootstrap intervals where predictions.jsonl has a score
-    of each sample."""
-    values, answers = read_json(row / "metrics.json"), read_answers(row)
-    entries = []
-    for name in named(values):
-        parts = parse(name)
-        scores = scores_of(answers, parts.benchmark, parts.task, parts.metric)
-        # scores are kept to four digits
-        has_scores = len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3
-        entries.append(
-            Figure(
-                title=parts.title, metric=parts.metric, value=float(values[name]),
-                interval=interval(Ratio(numerators=scores)) if has_scores else None,
-                samples=len(scores) if has_scores else None,
-            )
-        )  # fmt: skip
-    return entries
-
-
 def scores_of(answers: Answers, benchmark: str, task: str, metric: str) -> list[float]:
     """Return the scores whose mean the metric is; empty if it is none."""
     of_benchmark = answers.get(benchmark, {}).values()
@@ -189,13 +158,18 @@ def scores_of(answers: Answers, benchmark: str, task: str, metric: str) -> list[
 
 
 def metrics_text(row: Path) -> str:
+    """Return the table of the main figures of an evaluation, with bootstrap intervals where predictions.jsonl has
+    a score of each sample."""
+    values, answers = read_json(row / "metrics.json"), read_answers(row)
     lines = ["| benchmark | metric | value | 95 % interval | samples |", "|-|-|-|-|-|"]
-    for figure in figures(row):
-        low_high = "{:.3f} to {:.3f}".format(*figure.interval) if figure.interval else "–"
-        lines.append(
-            f"| {figure.title} | {figure.metric} | {figure.value:.3f} | {low_high} | "
-            f"{figure.samples or '–'} |"
-        )
+    for name in named(values):
+        parts, spread = parse(name), None
+        scores = scores_of(answers, parts.benchmark, parts.task, parts.metric)
+        # scores are kept to four digits
+        if len(scores) > 1 and abs(sum(scores) / len(scores) - values[name]) < 1e-3:
+            spread = interval(Ratio(numerators=scores))
+        measured = "{:.3f} to {:.3f} | {}".format(*spread, len(scores)) if spread else "– | –"
+        lines.append(f"| {parts.title} | {parts.metric} | {values[name]:.3f} | {measured} |")
     note = (
         f"Measured on held-out samples (row `{row.name}` of the run). Intervals: bootstrap over samples, "
         f"{RESAMPLES} resamples."
@@ -208,11 +182,12 @@ def examples(row: Path) -> tuple[dict[str, Path], str]:
     shows them."""
     index = row / "overlays/index.json"
     listed = read_json(index) if index.exists() else []
-    chosen = [
-        entry
-        for benchmark in dict.fromkeys(entry["benchmark"] for entry in listed)
-        for entry in examples_of(listed, benchmark)
-    ]
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in listed:
+        first.setdefault((entry["benchmark"], entry["verdict"]), entry)
+    benchmarks = dict.fromkeys(entry["benchmark"] for entry in listed)
+    kinds = itertools.product(benchmarks, ("right", "wrong"))
+    chosen = [first[kind] for kind in kinds if kind in first]
     pictures = {f"{EXAMPLES}/{entry['file']}": index.parent / entry["file"] for entry in chosen}
     lines = [
         f"![{e['verdict']}]({EXAMPLES}/{e['file']})\n\n{parse(e['benchmark']).title}: {e['verdict']} (score "
@@ -224,13 +199,3 @@ def examples(row: Path) -> tuple[dict[str, Path], str]:
         "there are both."
     )
     return pictures, "\n\n".join([intro, *lines]) if lines else "The run kept none."
-
-
-def examples_of(listed: Sequence[dict[str, str]], benchmark: str) -> list[dict[str, str]]:
-    counts = dict(zip(("right", "wrong"), PICTURES, strict=True))
-    entries = [entry for entry in listed if entry["benchmark"] == benchmark]
-    return [
-        entry
-        for verdict, count in counts.items()
-        for entry in [e for e in entries if e["verdict"] == verdict][:count]
-    ]
