@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -51,45 +50,17 @@ class _Label(Prediction):
     """Why the sample has no label, where it or its picture can't be read."""
 
 
-class Labelling(ABC):
-    """A kind of label, and the samples that lack it."""
-
-    module: ClassVar[str]
-    """The module that makes the labels; its code is part of what a resumed run must share."""
-    unlabelled: ClassVar[str]
-    labels: ClassVar[str]
-    refused: ClassVar[str]
-
-    @abstractmethod
-    def missing(self, joined: Joined) -> Selected:
-        """Return the samples that lack the label; those about one picture stand together."""
-
-    @abstractmethod
-    def request(self, sample: Sample) -> Request: ...
-
-    @abstractmethod
-    def label(
-        self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]
-    ) -> list[_Label | None]:
-        """Label samples; None for what gets no label. about: of each, all samples of its picture that lack the label.
-        Raises UnreadableError."""
-
-    @abstractmethod
-    def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
-        """Yield what is learned from a sample with its label."""
-
-    @abstractmethod
-    def quality(self, kept: Sequence[dict[str, Any]]) -> str:
-        """Say how good the labels that are kept are, by their lines."""
-
-
 @dataclass(frozen=True)
-class Captions(Labelling):
+class Captions:
+    """Words for masks."""
+
     options: CaptionOptions
     module = "ans_core.rl.self_captions"
+    """It makes the labels; its code is part of what a resumed run must share."""
     unlabelled, labels, refused = "masks without words", "captions", "no word"
 
     def missing(self, joined: Joined) -> Selected:
+        """Return the samples that lack the label; those about one picture stand together."""
         return unnamed(joined)
 
     def request(self, sample: Sample) -> Request:
@@ -98,6 +69,8 @@ class Captions(Labelling):
     def label(
         self, network: Sa2VA, samples: Sequence[Sample], about: Sequence[list[Sample]]
     ) -> list[_Label | None]:
+        """Label samples; None for what gets no label. about: of each, all samples of its picture that lack the label.
+        Raises UnreadableError."""
         return [
             _Label(text=made.text, values={"text": made.text, "iou": made.iou}, score=made.gain)
             if made
@@ -106,15 +79,19 @@ class Captions(Labelling):
         ]
 
     def labelled(self, sample: Sample, values: dict[str, Any]) -> Iterator[Sample]:
+        """Yield what is learned from a sample with its label."""
         yield replace(sample, text=values["text"], meta={"iou": values["iou"]})
 
     def quality(self, kept: Sequence[dict[str, Any]]) -> str:
+        """Say how good the labels that are kept are, by their lines."""
         iou = fmean(line["values"]["iou"] for line in kept)
         return f"what the model draws from them has a mean IoU of {iou:.3f}"
 
 
 @dataclass(frozen=True)
-class Masks(Labelling):
+class Masks:
+    """Masks for captions, with the same methods."""
+
     options: MaskOptions
     module = "ans_core.rl.self_masks"
     unlabelled, labels, refused = "captions without masks", "masks", "no mask"
@@ -150,8 +127,11 @@ class Masks(Labelling):
         return f"the model gives them their captions with a mean log-probability of {fit:.3f} a token"
 
 
+Labelling = Captions | Masks
+
+
 def label(
-    labelling: Captions | Masks,
+    labelling: Labelling,
     model: str,
     name: str,
     path: Path,
