@@ -16,7 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ans_core import dist
+from ans_core import dist, precision
 from ans_core.benchmarks.public.asked import Answerer, Item, Runner
 from ans_core.benchmarks.public.scored import Inputs, Scorer
 from ans_core.benchmarks.registry import CONVENTIONS, module_of, runnable
@@ -254,7 +254,7 @@ def session_of(
         "batch": batch,
         "max_tokens": arguments.max_tokens or MAX_TOKENS,
         "video_mode": arguments.video_mode or "auto",
-        "dtype": arguments.dtype or "as stored",
+        "dtype": arguments.dtype or ("as stored" if runner.follows else precision_on(arguments.device)),
         # absent: evaluations from before it was there go on
         **({"quantize": arguments.quantize} if arguments.quantize else {}),
     }
@@ -278,6 +278,12 @@ def session_of(
         text_encoder=arguments.text_encoder,
         settings=settings,
     )
+
+
+def precision_on(device: str | None) -> str:
+    """Return how a Sa2VA computes there unless told: not all devices compute half precision."""
+    dtype = precision.inference_dtype(dist.pick_device(device or "auto"))
+    return "as stored" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def files_hash(runner: Runner, data: Path, split: str, *, leave_out: Path | None) -> str:

@@ -20,7 +20,7 @@ from ans_core.report.gallery import RIGHT
 from ans_core.report.runs import Run, write_page
 
 MOST_CHANGED = 12
-DATA_SETS = ("refcoco", "vos")
+DATA_SETS = ("gcg", "mevis", "refcoco", "vos")
 """Benchmarks whose other names are those of different data sets."""
 Records = Mapping[str, Mapping[str, Any]]
 """Lines of predictions.jsonl by item."""
@@ -121,7 +121,7 @@ def notes(before: Evaluation, after: Evaluation) -> list[str]:
 
 
 def benchmark_of(one: Evaluation) -> str:
-    """Return the benchmark by its one name; of those that are several data sets (RefCOCO, DAVIS and MOSE), the
+    """Return the benchmark by its one name; of those that are several data sets (RefCOCO, MeViS, DAVIS and MOSE), the
     name of the data set."""
     called = str(one.head.get("benchmark"))
     meant = OTHER_NAMES.get(called, called)

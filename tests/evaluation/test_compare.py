@@ -200,7 +200,12 @@ def test_names_of_one_benchmark_are_compared_and_of_two_data_sets_are_not():
         return len(changes(evaluation("1", terms, benchmark=one), evaluation("2", terms, benchmark=other)))
 
     assert compared("mmmu", "mmmu_val") == compared("vstar_bench", "vstar") == compared("mose", "mose") == 1
-    for one, other in (("refcoco", "refcoco+"), ("davis17", "mose"), ("mmmu", "vstar")):
+    for one, other in (
+        ("refcoco", "refcoco+"),
+        ("davis17", "mose"),
+        ("mevis", "mevis_v2"),
+        ("mmmu", "vstar"),
+    ):
         with pytest.raises(ValueError, match=f"1 is of {re.escape(one)}.*, 2 of {re.escape(other)}"):
             compared(one, other)
 

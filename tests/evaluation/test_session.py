@@ -228,6 +228,16 @@ def test_answers_about_other_files_or_of_another_configuration_or_code_are_not_g
         eval_run.check_settings(again.out, again.settings)
 
 
+def test_answers_of_a_device_with_half_precision_are_not_gone_on_with_on_one_without(
+    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    precisions = []
+    for has_half in (True, False):
+        monkeypatch.setattr("ans_core.precision.bf16_is_faster", lambda device, has=has_half: has)
+        precisions.append(session_of("refcoco", cli.parse(words(data, model, tmp_path))).settings["dtype"])
+    assert precisions == ["as stored", "float32"]
+
+
 def test_the_code_that_answers_and_settings_that_are_gone_count(monkeypatch: pytest.MonkeyPatch):
     before = eval_run.code_hash("refcoco", MODEL)
     monkeypatch.setattr(eval_run.CodeHashes, "hash_of", lambda *_: "another")
