@@ -5,8 +5,11 @@ set -eu
 cd "$(dirname "$0")"
 
 requirements=${1:-dev}
-python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
-"$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 13), f"Python 3.11 or 3.12 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
+python=${PYTHON:-python3}
+for name in python3.13 python3.12 python3.11; do  # tried, not looked for: a shim of pyenv stands for versions that are not in use, too
+  [ "${PYTHON:-}" ] || ! "$name" -c "" 2> /dev/null || python=$name
+done
+"$python" -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), f"Python 3.11, 3.12 or 3.13 is needed, {sys.executable} is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11"'
 
 # The lock holds in build environments too: pip before 25.3 reads the first name there, later ones the second.
 # An address, not a path: pip takes several that are divided by blanks.

@@ -1,7 +1,7 @@
 """Code of this package -> a hash: a module and what that imports of it, without comments, docstrings and
 layout.
 
-The hash is of tokens, which another version of Python may cut differently.
+The hash is of tokens as Python 3.11 cuts them, so it is the same on later versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def tokens(text: str) -> list[str]:
     a string alone (docstrings)."""
     code_tokens: list[tokenize.TokenInfo] = []
     statement: list[tokenize.TokenInfo] = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for token in undivided(text):
         if token.type in LAYOUT:
             continue
         statement.append(token)
@@ -152,6 +152,23 @@ def tokens(text: str) -> list[str]:
             statement = []
     # The text of an indent is layout, its place is not.
     return [tokenize.tok_name[t.type] if t.type in STATEMENT_ENDS else t.string for t in code_tokens]
+
+
+def undivided(text: str) -> Iterator[tokenize.TokenInfo]:
+    """Yield the tokens of a module, an f-string as one of them, which Python 3.12 and later divide (PEP 701)."""
+    lines = list(io.StringIO(text))
+    starts: list[tuple[int, int]] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        name = tokenize.tok_name[token.type]
+        if name == "FSTRING_START":
+            starts.append(token.start)
+        elif name == "FSTRING_END":
+            (row, column), (end_row, end_column) = starts.pop(), token.end
+            source = [*lines[row - 1 : end_row - 1], lines[end_row - 1][:end_column]]
+            source[0] = source[0][column:]
+            token = token._replace(type=tokenize.STRING, string="".join(source))
+        if not starts:
+            yield token
 
 
 def imported_names(text: str, package: tuple[str, ...]) -> set[str]:

@@ -43,6 +43,13 @@ def test_imports_are_followed_with_parents_relatives_and_the_package_data_they_n
     ]
 
 
+def test_every_python_cuts_an_f_string_alike() -> None:
+    """Python 3.12 and later divide it."""
+    source = 'x = f"a{f\'{1!r:>{3}}\'}\xe9" "b"\ny = rf"""\xe9\n{x}\n  """\n'
+    strings = [token for token in tokens(source) if '"' in token]
+    assert strings == ["f\"a{f'{1!r:>{3}}'}\xe9\"", '"b"', 'rf"""\xe9\n{x}\n  """']
+
+
 PLAIN = """
 '''A module.'''
 
