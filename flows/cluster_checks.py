@@ -169,7 +169,7 @@ def broken_operations(folder: Path) -> list[str]:
                     lacking.append("fsync")
         try:
             new.replace(old)
-            renamed = old.read_text() == new.name
+            renamed = old.read_text(encoding="utf-8") == new.name
         except OSError:
             renamed = False
         if not renamed:

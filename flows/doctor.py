@@ -27,7 +27,9 @@ def locked(root: Path) -> Finding:
     one."""
     pins: dict[str, list[str]] = {}
     for file in (root / "constraints.txt", *sorted((root / "requirements").glob("*.txt"))):
-        for name, pin in re.findall(r"^([\w.-]+)==(\S+)", file.read_text(), flags=re.MULTILINE):
+        for name, pin in re.findall(
+            r"^([\w.-]+)==(\S+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE
+        ):
             pins.setdefault(name.lower().replace("_", "-"), []).append(pin)
     installed = {
         (item.name or "").lower().replace("_", "-"): item.version.split("+")[0]

@@ -25,7 +25,7 @@ HEADER = """\
 def settings_read(file: Path) -> set[str]:
     """Return the settings that a stage reads: `sft` for `cfg.sft`, `sft.optim` for `cfg.sft.optim` (no
     deeper)."""
-    tree = ast.parse(file.read_text(), filename=str(file))
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     read = set()
     for node in ast.walk(tree):
@@ -150,8 +150,8 @@ def main() -> None:
         path, text = dvc_file(name), dvc_yaml(name)
         if arguments.write:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        elif not path.exists() or path.read_text() != text:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
             sys.exit(f"{path} is not what tasks/stages.py says: run `make dvc`")
 
 

@@ -129,8 +129,8 @@ def run(job: Job, cluster: Cluster) -> int:
             number = number or cluster.submit(job, environment)
             settings, wanted = Path(f"{job.notes}-{number}.launch"), job.launch.model_dump_json()
             if how == "is submitted":
-                settings.write_text(wanted)
-            elif settings.exists() and settings.read_text() != wanted:
+                settings.write_text(wanted, encoding="utf-8")
+            elif settings.exists() and settings.read_text(encoding="utf-8") != wanted:
                 how += " with the `launch` that it was submitted with (cancel it for today's)"
         write_error(f"{job.name}: job {number} {how}; log: {job.log(number)}\n")
         return followed(job, number, cluster)
@@ -218,7 +218,7 @@ def result(job: Job, number: str, state: State) -> int:
         time.sleep(POLL_S)
     noted = read_note(note)
     log = noted.get("log", str(job.log(number)))
-    if status.exists() and status.read_text().strip() == "0":
+    if status.exists() and status.read_text(encoding="utf-8").strip() == "0":
         leave_note(log=log, **({"metrics": noted["metrics"]} if "metrics" in noted else {}))
         return 0
     how = f"job {number} ended as {state.name or 'one that is forgotten'} (its log: {job.log(number)})"

@@ -63,7 +63,7 @@ def manifest(job: Job, number: str, environment: dict[str, str]) -> dict[str, An
         "VARIABLES": json.dumps([{"name": k, "value": v} for k, v in variables.items()]),
     }  # fmt: skip
     filled: dict[str, Any] = yaml.safe_load(
-        string.Template((job.root / MANIFEST).read_text()).substitute(values)
+        string.Template((job.root / MANIFEST).read_text(encoding="utf-8")).substitute(values)
     )
     return filled
 
@@ -154,7 +154,7 @@ def connected() -> tuple[Any, str]:
     try:
         if NAMESPACE.exists():
             config.load_incluster_config()
-            return client, NAMESPACE.read_text().strip()
+            return client, NAMESPACE.read_text(encoding="utf-8").strip()
         config.load_kube_config()
         return client, config.list_kube_config_contexts()[1]["context"].get("namespace", "default")
     except config.ConfigException as error:

@@ -37,7 +37,7 @@ def main(notes: str, log: str, *words: str) -> int:
     if stopped:
         return 128 + signal.SIGTERM
     if first:
-        Path(f"{notes}.exit").write_text(str(status))
+        Path(f"{notes}.exit").write_text(str(status), encoding="utf-8")
     return 0
 
 

@@ -90,7 +90,7 @@ def holder_of(path: Path) -> str:
     """Return who holds the lock that `held` takes; nothing if nobody does."""
     if not path.exists():
         return ""
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -111,7 +111,7 @@ def held(path: Path, what: str) -> Iterator[int]:
     """Hold an exclusive lock that the kernel drops when its holder dies, and all children that were given the
     file that is yielded. While another process holds it, wait with a message."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    with path.open("a+", encoding="utf-8") as file:
         waited_s = 0
         while True:
             try:

@@ -140,4 +140,6 @@ def ask(path: str, *, waits: bool = True, post: bool = False, **body: Any) -> An
 
 def _token() -> str:
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
-    return os.environ.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.exists() else "")
+    return os.environ.get("RAY_AUTH_TOKEN") or (
+        path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    )

@@ -28,7 +28,7 @@ USER_ERROR, FAILED, STOPPED = 2, 1, 128 + signal.SIGTERM
 
 def status_noted(notes: str) -> int | None:
     path = Path(f"{notes}.json")
-    return json.loads(path.read_text()).get("status") if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")).get("status") if path.exists() else None
 
 
 def work(job: dict) -> None:
@@ -62,7 +62,7 @@ def work(job: dict) -> None:
     node = ray.get_runtime_context().get_node_id()
     # of a worker that was killed, the process may still write its state, on the same GPU
     with Path(tempfile.gettempdir(), f"{job['name']}-{node}-{context.get_local_rank()}.lock").open(
-        "w"
+        "w", encoding="utf-8"
     ) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         child = subprocess.Popen(
@@ -124,7 +124,9 @@ def run(job: dict) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     if message := refusal(job, ray.nodes()):
-        Path(f"{notes}.json").write_text(json.dumps({"status": USER_ERROR, "message": message}))
+        Path(f"{notes}.json").write_text(
+            json.dumps({"status": USER_ERROR, "message": message}), encoding="utf-8"
+        )
         print(message)
         return USER_ERROR
     each, spread = {kind: number for kind, number in job["each"].items() if number}, job["spread"]
@@ -153,13 +155,13 @@ def run(job: dict) -> int:
 
 def main(notes: str) -> int:
     path = Path(f"{notes}.job")
-    job = json.loads(path.read_text())
+    job = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()  # it has the submitter's keys
     status = FAILED
     try:
         status = run(job)
     finally:
-        Path(f"{notes}.exit").write_text(str(status))
+        Path(f"{notes}.exit").write_text(str(status), encoding="utf-8")
     return status
 
 

@@ -126,7 +126,9 @@ def find(job: Job) -> str | None:
 
     def is_ending(other: tuple[str, str]) -> bool:
         status = Path(f"{job.notes}-{other[0]}.exit")
-        return other[1] == "COMPLETING" and not (status.exists() and status.read_text().strip() == "0")
+        return other[1] == "COMPLETING" and not (
+            status.exists() and status.read_text(encoding="utf-8").strip() == "0"
+        )
 
     other = unless_ending(job, live, is_ending)
     return other and other[0]

@@ -32,7 +32,7 @@ def goes_on(note: Path) -> bool:
         "launch.resources"
     )
     print(message)  # into the job's log
-    note.write_text(json.dumps(noted | {"status": USER_ERROR, "message": message}))
+    note.write_text(json.dumps(noted | {"status": USER_ERROR, "message": message}), encoding="utf-8")
     return False
 
 

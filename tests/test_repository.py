@@ -53,6 +53,12 @@ NO_NAMES = {"told", "found", "known", "asked", "given", "said", "kept", "whole",
 """Words that say nothing to a reader from outside (docs/design.md, Words)."""
 
 
+def test_texts_are_read_as_utf_8_whatever_the_locale_is() -> None:
+    """Tokenizers and configurations hold other letters than ASCII's."""
+    files = (file for part in ("ans_core", "flows", "tasks") for file in ROOT.glob(f"{part}/**/*.py"))
+    assert [file for file in files if ".read_text()" in file.read_text(encoding="utf-8")] == []
+
+
 def bound_names(tree: ast.AST) -> list[str]:
     """Return every name that the code binds: variables, arguments, attributes, functions and classes."""
     names = []

@@ -53,7 +53,9 @@ def import_base(internvl: str | Path, sam2: str | Path, template: str, *, seed: 
     words = len(tokenizer)
     tokenizer.add_tokens(list(prompts.SA2VA_TOKENS), special_tokens=True)
     with folders.reading(sizes_file):
-        sizes = layouts.grounding_config(json.loads(sizes_file.read_text()) if sizes_file.exists() else None)
+        sizes = layouts.grounding_config(
+            json.loads(sizes_file.read_text(encoding="utf-8")) if sizes_file.exists() else None
+        )
     config = checkpoint.described(folder, values, tokenizer, template=template, sam2=sizes)
     config.backbone["text_config"]["vocab_size"] = len(tokenizer)
     model = checkpoint.empty(config, tokenizer, where=folder)

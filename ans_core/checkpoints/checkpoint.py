@@ -225,7 +225,7 @@ def read_config(path: Path) -> dict[str, Any]:
             )
         raise ValueError(f"{path} is no model folder: it has no config.json")
     with folders.reading(file):
-        values = dict(json.loads(file.read_text()))
+        values = dict(json.loads(file.read_text(encoding="utf-8")))
     if "model_type" not in values:
         raise ValueError(f"{file} has no model_type; a Sa2VA's says {OUR_TYPE} or {RELEASE_TYPE}")
     valid_types = (OUR_TYPE, RELEASE_TYPE, *BASES)
@@ -285,7 +285,7 @@ def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     if (file := path / "tokenizer.json").exists():
         with folders.reading(file):
             # the library's own errors name neither file nor key
-            json.loads(file.read_text())["model"]["vocab"]
+            json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
             return PreTrainedTokenizerFast.from_pretrained(path)
     if (path / "vocab.json").exists():
         return Qwen2Tokenizer.from_pretrained(path)
@@ -446,7 +446,7 @@ def delta_config(path: str | Path) -> dict[str, Any]:
     file = Path(path) / DELTA
     if not file.exists():
         raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
-    config: dict[str, Any] = json.loads(file.read_text())["config"]
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["config"]
     return config
 
 
@@ -457,7 +457,7 @@ def load_delta(path: str | Path, *, base_hash: str) -> tuple[dict[str, Tensor], 
     if not (path / DELTA).exists():
         raise ValueError(f"{path} holds no {DELTA}: it is no folder of trained tensors")
     folders.verify(path)
-    values = json.loads((path / DELTA).read_text())
+    values = json.loads((path / DELTA).read_text(encoding="utf-8"))
     if values["base_hash"] != base_hash:
         raise ValueError(
             f"{path} was trained on the base {values['base_hash'][:12]}, not on {base_hash[:12]}; use its "

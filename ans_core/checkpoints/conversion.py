@@ -339,7 +339,7 @@ def training_file(source: Path) -> Path | None:
 def _last_state(source: Path) -> Path:
     for pointer in (source / name for name in POINTERS if (source / name).is_file()):
         # mmengine's path is of the machine that trained
-        state = source / Path(pointer.read_text().strip()).name
+        state = source / Path(pointer.read_text(encoding="utf-8").strip()).name
         if not state.exists():
             raise ValueError(
                 f"{pointer} names {state.name}, which is not there; give a training state by its own name"

@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     with reading(file):
-        manifest = json.loads(file.read_text())
+        manifest = json.loads(file.read_text(encoding="utf-8"))
         if "sha256" not in manifest:
             return None
         if not all(isinstance(value, str) for value in dict(manifest["sha256"]).values()):
@@ -139,7 +139,8 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         with reading(index):
             files = [
-                folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+                folder / name
+                for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             ]
     else:
         files = sorted(folder.glob("*.safetensors"))

@@ -144,7 +144,7 @@ def check_processor(path: Path, vision: Mapping[str, Any], *, kind: str) -> None
     if not file.exists():
         return
     with folders.reading(file):
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text(encoding="utf-8"))
         for key, colour in COLOURS.get(kind, {}).items():
             if key in values and not np.allclose(values[key], colour, atol=1e-6):
                 raise ValueError(

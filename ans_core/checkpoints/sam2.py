@@ -71,7 +71,7 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
     if kind == OUR_TYPE:
         folders.verify(path)
         with folders.reading(path / "config.json"):
-            sizes = json.loads((path / "config.json").read_text())["sizes"]
+            sizes = json.loads((path / "config.json").read_text(encoding="utf-8"))["sizes"]
             values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in sizes.items()}
             config = GroundingConfig(**values)
         tensors = dict(bases.sam2_tensors(path / WEIGHTS))
@@ -86,7 +86,7 @@ def load(source: str | Path, *, image_size: int = 0, device: torch.device | str 
             config = read_transformers_config(file.with_name("config.json"))
         else:
             config = (
-                layouts.grounding_config(json.loads(sizes_file.read_text()))
+                layouts.grounding_config(json.loads(sizes_file.read_text(encoding="utf-8")))
                 if sizes_file.exists()
                 else sizes_of(tensors, where=str(file))
             )
@@ -116,7 +116,7 @@ def _kind(path: Path) -> str | None:
     if not file.is_file():
         return None
     with folders.reading(file):
-        return json.loads(file.read_text()).get("model_type")
+        return json.loads(file.read_text(encoding="utf-8")).get("model_type")
 
 
 def _built(
@@ -186,7 +186,7 @@ def stock_config(config: GroundingConfig) -> dict[str, Any]:
     """Return what Hydra instantiates as the stock video predictor of these sizes, without its optional
     post-processing: the package's own file of hiera-large, with other sizes."""
     file = resources.files("sam2").joinpath("configs/sam2/sam2_hiera_l.yaml")
-    model: Any = OmegaConf.to_container(OmegaConf.create(file.read_text()).model)
+    model: Any = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")).model)
     side = config.image_size // 16
     encoder, attention, memory = (
         model[part] for part in ("image_encoder", "memory_attention", "memory_encoder")
@@ -357,7 +357,7 @@ def read_transformers_config(file: Path) -> GroundingConfig:
     """
     with folders.reading(file):
         try:
-            config: Any = Sam2VideoConfig.from_dict(json.loads(file.read_text()))
+            config: Any = Sam2VideoConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except StrictDataclassError as error:
             raise ValueError(f"no configuration of transformers' Sam2VideoModel ({error})") from error
         sides = {config.image_size} if isinstance(config.image_size, int) else set(config.image_size)

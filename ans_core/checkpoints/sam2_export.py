@@ -32,7 +32,7 @@ def read(source: Path, *, base: Path | None = None) -> Grounding:
     if not file.is_file():
         return sam2_files.load(source)
     with folders.reading(file):
-        stage = json.loads(file.read_text())["config"].get("stage")
+        stage = json.loads(file.read_text(encoding="utf-8"))["config"].get("stage")
     if stage == "rl":  # it draws masks from `[SEG]` alone: its SAM2 is SFT's
         sft = run_of(source.resolve()) / "sft"
         if not sft.is_dir():

@@ -32,7 +32,7 @@ def fast_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             f"{folder}/tokenizer.model is no BPE (model type {proto.trainer_spec.model_type}), as "
             "InternLM2's is"
         )
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     special = {
         int(place): token["content"] for place, token in settings.get("added_tokens_decoder", {}).items()
     }

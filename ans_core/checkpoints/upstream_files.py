@@ -44,15 +44,15 @@ def write_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     ones read as well."""
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings = {key: value for key, value in settings.items() if key not in NEW_SETTINGS}
     settings["additional_special_tokens"] = tokenizer.extra_special_tokens
-    file.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     file = folder / "tokenizer.json"
-    values = json.loads(file.read_text())
+    values = json.loads(file.read_text(encoding="utf-8"))
     if "merges" in values["model"]:
         values["model"]["merges"] = [" ".join(pair) for pair in values["model"]["merges"]]
-    file.write_text(json.dumps(values, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_processor(config: Sa2VAConfig, folder: Path) -> None:

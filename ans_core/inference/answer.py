@@ -208,7 +208,7 @@ def former(out: Path) -> list[Path]:
 def _answered(out: Path) -> bool:
     """Tell whether the folder's answer.json is of an earlier question: it is written before the overlays."""
     try:
-        record = json.loads((out / ANSWER).read_text())
+        record = json.loads((out / ANSWER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(record, dict) and {"asked", "text", "masks"} <= record.keys()

@@ -96,7 +96,7 @@ def keyed_lines(path: Path) -> Iterator[tuple[str, Key, dict[str, Any]]]:
     if not path.exists():
         return
     seen: Counter[tuple[str, str, str]] = Counter()
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)

@@ -48,7 +48,7 @@ def curves(folder: Path | None) -> list[Markup]:
 
 def read_curves(path: Path) -> dict[str, Curve]:
     by_name: dict[str, Curve] = defaultdict(list)
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
                 by_name[row["name"]].append((float(row["step"]), float(row["value"])))

@@ -73,7 +73,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
             f"answers {texts:.0f}"
         )
     (out / "parity.json").write_text(json.dumps(difference, indent=1))
-    (out / "README.md").write_text(model_card(cfg, inputs["data"], difference))
+    (out / "README.md").write_text(model_card(cfg, inputs["data"], difference), encoding="utf-8")
     return {f"parity/{key}": value for key, value in difference.items()}
 
 

@@ -399,7 +399,7 @@ def write_overlays(
     index.json."""
     folder.mkdir(exist_ok=True)
     index_file = folder / "index.json"
-    index = json.loads(index_file.read_text()) if index_file.exists() else []
+    index = json.loads(index_file.read_text(encoding="utf-8")) if index_file.exists() else []
     scores = [facts["score"] for facts in scored.samples]
     order = sorted(range(len(samples)), key=lambda i: -scores[i])
     counts = [is_right(*one) for one in zip(samples, predictions, scored.samples, strict=True)]

@@ -126,7 +126,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
         if pool is not None:
             _write_others(cfg, epochs, out, base=base)
             lines = (*_joined(pool), *pool.left_out)
-            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in lines))
+            (out / "left_out.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         if alone.is_dir():
             sam2_export.write(sam2, out, metadata={"stage": "memory", "seed": cfg.seed, **metrics})
         loop.write_curves(out / "curves.csv", {"memory": curves})

@@ -89,7 +89,7 @@ def run(cfg: Config, *, inputs: dict[str, Path], out: Path, scratch: Path, log: 
     arm_figures: dict[str, dict[str, float]] = {}
     curves: dict[str, Curves] = {}
     for name in arms:
-        arm_figures[name], rows = json.loads((scratch / name / RESULT).read_text())
+        arm_figures[name], rows = json.loads((scratch / name / RESULT).read_text(encoding="utf-8"))
         curves[name] = [(int(step), str(key), float(value)) for step, key, value in rows]
         log_arm = named(log, name)
         for step, metrics in by_step(curves[name] if name not in local_arms else []).items():
@@ -156,7 +156,7 @@ def run_arm(
 def read_rows(path: Path) -> Curves:
     """Return what was logged. An update that was done twice, before and after a kill, counts as it was
     last."""
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     updates = {int(step): metrics for step, metrics in map(json.loads, lines)}
     return [

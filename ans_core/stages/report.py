@@ -124,7 +124,7 @@ def _skipped(folders: Iterable[Path | None]) -> dict[str, str]:
 
 
 def _write_json(path: Path, values: Summary) -> None:
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _cards(summary: Summary) -> list[dict[str, Any]]:

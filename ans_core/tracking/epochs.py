@@ -26,7 +26,7 @@ class EpochWeights:
 
     def scores(self) -> dict[int, float]:
         file = self.folder / "scores.json"
-        stored = json.loads(file.read_text()) if file.exists() else {}
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         return {int(epoch): score for epoch, score in stored.items()}
 
     def best(self) -> int:

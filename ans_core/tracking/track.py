@@ -115,7 +115,7 @@ def _name(index: int) -> str:
 def _former(out: Path) -> list[Path]:
     """List what an earlier run left in this folder, by its track.json."""
     try:
-        count = int(json.loads((out / TOLD).read_text())["frames"])
+        count = int(json.loads((out / TOLD).read_text(encoding="utf-8"))["frames"])
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         return []
     masks = (out / "masks" / _name(index) for index in range(count))

@@ -476,7 +476,7 @@ def _accelerator(machine: Machine, schedule: Schedule) -> Accelerator:
 
 def write_curves(path: Path, curves: Mapping[str, Curves]) -> None:
     """Write curves.csv with columns step, name, value; names are `<phase>/<name>`."""
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("step", "name", "value"))
         for phase, rows in curves.items():

@@ -142,7 +142,7 @@ def _save(
     sync(folder)
     for old in states(folder)[:-keep]:
         shutil.rmtree(old)
-    oldest = json.loads((states(folder)[0] / "manifest.json").read_text())
+    oldest = json.loads((states(folder)[0] / "manifest.json").read_text(encoding="utf-8"))
     for weights in folder.glob("best-*[0-9].pt"):
         if weights.name < best_file(folder, oldest.get("best") or 0).name:
             weights.unlink()
@@ -218,7 +218,9 @@ def resume(
         module.load_state_dict(state["extra"], strict=False)
         moments = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
         optimizer_state.write(moments, module, optimizer, wrapped, deepspeed_stage=deepspeed_stage)
-        return int(manifest["step"]), [tuple(row) for row in json.loads((path / "curves.json").read_text())]
+        return int(manifest["step"]), [
+            tuple(row) for row in json.loads((path / "curves.json").read_text(encoding="utf-8"))
+        ]
     return 0, []
 
 
@@ -230,7 +232,7 @@ def states(folder: Path) -> list[Path]:
 def _manifest(path: Path) -> dict[str, Any] | None:
     """Return the folder's manifest if every file in it has its hash, else None (a state that was cut off)."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
     intact = all((path / f).is_file() and sha256(path / f) == h for f, h in manifest["files"].items())

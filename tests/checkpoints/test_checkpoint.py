@@ -355,7 +355,7 @@ def test_a_folder_that_is_no_sa2va_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no config\.json"):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llava"}')
-    (tmp_path / "tokenizer.json").write_text(tiny().tokenizer.backend_tokenizer.to_str())
+    (tmp_path / "tokenizer.json").write_text(tiny().tokenizer.backend_tokenizer.to_str(), encoding="utf-8")
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="model_type 'llava' is no Sa2VA"):
         checkpoint.load(tmp_path)
