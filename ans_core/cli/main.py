@@ -8,6 +8,7 @@ import atexit
 import errno
 import gc
 import importlib
+import io
 import os
 import select
 import sys
@@ -92,6 +93,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a letter that a terminal's encoding lacks ends no command
     try:
         try:
             run()

@@ -1,5 +1,6 @@
 import argparse
 import copy
+import io
 import json
 import re
 import shutil
@@ -184,6 +185,21 @@ def test_another_broken_pipe_is_an_error(
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     assert capfd.readouterr().err == "ans: [Errno 32] Broken pipe\n"
+
+
+def test_a_letter_that_the_terminal_lacks_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shows(arguments: argparse.Namespace) -> int:
+        print("gIoU .81 ± .02")
+        return 0
+
+    terminal = io.BytesIO()
+    monkeypatch.setattr(commands, "status", shows)
+    monkeypatch.setattr(cli, "environment", dict)
+    monkeypatch.setattr(sys, "argv", ["ans", "status"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(terminal, encoding="ascii"))
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert terminal.getvalue() == b"gIoU .81 ? .02\n"
 
 
 def test_converting_nonsense_says_what_to_give(tmp_path: Path) -> None:
