@@ -4,6 +4,7 @@ torch is imported."""
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import subprocess
@@ -12,9 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
+from pathlib import Path
 
 CORES = "ANS_CORES"
 """The variable that says how many of a node's cores a job of a cluster has, where the system lets it use more."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where a container sees its limits: files of version 2, or a folder a controller of version 1."""
 SPINS = "3000"
 """How often an idle thread of torch's libgomp spins before it sleeps."""
 
@@ -43,15 +47,36 @@ def thread_variables(threads: int, *, processes: int, environment: Mapping[str, 
     )
     if threads:
         return variables | {"OMP_NUM_THREADS": str(threads)}
-    if (processes > 1 or CORES in environment) and "OMP_NUM_THREADS" not in environment:
+    limited = CORES in environment or core_quota() < len(os.sched_getaffinity(0))
+    if (processes > 1 or limited) and "OMP_NUM_THREADS" not in environment:
         variables["OMP_NUM_THREADS"] = str(max(1, cores() // processes))
     return variables
 
 
 def cores() -> int:
     """Return how many cores the processes of this run may use on this machine."""
-    usable = len(os.sched_getaffinity(0))
+    usable = min(len(os.sched_getaffinity(0)), core_quota())
     return min(usable, int(os.environ.get(CORES) or usable))
+
+
+def core_quota(groups: Path = CGROUPS) -> int:
+    """Return how many cores a container lets its processes use at once, rounded up, which affinity does not say
+    (`docker run --cpus`, limits of Kubernetes); sys.maxsize without a limit."""
+    texts = texts_of(groups, "cpu.max") or texts_of(groups, "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    quota, period = texts or ("max", "")
+    return sys.maxsize if quota in {"max", "-1"} else math.ceil(int(quota) / int(period))
+
+
+def memory_limit(groups: Path = CGROUPS) -> int:
+    """Return how many bytes the processes of a container may hold together; sys.maxsize without a limit."""
+    texts = texts_of(groups, "memory.max") or texts_of(groups, "memory/memory.limit_in_bytes")
+    return int(texts[0]) if texts and texts[0] != "max" else sys.maxsize
+
+
+def texts_of(folder: Path, *names: str) -> list[str]:
+    """Return the words of the files that are there."""
+    files = (folder / name for name in names)
+    return [word for file in files if file.is_file() for word in file.read_text(encoding="utf-8").split()]
 
 
 def forks_with(module: str) -> ForkServerContext:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from ans_core.processes import cores
 from flows.durations import demo_minutes
 from flows.preflight import Finding, fault, fine, preflight
 from tasks.process import holder_of
@@ -52,7 +53,7 @@ def machine(root: Path) -> Finding:
     free_gb = shutil.disk_usage(root).free / 1e9
     return Finding(
         ok=free_gb >= MIN_FREE_GB,
-        what=f"{psutil.cpu_count()} CPU cores, {free_gb:.0f} GB of disk free",
+        what=f"{cores()} CPU cores, {free_gb:.0f} GB of disk free",
         remedy="`dvc gc -w --all-commits` drops results that no commit names",
     )
 

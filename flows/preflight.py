@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ans_core.config import PROFILES, Config, read_yaml
+from ans_core.processes import memory_limit
 
 if TYPE_CHECKING:
     from ans_core.model.footprint import Parameters
@@ -61,7 +62,7 @@ def preflight(config: Config, root: Path) -> list[Finding]:
         if config.agent.tiles or config.agent.max_pixels:  # as the profiles of agents have them
             findings.append(agent_memory(config, build_meta(name), has))
     wanted = counts.base if counts else TINY_BYTES
-    available = psutil.virtual_memory().available
+    available = min(psutil.virtual_memory().available, memory_limit())
     memory = f"{available / GB:.1f} GB of memory available, {wanted / GB:.1f} GB are needed to load the model"
     findings.append(
         Finding(ok=available >= wanted, what=memory, remedy="end other programs, or take a larger machine")

@@ -22,7 +22,7 @@ from typing import Any
 
 from ans_core import dist, stop
 from ans_core.config import Config, dump, load
-from ans_core.processes import shared_words, thread_variables
+from ans_core.processes import memory_limit, shared_words, thread_variables
 from ans_core.written import atomic_folder
 from flows.child import LAUNCH
 from flows.paths import root
@@ -291,7 +291,11 @@ def measure(folder: Path, stage: Stage, config: Config) -> dict[str, float | boo
         if gpu
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
-    total = torch.cuda.get_device_properties(0).total_memory if gpu else psutil.virtual_memory().total
+    total = (
+        torch.cuda.get_device_properties(0).total_memory
+        if gpu
+        else min(psutil.virtual_memory().total, memory_limit())
+    )
     return {"step_s": (times[-1] - times[0]) / (len(times) - 1), "bytes": used, "total": total, "gpu": gpu}
 
 
