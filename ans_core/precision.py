@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def cpu_times() -> dict[str, float]:
 
     They are measured once for a processor and a torch, and then read from the user's cache folder, so that
     all stages and processes of a run choose alike: what the first one has written counts."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ans")
+    folder = cache_folder()
     # The two variables hide instructions from torch and oneDNN.
     hidden = [os.environ.get(name, "") for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
     key = " ".join([processor(), torch.__version__, *hidden])
@@ -113,7 +114,6 @@ def cpu_times() -> dict[str, float]:
     }
     temporary = file.with_suffix(f".{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(times), encoding="utf-8")
         with suppress(FileExistsError):
             os.link(temporary, file)
@@ -124,6 +124,18 @@ def cpu_times() -> dict[str, float]:
             "what bf16 costs is measured anew by every process, since %s can't be written: %s", file, error
         )
     return times
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder; where there is no home that can be written to, as in some containers, one
+    among the temporary files."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "ans").expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: nobody says where the home is
+        folder = Path(tempfile.gettempdir(), f"ans-{os.getuid()}")
+        folder.mkdir(exist_ok=True)
+    return folder
 
 
 def fp32_ms() -> float:

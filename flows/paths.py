@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ans_core.places import root
+from tasks.surroundings import user
 
 
 def environment() -> dict[str, str]:
@@ -25,6 +26,7 @@ def environment() -> dict[str, str]:
     return {
         **os.environ,
         **quiet,
+        "LOGNAME": user(),  # DVC ends without one
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 

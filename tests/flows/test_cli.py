@@ -1,7 +1,10 @@
 import argparse
 import copy
+import getpass
 import io
 import json
+import os
+import pwd
 import re
 import shutil
 import sqlite3
@@ -11,7 +14,7 @@ from contextlib import closing
 from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import NoReturn, get_args
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ from ans_core.cli import convert
 from ans_core.model.config import VideoMode
 from ans_core.model.network import Network
 from ans_core.stages import evaluate
-from flows import checkpoint_eval, cli, commands, doctor, dvc_state
+from flows import checkpoint_eval, cli, commands, doctor, dvc_state, paths
 from flows.params import write
 from tasks import tracking
 from tests.workspace import environment, tiny_params
@@ -185,6 +188,17 @@ def test_another_broken_pipe_is_an_error(
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     assert capfd.readouterr().err == "ans: [Errno 32] Broken pipe\n"
+
+
+def test_a_containers_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_name(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_name)
+    monkeypatch.setattr(os, "environ", paths.environment())
+    assert getpass.getuser() == str(os.getuid())
 
 
 def test_a_letter_that_the_terminal_lacks_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
